@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from engines import blobs, make, serve
@@ -29,11 +29,14 @@ LONG_FILES = {"data/federation.py"}  # one class, whose constructors say all tha
 WRITTEN_BY_USERS = ("app.", "site_app.", "dataset(", "pooled(")  # a command or a data set: parameters are options
 
 
-def functions() -> Iterator[tuple[str, ast.FunctionDef]]:
-    for path in ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef):
-                yield path.relative_to(ROOT).as_posix(), node
+@cache
+def functions() -> list[tuple[str, ast.FunctionDef]]:
+    return [
+        (path.relative_to(ROOT).as_posix(), node)
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    ]
 
 
 def test_files_are_short():

@@ -112,6 +112,7 @@ def test_a_good_method_passes(name):
     method_checks(FedPer)[name]()
 
 
+@pytest.mark.long
 def test_all_at_once_with_settings():
     check_method(FedPer(lr=0.02, batch_size=8, local_epochs=2))
 

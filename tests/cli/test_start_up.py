@@ -42,6 +42,7 @@ def imported(*arguments: object, code: int = 0) -> list[str]:
     return modules
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -31,6 +31,7 @@ def test_hospitals_have_the_columns_that_they_measured():
     assert "thal" not in frames["hungarian"] and "chol" not in frames["switzerland"]
 
 
+@pytest.mark.long
 def test_every_patient_is_tested_once_in_five_folds():
     require_file("heart_disease.npz")
     federations = [load("heart-disease", {}, seed=seed) for seed in range(5)]

@@ -95,6 +95,7 @@ def of_weights(stations, site):
     return [(header, tree) for header, tree in replies if header["run"] == run and header["kind"] == "done"]
 
 
+@pytest.mark.in_turns(2)
 def test_weights_and_mixtures_are_those_of_a_simulation(ran):
     path, _ = ran
     content = same_as_simulated(path)
@@ -129,6 +130,7 @@ def test_the_server_has_no_weights_of_a_site(ran):
     assert (path / "run/report.html").exists() and (path / "run/folds/1-of-2/flic-hl/seed-0/summary.json").exists()
 
 
+@pytest.mark.long
 def test_the_mixture_is_exported_with_a_card(ran):
     path, _ = ran
     at = path / "at-south"

@@ -31,6 +31,7 @@ def flwr(folder: Path, *arguments: object) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_app_becomes_a_bundle_with_every_file(tmp_path):
     app = deployed(tmp_path) / "app"
     written = [path for path in app.rglob("*") if path.is_file() and path.name != "pyproject.toml"]

@@ -31,6 +31,7 @@ def notes(tables: Path) -> list[str]:
     return [line["note"] for line in read(log) if "note" in line]
 
 
+@pytest.mark.long
 def test_a_site_that_leaves_in_a_run_is_named_and_the_run_goes_on_when_it_is_back(tables):
     text = study(tables)
     with closing(Stations(tables)) as stations:

@@ -59,6 +59,7 @@ def test_what_leaves_is_what_was_declared_and_what_the_log_says(tables):
     assert not (tables / "run" / "predictions").exists()
 
 
+@pytest.mark.long
 def test_a_site_makes_its_own_model_of_what_it_has_kept_while_it_goes_on(tables):
     """Its process has the folder then: the model is made by another one."""
     with closing(Stations(tables)) as stations:
@@ -195,6 +196,7 @@ def test_a_site_that_sends_anchors_of_1e30_is_named_and_the_run_may_go_on_withou
     assert json.loads((tables / "run" / "rounds.jsonl").read_text().splitlines()[1])["counts"] == {"refused": ["west"]}
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -213,6 +215,7 @@ def test_counts_that_cannot_be_are_refused_and_the_site_is_named(fields, said, t
         submit(tables, study(tables), west_says(Stations(tables), lie))
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("field", ["told", "facts"])
 @pytest.mark.parametrize("value", [None, "text", [1], {"id": "north"}, "nothing"])
 def test_what_is_no_told_and_no_facts_is_refused_and_the_site_is_named(field, value, tables):

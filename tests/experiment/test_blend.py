@@ -132,19 +132,19 @@ def test_weights_are_learnt_from_rows_that_no_model_of_the_fold_has_seen(kinds):
         assert list(found[site].values()) == pytest.approx(weights, abs=2e-3)
 
 
-def test_what_is_kept_is_the_mixture_of_what_the_candidates_say(digits):
-    found = weights_of(digits)
-    kept = {name: predictions.read(digits / "blend/seed-0" / place)[-1] for name, place in found["candidates"].items()}
-    own = predictions.read(digits / "blend/seed-0")[-1]
+def test_what_is_kept_is_the_mixture_of_what_the_candidates_say(kinds):
+    found, run = weights_of(kinds.path), kinds.path / "blend/seed-0"
+    kept = {name: predictions.read(run / place)[-1] for name, place in found["candidates"].items()}
+    own = predictions.read(run)[-1]
     for number, (site, _, rows) in enumerate(own.sites()):
         expected = 0
         for name, file in kept.items():
             _, _, place = list(file.sites())[number]
             expected = expected + found["sites"][site][name] * softmax(file.outputs[place], axis=1)
         assert np.allclose(np.exp(own.outputs[rows]), expected, atol=1e-6)
-    assert list(found["candidates"]) == ["local", "fedavg", "sklearn:logistic", "sklearn:random-forest"]
-    note = json.loads((digits / "blend/seed-0/summary.json").read_text())["notes"][0]
-    assert note.startswith("weights over all sites: ") and note.endswith("as if these had 50 rows there")
+    assert list(found["candidates"]) == OWN
+    note = json.loads((run / "summary.json").read_text())["notes"][0]
+    assert note.startswith("weights over all sites: ") and note.endswith("as if these had 5 rows there")
 
 
 @pytest.mark.long
@@ -340,6 +340,7 @@ def test_damaged_weights_are_one_line(digits, tmp_path):
             opened_models(copy / "blend/seed-0")
 
 
+@pytest.mark.long
 def test_the_report_has_the_weights_as_a_picture(digits, tmp_path):
     page, found = (digits / "report.html").read_text(), weights_of(digits)
     assert "What the blend is made of" in page and "Weights over all sites: " in page
@@ -351,7 +352,9 @@ def test_the_report_has_the_weights_as_a_picture(digits, tmp_path):
     assert drawing.count("<rect") >= len(found["sites"]) + 1
 
 
+@pytest.mark.long
 def test_a_blend_sends_what_others_send_and_does_not_say_nothing(digits):
+    assert list(weights_of(digits)["candidates"]) == ["local", "fedavg", "sklearn:logistic", "sklearn:random-forest"]
     assert "it sends nothing" not in " ".join(
         json.loads((digits / "comparison.json").read_text())["verdict"]["sentences"]
     )

@@ -88,6 +88,7 @@ def test_it_is_the_same_model_though_the_other_tables_are_gone(tmp_path, name):
     assert_same(run, "south", frames["south"].drop(columns=unused), others)
 
 
+@pytest.mark.long
 def test_rows_to_be_tested_on_are_read_too(tmp_path):
     frames, data = files(tmp_path), {"target": "sick", "columns": "common"}
     (tmp_path / "tests").mkdir()

@@ -142,6 +142,7 @@ def small(file: Path, data: str, more: str = "") -> Path:
     return file
 
 
+@pytest.mark.long
 def test_pure_noise_is_scored_at_chance_also_where_a_method_uses_validation_data(tmp_path, noise):
     """FedFomo combines models by their losses on validation data: not on those samples that are scored."""
     file = small(tmp_path / "x.toml", "noise")

@@ -81,6 +81,7 @@ def losses(name, **settings):
     return found
 
 
+@pytest.mark.long
 def test_a_site_is_better_off_than_with_the_others_score_alone():
     still, boost = losses("boost", stages=1, shrinkage=1e-6), losses("boost", stages=60)
     assert np.mean(list(boost.values())) < np.mean(list(still.values())) - 0.01

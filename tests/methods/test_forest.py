@@ -226,6 +226,7 @@ def test_of_named_columns_those_are_common_that_all_sites_hold():
     assert found == {"one": ["a"], "two": ["a"], "few": ["a"]}
 
 
+@pytest.mark.long
 def test_a_site_with_few_rows_learns_of_others_whatever_the_order_of_its_columns():
     federation = named(SITES)
     held = Columns({name: tuple(columns) for name, columns in SITES.items()})
@@ -265,6 +266,7 @@ def test_trees_are_sent_once():
     assert all(torch.equal(server.state.forests["one"][name], tensor) for name, tensor in before.items())
 
 
+@pytest.mark.long
 def test_a_new_site_joins_with_trees_of_its_own_and_others():
     federation = named(SITES)
     made = run(replace(federation, clients=federation.clients[1:]))
@@ -276,6 +278,7 @@ def test_a_new_site_joins_with_trees_of_its_own_and_others():
         made.join(replace(new, id="odd", feature_names=("x", "c", "b", "z")))
 
 
+@pytest.mark.long
 def test_the_model_of_a_site_is_one_graph_also_as_onnx(tmp_path):
     import onnxruntime
 

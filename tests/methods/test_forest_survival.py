@@ -220,6 +220,7 @@ def test_boosting_from_the_others_score_is_better_where_there_are_rows():
     assert boost["one"] > still["one"] and boost["few"] > still["few"] - 0.03
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["forest", "boost"])
 def test_a_site_of_survival_joins_predicts_and_is_one_graph(name, tmp_path):
     import onnxruntime

@@ -37,6 +37,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_it_converges_where_federated_averaging_is_biased(name):
     federation = planes(first=0.5, more=0.5, seed=4)
@@ -50,6 +51,7 @@ def test_it_converges_where_federated_averaging_is_biased(name):
     assert all(float(c.abs().max()) < 1e-5 for c in scaffold.state.control.values())  # the mean gradient at x*
 
 
+@pytest.mark.long
 def test_unequal_numbers_of_steps():
     """Mini-batches, 12 to 4 steps per round: up to the noise of the mini-batches."""
     federation, gaps = planes((24, 12, 8, 16), first=0.5, more=0.5, seed=4), {}

@@ -153,6 +153,7 @@ def test_clients_run_one_by_one_with_the_same_results_in_every_engine(name):
     assert line == "body.0.layers.0 (LSTM): one client at a time (recurrent layers)"
 
 
+@pytest.mark.long
 def test_hf_maml_differentiates_twice_through_an_lstm():
     runs = [
         train(serve(make("hf-maml", variant=v, alpha=0.5, delta=1e-4), sentences(), model=MODEL), 1)
@@ -161,6 +162,7 @@ def test_hf_maml_differentiates_twice_through_an_lstm():
     assert difference(runs[1], runs[0]) < 1e-3 < difference(runs[2], runs[0])
 
 
+@pytest.mark.long
 def test_it_learns_the_meaning_of_a_token():
     method = make("fedavg", optimizer="adam", lr=0.03, local_epochs=4)
     server = train(serve(method, sentences((24, 20)), model=Model(body=lstm(**small(dropout=0.2)), head=linear(2))), 6)

@@ -19,6 +19,7 @@ def test_a_row_is_found_in_fedrep_s_body_and_not_in_a_private_one():
     assert 0.35 < attack(attacked("fedrep", 0, strong)) < 0.65
 
 
+@pytest.mark.long
 def test_who_knows_all_others_finds_a_client_s_labels_without_noise_and_not_with_it():
     name, settings = attacks.FLIC
     for noise, low, high in ((1e-9, 0.99, 1.0), (4.0, 0.3, 0.7)):

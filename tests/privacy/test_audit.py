@@ -49,6 +49,7 @@ def randomised(epsilon: float, delta: float, m: int, draw: np.random.Generator) 
     return Audit(m, m, int((said == included).sum()))
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("epsilon, delta", [(0.5, 0.0), (2.0, 0.0), (1.0, 1e-4)])
 def test_randomised_response_is_bounded_by_its_epsilon_and_approached(epsilon, delta):
     draw = np.random.default_rng(0)
@@ -59,6 +60,7 @@ def test_randomised_response_is_bounded_by_its_epsilon_and_approached(epsilon, d
     assert bounds[2] == pytest.approx(epsilon, abs=0.05)
 
 
+@pytest.mark.long
 def test_without_delta_the_bound_is_exact_and_so_wrong_in_5_percent():
     draw, epsilon, m = np.random.default_rng(1), 1.0, 1000
     above = sum(randomised(epsilon, 0.0, m, draw).epsilon() > epsilon for _ in range(300))

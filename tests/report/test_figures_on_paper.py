@@ -134,12 +134,14 @@ def test_a_pdf_and_a_png_show_what_the_svg_shows(tab, files, tmp_path):
         assert np.abs(blurred(small[:rows]) - blurred(expected[:rows])).max() < 45, file
 
 
+@pytest.mark.long
 def test_every_kind_of_figure_is_there(files):
     kinds = {"gains", "gains-sorted-", "gains-scatter-", "curves-", "losses-", "before-after", "rows", "partition-"}
     kinds |= {"embedding-", "combination-", "time-to-target", "metric-by-speed"}
     assert all(any(file.stem.startswith(kind) for file in files) for kind in kinds)
 
 
+@pytest.mark.long
 def test_colours_of_heat_maps_are_the_weights_in_both_files(files):
     (file,) = [file for file in files if file.stem == "combination-fedavg-round-1"]
     pixels = of_pdf(file, 480 * SCALE)
@@ -158,6 +160,7 @@ def test_colours_of_heat_maps_are_the_weights_in_both_files(files):
         np.testing.assert_allclose(own, expected, atol=1)
 
 
+@pytest.mark.long
 def test_nothing_in_the_files_is_see_through(files):
     for file in files:
         drawn, page = file.with_suffix(".svg").read_text(), file.read_bytes()
@@ -166,6 +169,7 @@ def test_nothing_in_the_files_is_see_through(files):
         assert b"/SMask" not in page, file
 
 
+@pytest.mark.long
 def test_fonts_are_in_the_pdfs(files):
     for file in files:
         page = file.read_bytes()
@@ -181,6 +185,7 @@ def words_of(file: Path) -> str:
     return str(pypdfium2.PdfDocument(file)[0].get_textpage().get_text_range())
 
 
+@pytest.mark.long
 def test_words_in_pdfs_can_be_read_and_searched(files):
     by_name = {(file.parent.name, file.stem): file for file in files}
     assert "Accuracy (%), before → after local training" in words_of(by_name["figures", "before-after"])
@@ -203,6 +208,7 @@ def test_colours_that_cover_a_part_are_what_they_are_on_white():
     assert [root.findtext(f"{{{SPACE}}}{name}") for name in ("title", "desc")] == ["t", "d"]
 
 
+@pytest.mark.long
 def test_a_band_on_paper_hides_no_line(files):
     """What covers is drawn before what is thin: grid and methods."""
     (file,) = [file for file in files if (file.parent.name, file.stem) == ("figures", "curves-mean")]

@@ -266,6 +266,7 @@ def as_the_version_before(directory: Path) -> None:
         file.write_text(json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "body": text}))
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("stop", ["validated", "targets"])
 @pytest.mark.parametrize("cut", [2, None])
 def test_checkpoints_of_the_version_before_go_on(tmp_path, stop, cut):

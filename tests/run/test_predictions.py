@@ -79,6 +79,7 @@ CASES = {
 }
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("case", CASES)
 def test_they_give_each_clients_reported_metric(case, dtype, tmp_path):
@@ -115,6 +116,7 @@ def test_values_and_hazards_are_in_the_unit_of_the_data(task, name, tmp_path):
     assert again(where, metric) == pytest.approx(reported(where, column), rel=1e-9)
 
 
+@pytest.mark.long
 def test_baselines_keep_them_and_a_comparison_has_the_same_rows_of_all(tmp_path):
     data = blobs((12, 9, 30), num_classes=2, test=(20, 7, 11))
     methods = ["fedavg", "sklearn:logistic", "sklearn:random-forest", "sklearn:svc", "pooled:logistic"]

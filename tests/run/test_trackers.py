@@ -60,6 +60,7 @@ def test_tensorboard(tmp_path):
         start(validate(table(name="tensorboard"))).execute()
 
 
+@pytest.mark.long
 def test_mlflow(tmp_path, monkeypatch):
     pytest.importorskip("mlflow", reason="perfed[mlflow] is not installed")
     from mlflow.tracking import MlflowClient
@@ -78,6 +79,7 @@ def test_mlflow(tmp_path, monkeypatch):
         start(validate(table(name="mlflow", uri="nowhere://"))).execute()
 
 
+@pytest.mark.long
 def test_wandb(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="perfed[wandb] is not installed")
     monkeypatch.setenv("WANDB_SILENT", "true")

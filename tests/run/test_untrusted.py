@@ -125,6 +125,7 @@ def test_a_network_of_an_earlier_version_is_read_if_it_is_trusted(run_dir):
     np.testing.assert_array_equal(package.load_site(file.parent, trust=True).predict_proba(x), site().predict_proba(x))
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("part", [0.3, 0.9])
 def test_a_damaged_network_in_torch_s_format_is_one_line(run_dir, part):
     file = old_format(run_dir)

@@ -24,7 +24,7 @@ def same(sites: Sites, server) -> None:
 PROJECTS = "fedrep-tsne"  # the data of all clients together, which no site has
 
 
-@pytest.mark.in_turns(2)
+@pytest.mark.in_turns(4)
 @pytest.mark.every_method("name")
 @pytest.mark.parametrize("name", [name for name in known_names() if name != PROJECTS])
 def test_every_method_ends_with_the_same_bits(name, tmp_path):
@@ -38,6 +38,7 @@ def test_every_method_ends_with_the_same_bits(name, tmp_path):
     assert a == b
 
 
+@pytest.mark.long
 def test_factors_of_pulls_reach_the_sites(tmp_path):
     federation, settings = blobs((12, 7, 5), dims=(4,)), {"site_pull": "both"}
     simulated = train(serve(make("mixed", **settings), federation, engine="sequential", plan=None, rounds=2), 2)
