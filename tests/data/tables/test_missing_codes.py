@@ -68,6 +68,7 @@ def test_they_are_as_if_the_cell_were_empty(tmp_path):
     assert all(one.train.x.shape != other.train.x.shape for one, other in zip(unsaid, said, strict=True))
 
 
+@pytest.mark.long
 def test_in_files_from_init_to_predictions(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("wards").mkdir()
