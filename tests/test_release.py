@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,38 @@ def test_each_python_of_the_classifiers_is_tested():
     ]
     matrix = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["wheel"]["strategy"]["matrix"]
     assert told == matrix["python"]
+
+
+NINE = ["Install", "Versions", "Stability", "Licence", "Security", "Privacy", "GPU", "Trackers", "Support"]
+PERMISSIVE = re.compile(r"\b(BSD|MIT|Apache|0BSD|BSL|Zlib|CC0)\b")
+
+
+def test_nine_answers_are_on_one_page_and_one_click_away():
+    assert re.findall(r"^## (.+)$", (ROOT / "docs/platform.md").read_text(), re.MULTILINE) == NINE
+    assert "(docs/platform.md)" in (ROOT / "README.md").read_text()
+    assert "(platform.md)" in (ROOT / "docs/index.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/install.md", "docs/platform.md"])
+def test_pages_name_the_pythons_of_the_classifiers(page):
+    told = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if ":: Python :: 3." in c]
+    assert f"Python {', '.join(told[:-1])} or {told[-1]}" in (ROOT / page).read_text()
+
+
+def test_the_install_page_has_the_wheel_and_every_extra():
+    text = (ROOT / "docs/install.md").read_text()
+    assert {*re.findall(r"perfed-(.+?)-py3-none-any", text)} == {PROJECT["version"]}
+    rows = re.findall(r"^\| (`[^|]+) \|", text, re.MULTILINE)
+    extras = re.findall(r"`([\w-]+)`", " ".join(rows))
+    assert sorted(extras) == sorted({*PROJECT["optional-dependencies"]} - {"site", "test"})
+
+
+def test_required_packages_have_the_licences_that_the_page_says():
+    for needed in PROJECT["dependencies"]:
+        about = metadata.metadata(re.split(r"[<>=\[]", needed)[0])
+        older = [c for c in about.get_all("Classifier") or () if c.startswith("License")]
+        said = about.get("License-Expression") or " ".join([(about.get("License") or "")[:30], *older])
+        assert PERMISSIVE.search(said) and not re.search(r"GPL|MPL|Proprietary", said), (needed, said)
 
 
 def test_the_public_interface_is_this_list():

@@ -8,6 +8,7 @@ import pytest
 from documents import PAGES, ROOT
 
 MOST, MANY, SHARE = 40, 30, 0.02
+AIM, FIRST = 25, re.compile(r"README\.md|docs/(?:index|install|quickstart|platform)\.md|docs/tutorials/.+\.md")
 _ABBREVIATED = re.compile(r"\b(e\.g|i\.e|et al|vs|cf|Eq|eq|Fig|resp|approx)\.")
 _SAID = r"\{(?:note|tip|warning|important|admonition)\}"  # blocks of words
 
@@ -32,6 +33,12 @@ def words(sentence: str) -> int:
 @pytest.mark.parametrize("page", PAGES)
 def test_no_sentence_is_long(page):
     long = [one for one in sentences((ROOT / page).read_text()) if words(one) > MOST]
+    assert not long, long
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if FIRST.fullmatch(page)])
+def test_sentences_are_short_where_readers_begin(page):
+    long = [one for one in sentences((ROOT / page).read_text()) if words(one) > AIM]
     assert not long, long
 
 

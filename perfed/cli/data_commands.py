@@ -37,6 +37,9 @@ def init_command(
     categories: Annotated[
         list[str] | None, typer.Option("--categories", help="column whose numbers are codes; may be repeated")
     ] = None,
+    missing: Annotated[
+        list[str] | None, typer.Option("--missing", help="value that means missing, or COLUMN=VALUE; may be repeated")
+    ] = None,
     inputs: Annotated[
         str, typer.Option("--columns", help="named (those of one name mean the same) or own; what fits if not given")
     ] = "",
@@ -64,7 +67,7 @@ def init_command(
         "domain": domain,
         "group": group,
     }
-    columns = {"drop": drop, "numbers": numbers, "dates": dates, "categories": categories}
+    columns = {"drop": drop, "numbers": numbers, "dates": dates, "categories": categories, "missing": missing}
     tables = {"files": [str(file) for file in files], "test_files": [str(file) for file in test or []]}
     given: dict[str, Any] = {key: value for key, value in {**tables, **roles, **columns}.items() if value}
     with alone_on_stdout(as_json), _all_problems():

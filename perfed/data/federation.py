@@ -308,7 +308,7 @@ class Federation:
             name: what reports call the data.
             sources, test_sources: what messages call each site's frame, such as a file; rows are called by its index.
             options: what other columns are for: ``event``, ``domain``, ``drop``, ``numbers``, ``dates``,
-                ``categories``, ``group``, ``task``, ``folds``, ``columns``, ``preprocess``, ``seed``; see
+                ``categories``, ``missing``, ``group``, ``task``, ``folds``, ``columns``, ``preprocess``, ``seed``; see
                 :class:`perfed.data.tables.options.TableOptions`.
 
         Raises:

@@ -99,6 +99,7 @@ def _options(
         numbers=[n for n, k in kinds.items() if k == "number" and (columns or guess(frame[n], n).kind == "id")],
         dates=[name for name, kind in kinds.items() if kind == "date"],
         categories=[name for name, kind in kinds.items() if kind == "category"],
+        missing=first.missing,
         test_fraction=TESTED,
         columns="named" if named else "own" if columns is None else "union",
         preprocess=first.transformer if first.own else None,

@@ -32,7 +32,7 @@ class TableSettings(BaseModel):
         test_files: rows to test on, in place of a split, likewise.
         site_column: names the site of every row.
         target: the column to predict; with ``event``, a time.
-        event, domain, drop, numbers, dates, categories, group, folds, columns, scales, preprocess: see
+        event, domain, drop, numbers, dates, categories, missing, group, folds, columns, scales, preprocess: see
             :class:`perfed.data.tables.options.TableOptions`; "" for none.
         task: "auto": what the targets look like.
         test_fraction: of each site's rows; not with ``folds`` or ``test_files``.
@@ -50,6 +50,7 @@ class TableSettings(BaseModel):
     numbers: list[str] = []
     dates: list[str] = []
     categories: list[str] = []
+    missing: list[str] = []
     group: str = ""
     task: Literal["auto", "classification", "regression"] = "auto"
     test_fraction: ValidationFraction = 0.2

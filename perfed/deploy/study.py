@@ -16,7 +16,7 @@ from perfed.experiment.config import Experiment, validate
 FASTEST = 5.0
 """Seconds that Flower itself needs for an exchange."""
 
-_SAID = ("target", "event", "domain", "drop", "numbers", "dates", "categories", "group", "columns")
+_SAID = ("target", "event", "domain", "drop", "numbers", "dates", "categories", "missing", "group", "columns")
 _WHERE = {"classification": "where the target holds classes", "regression": "where it holds numbers"}
 
 

@@ -288,7 +288,7 @@ def test_every_problem_is_said_with_file_column_and_row_and_no_content(tmp_path,
         (
             [
                 "a.csv: column 'age' holds numbers, and something else in row 3; "
-                "write numbers alone, or name the column in categories",
+                "write numbers alone, put what means a missing value into missing, or name the column in categories",
                 "a.csv: column 'dose' holds infinity in row 4; numbers must be finite, or missing",
                 "d.csv: it has 1 rows; at least 2 are needed (to train on and to test on)",
             ],

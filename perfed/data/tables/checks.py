@@ -126,8 +126,9 @@ def checked(
         raise PerfedError(
             f"test rows are given for {listed(strange)}, but there are the sites {', '.join(frames)} only"
         )
-    main = [_part(str(site), frame, sources) for site, frame in by_name(frames)]
-    given = [_part(str(site), frame, test_sources, " (test)") for site, frame in by_name(tests or {})]
+    codes = options.missing
+    main = [_part(str(site), frame, codes, sources) for site, frame in by_name(frames)]
+    given = [_part(str(site), frame, codes, test_sources, " (test)") for site, frame in by_name(tests or {})]
     parts = [*main, *given]
     refuse(_lines(_structure(part) for part in parts))
     refuse(_lines(_roles(part, options) for part in parts))
@@ -179,13 +180,15 @@ def _lines(found: Iterable[Sequence[Problem]]) -> list[str]:
     return merged(problem for problems in found for problem in problems)
 
 
-def _part(site: str, frame: Frame | Parsed, sources: Mapping[str, str] | None, what: str = "") -> Part:
+def _part(
+    site: str, frame: Frame | Parsed, codes: Sequence[str], sources: Mapping[str, str] | None, what: str = ""
+) -> Part:
     source = (sources or {}).get(site, f"site '{site}'{what}")
     if isinstance(frame, Parsed):
-        return Part(site, source, frame)
+        return Part(site, source, frame.without(codes))
     if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
         raise PerfedError(f"{source}: a {type(frame).__name__} was given; a pandas DataFrame is needed")
-    return Part(site, source, Parsed(frame))
+    return Part(site, source, Parsed(frame).without(codes))
 
 
 def _columns(part: Part, given: Part | None, options: TableOptions) -> list[Column]:

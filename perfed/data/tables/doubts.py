@@ -1,4 +1,5 @@
-"""What makes results doubtful before anything trains: columns that hold the answer, classes written in two ways.
+"""What makes results doubtful before anything trains: columns that hold the answer, values that may mean missing,
+classes written in two ways.
 
 Each column is judged alone, by what it says of a row without that row, at each site by a rule of the site's own.
 """
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from perfed.data.partition.shards import generator
 from perfed.data.tables.checks import Checked, Part
 from perfed.data.tables.kinds import Column
+from perfed.data.tables.missing import suspected
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.problems import pandas
 from perfed.data.tables.targets import named
@@ -37,7 +39,8 @@ Ints = NDArray[np.int64]
 
 
 def doubts(data: Checked, columns: Mapping[str, Sequence[Column]], options: TableOptions) -> list[str]:
-    """A line for each column that alone predicts the target, and for classes whose names are almost the same.
+    """A line for each column that alone predicts the target, for each value that may mean missing, and for classes
+    whose names are almost the same.
 
     Args:
         data: the tables of all sites.
@@ -55,6 +58,7 @@ def doubts(data: Checked, columns: Mapping[str, Sequence[Column]], options: Tabl
         found += _following(sites, columns, values, options.target)
     if options.event is not None:
         found += _telling(sites, columns, [y[:, 1].astype(np.int64) for y in targets], options.event)
+    found += suspected(_numbers(sites, columns))
     return [*found, *_spellings({site: y.tolist() for site, y in data.targets.items()}, options.target)]
 
 
@@ -85,6 +89,16 @@ def _held(sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]]) -> di
         for column in columns[site.part.site]:
             if column.kind in ("number", "boolean", "date", "category"):
                 found.setdefault(column.name, []).append((at, column))
+    return found
+
+
+def _numbers(sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]]) -> dict[str, dict[str, Floats]]:
+    """By name, the values of columns of numbers at each site that has some."""
+    found: dict[str, dict[str, Floats]] = {}
+    for name, there in _held(sites, columns).items():
+        for at, column in there:
+            if column.kind == "number" and not column.binary:
+                found.setdefault(name, {})[sites[at].part.site] = sites[at].values(column)[0]
     return found
 
 

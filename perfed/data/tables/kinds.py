@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from perfed.data.tables.missing import without_codes
 from perfed.data.tables.problems import Frame, Series, in_rows, pandas
 
 Kind = Literal["number", "boolean", "category", "date", "id", "text", "comma", "empty"]
@@ -29,6 +30,7 @@ _IDS = frozenset({"id", "ids", "uid", "uuid", "guid", "mrn", "ssn"})
 _MANY = 20  # different texts that a category may have in any case
 _LEAST = 10  # rows from which values that all differ say something
 _PHRASE = 3  # words that make a text of its own
+_CODES = "put what means a missing value into missing"
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,7 @@ def _read(cells: Cells, column: Column) -> tuple[Series, list[str]]:
         numbers = numbers.where(numbers.notna(), found.map(_truth)).astype(float)
     values, problems = numbers.to_numpy(), []
     if (bad := np.isnan(values) & found.notna().to_numpy()).any():
-        way = "write numbers alone, or name the column in categories"
+        way = f"write numbers alone, {_CODES}, or name the column in categories"
         problems.append(f"{where} holds {column.kind}s, and something else {in_rows(found.index[bad])}; {way}")
     odd = ~(np.isnan(values) | np.isin(values, (0.0, 1.0)))
     if column.kind == "boolean" and odd.any():
@@ -256,7 +258,9 @@ def _read_dates(found: Series, form: str, where: str) -> tuple[Series, list[str]
         dates = dates.dt.tz_convert("UTC").dt.tz_localize(None)
     bad = dates.index[dates.isna()]
     ways = " or ".join(map(date_shown, dict.fromkeys((form, "ISO8601"))))
-    problems = [f"{where} holds dates, and something else {in_rows(bad)}; write {ways}"] if len(bad) else []
+    problems = []
+    if len(bad):
+        problems.append(f"{where} holds dates, and something else {in_rows(bad)}; write {ways}, or {_CODES}")
     pd = pandas()
     days = np.full(len(found), np.nan)
     days[filled] = (dates - pd.Timestamp(0)) / pd.Timedelta(days=1)
@@ -282,11 +286,19 @@ class Parsed:
         self.frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
         self._cells: dict[str, Cells] = {}
         self._guessed: dict[tuple[str, Kind | None, Parsed | None], Column] = {}
+        self._without: dict[tuple[str, ...], Parsed] = {}
 
     def __getitem__(self, name: str) -> Cells:
         if name not in self._cells:
             self._cells[name] = Cells(self.frame[name])
         return self._cells[name]
+
+    def without(self, codes: Sequence[str]) -> Parsed:
+        """The same rows, missing where a cell holds one of ``codes``."""
+        key = tuple(codes)
+        if key and key not in self._without:
+            self._without[key] = Parsed(without_codes(self.frame, key))
+        return self._without[key] if key else self
 
     def guess(self, name: str, said: Kind | None = None, more: Parsed | None = None) -> Column:
         """What the column ``name`` holds, by its rows and those of ``more``: :func:`perfed.data.tables.kinds.guess`."""

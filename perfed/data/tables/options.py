@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from perfed.data.labels import Task
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, Kind
+from perfed.data.tables.missing import split_code
 from perfed.data.tables.problems import Series, listed
 from perfed.errors import PerfedError
 
@@ -161,6 +162,7 @@ class TableOptions:
         domain: column that says the domain of a row; it is no input (``domain_input`` of a data set makes it one).
         drop: columns that do not enter: ids, free text; here and below a text is one name.
         numbers, dates, categories: columns that are so, whatever they look like.
+        missing: values that mean missing, beside empty cells: each in all columns ("-9"), or in one ("age=999").
         group: column whose rows of one value (a patient's) are never on both sides of a split.
         task: "classification" or "regression"; by default what the targets look like.
         test_fraction: share of each site's rows that is tested on, by class.
@@ -181,6 +183,7 @@ class TableOptions:
     numbers: Sequence[str] = ()
     dates: Sequence[str] = ()
     categories: Sequence[str] = ()
+    missing: Sequence[str] = ()
     group: str | None = None
     task: Task | None = None
     test_fraction: float = 0.2
@@ -191,7 +194,7 @@ class TableOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in _LISTS:
+        for name in (*_LISTS, "missing"):
             given = getattr(self, name)
             object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
         allowed = {
@@ -234,4 +237,5 @@ class TableOptions:
     @property
     def named(self) -> dict[str, Sequence[str]]:
         """By option, names of columns that a site may lack, and some site must have."""
-        return {name: getattr(self, name) for name in _LISTS}
+        coded = [name for name, _ in map(split_code, self.missing) if name is not None]
+        return {**{name: getattr(self, name) for name in _LISTS}, "missing": coded}

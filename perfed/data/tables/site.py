@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from perfed.data.files import optional_package
 from perfed.data.reading import checked, reason_of, refuse_unpacked, refuse_untrusted
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, read
+from perfed.data.tables.missing import without_codes
 from perfed.data.tables.preprocess import inputs_of, output_names, outputs
 from perfed.data.tables.problems import Frame, Series, columns_named, in_rows, listed, nearest, pandas, refuse
 from perfed.errors import PerfedError
@@ -41,6 +42,7 @@ class TablePreprocessor:
         constant: those of them that hold one value in the training rows.
         shared: how many of ``inputs``, the first, mean the same at all sites (``columns = "named"``); ``None`` where
             all do, or none.
+        missing: values that mean missing (:class:`perfed.data.tables.options.TableOptions`).
         own: whether ``transformer`` is the user's: it gets categories with NaN where missing, and dates as dates.
         domain_input: whether the domain is also an input, one-hot behind the others.
         event: of survival the column of events.
@@ -59,6 +61,7 @@ class TablePreprocessor:
     ids: tuple[str, ...] = ()
     constant: tuple[str, ...] = ()
     shared: int | None = None
+    missing: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<TablePreprocessor '{self.site}': {len(self.columns)} columns, target '{self.target}'>"
@@ -150,7 +153,7 @@ class TablePreprocessor:
         return {name: count for name, count in counts.items() if count}
 
     def _checked(self, frame: Frame) -> Frame:
-        """The frame with texts as names; refuses columns that are not the site's."""
+        """The frame with texts as names, and missing what means that; refuses columns that are not the site's."""
         where = f"site '{self.site}'"
         if not hasattr(frame, "columns") or not hasattr(frame, "index"):
             raise PerfedError(f"{where}: a {type(frame).__name__} was given; a pandas DataFrame is needed")
@@ -168,7 +171,7 @@ class TablePreprocessor:
         twice = sorted({name for name in given if given.count(name) > 1})
         if twice:
             raise PerfedError(f"{where}: several columns are called {listed(twice)}")
-        return frame.set_axis(given, axis=1)
+        return without_codes(frame.set_axis(given, axis=1), self.missing)
 
     def _domain(self, frame: Frame) -> NDArray[np.int64] | None:
         named = self._checked(frame)

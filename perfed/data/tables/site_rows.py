@@ -324,6 +324,7 @@ class SiteTableData:
             ids=ids,
             constant=tuple(column.name for column in known if column.constant and column.name not in names),
             shared=shared,
+            missing=tuple(options.missing),
         )
         frame = self._arranged(table, "train")
         table.transformer.fit(frame, y)

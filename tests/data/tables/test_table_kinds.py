@@ -60,8 +60,8 @@ def test_a_column_of_0_and_1_takes_further_numbers_and_words_and_others_do_not_t
     assert not problems
     counts = guess(pd.Series(["0", "1", "2"]), "visits")
     assert read(pd.Series(["yes", "1"]), counts)[1] == [
-        "column 'visits' holds numbers, and something else in row 0; write numbers alone, or name the column in "
-        "categories"
+        "column 'visits' holds numbers, and something else in row 0; write numbers alone, put what means a "
+        "missing value into missing, or name the column in categories"
     ]
     words = guess(pd.Series(["yes", "no"]), "visits", said="number")
     assert read(pd.Series(["yes", "no", "2"]), words)[0].tolist() == [1, 0, 2]
@@ -94,7 +94,10 @@ def test_dates_become_days_and_times_of_day_their_fractions(texts, form):
 def test_times_that_are_none_are_refused_by_row():
     column = guess(pd.Series(["31.03.2024 12:00", "01.12.2023 9:15"]), "visit")
     problems = read(pd.Series(["31.03.2024 25:00", "31.03.2024 noon", "30.03.2024 9:15"]), column)[1]
-    assert problems == ["column 'visit' holds dates, and something else in rows 0, 1; write DD.MM.YYYY or YYYY-MM-DD"]
+    assert problems == [
+        "column 'visit' holds dates, and something else in rows 0, 1; write DD.MM.YYYY or YYYY-MM-DD, "
+        "or put what means a missing value into missing"
+    ]
 
 
 def test_dates_that_could_be_read_in_two_ways_are_refused():
@@ -110,20 +113,24 @@ def test_iso_dates_are_read_whatever_the_others_are():
     days, problems = read(pd.Series(["2020-10-08", "08.10.2020", "08/10/2020", "2020-13-08"]), column)
     expected = (pd.Timestamp("2020-10-08") - pd.Timestamp("1970-01-01")).days
     assert days[:2].tolist() == [expected, expected]
-    assert problems == ["column 'visit' holds dates, and something else in rows 2, 3; write DD.MM.YYYY or YYYY-MM-DD"]
+    assert problems == [
+        "column 'visit' holds dates, and something else in rows 2, 3; write DD.MM.YYYY or YYYY-MM-DD, "
+        "or put what means a missing value into missing"
+    ]
 
 
 def test_what_does_not_fit_is_named_by_row_and_not_shown():
     values = pd.Series(["61", "about 60", "48", "inf", "ca. 5"], index=[2, 3, 4, 5, 6])
     problems = read(values, Column("age", "number"))[1]
     assert problems == [
-        "column 'age' holds numbers, and something else in rows 3, 6; write numbers alone, or name the column in "
-        "categories",
+        "column 'age' holds numbers, and something else in rows 3, 6; write numbers alone, put what means a "
+        "missing value into missing, or name the column in categories",
         "column 'age' holds infinity in row 5; numbers must be finite, or missing",
     ]
     values = pd.Series(["2024-03-31", "31.3.24"], index=[7, 8])
     assert read(values, Column("visit", "date", "ISO8601"))[1] == [
-        "column 'visit' holds dates, and something else in row 8; write YYYY-MM-DD"
+        "column 'visit' holds dates, and something else in row 8; write YYYY-MM-DD, or put what means a missing "
+        "value into missing"
     ]
     assert read(pd.Series([0, 1, 3]), Column("sex", "boolean"))[1] == [
         "column 'sex' holds booleans, and other numbers in row 2; allowed: 0, 1, yes, no, true, false"

@@ -1,0 +1,91 @@
+"""Values that stand for a missing one, such as -9: those that are said become missing, others are suspected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfed.data.tables.problems import Frame, pandas
+from perfed.errors import shorten_list
+
+_FEWEST = 5  # rows of a site that hold a value at least before a message names it
+_SHARE = (0.01, 0.5)  # of a site's rows that hold a value that stands for a missing one
+_OTHERS = 10  # different values beside it that a column has at least
+
+
+def split_code(code: str) -> tuple[str | None, str]:
+    """The column of ``code``, ``None`` for all columns, and the value that means missing.
+
+    Example:
+        >>> split_code("age=999"), split_code("-9")
+        (('age', '999'), (None, '-9'))
+    """
+    name, equals, value = code.rpartition("=")
+    return (name.strip() if equals else None), value.strip()
+
+
+def without_codes(frame: Frame, codes: Sequence[str]) -> Frame:
+    """The rows, missing where a cell holds one of ``codes``; numbers are the same however they are written.
+
+    Args:
+        frame: with texts as names.
+        codes: each a value, or ``COLUMN=VALUE``; columns that are not there are left out.
+    """
+    of_all = [value for name, value in map(split_code, codes) if name is None]
+    made = {}
+    for at, column in enumerate(frame.columns):
+        values = [*of_all, *(value for name, value in map(split_code, codes) if name == column)]
+        cells = frame.iloc[:, at]
+        if values and (hit := _holds(cells, values)).any():
+            made[at] = cells.where(~hit)
+    parts = [made.get(at, frame.iloc[:, at]) for at in range(frame.shape[1])]
+    return pandas().concat(parts, axis=1) if made else frame
+
+
+def _holds(cells: Any, values: Sequence[str]) -> NDArray[np.bool_]:
+    """Which of the cells are one of the values, as numbers or as texts."""
+    pd = pandas()
+    texts = cells.astype(str).str.strip().isin(values).to_numpy(bool)
+    if pd.api.types.is_datetime64_any_dtype(cells.dtype) or pd.api.types.is_bool_dtype(cells.dtype):
+        return np.asarray(texts)
+    known = [number for number in pd.to_numeric(pd.Series(values), errors="coerce") if not np.isnan(number)]
+    return np.asarray(texts | pd.to_numeric(cells, errors="coerce").isin(known).to_numpy(bool))
+
+
+def suspected(columns: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> Iterator[str]:
+    """A line for each value that may stand for a missing one, in columns of numbers.
+
+    A value is suspected that many rows of a site hold, and that is the only one below zero, or further from all others
+    than these are from each other.
+
+    Args:
+        columns: by name, the values at each site, NaN where missing.
+    """
+    for name, sites in columns.items():
+        found: dict[float, dict[str, int]] = {}
+        for site, values in sites.items():
+            for code, rows in _odd(values[np.isfinite(values)]):
+                found.setdefault(code, {})[site] = rows
+        for code, held in found.items():
+            share = 100 * sum(held.values()) / sum(len(sites[site]) for site in held)
+            yield (
+                f"column '{name}' holds {code:g} in {share:.0f} % of the rows of {shorten_list(list(held), 3)}, far "
+                f"from its other values; if that means missing, put '{name}={code:g}' into missing"
+            )
+
+
+def _odd(values: NDArray[np.float64]) -> Iterator[tuple[float, int]]:
+    """The smallest or the largest value, if it stands apart, and how many rows hold it."""
+    different, rows = np.unique(values, return_counts=True)
+    if len(different) <= _OTHERS:
+        return
+    for at, others in ((0, different[1:]), (-1, different[:-1])):
+        code, held = float(different[at]), int(rows[at])
+        if held < _FEWEST or not _SHARE[0] <= held / len(values) <= _SHARE[1] or code != round(code):
+            continue
+        apart = abs(code - others[0 if at == 0 else -1]) > np.ptp(others)
+        if apart or (code < 0 <= others[0] and at == 0):
+            yield code, held
