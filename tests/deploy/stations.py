@@ -22,6 +22,7 @@ from perfed.engine.flower.transport import Answer
 from perfed.experiment.config import validate
 from perfed.experiment.start import start
 
+PUBLIC = {"ill": ["ill", "well"], "smoker": ["no", "yes"], **{name: [-6, 6] for name in ("age", "sugar", "pulse")}}
 COLUMNS = {"north": ["age", "sugar"], "south": ["age", "pulse", "smoker"], "west": ["pulse", "sugar"]}
 TABLE = {
     "method": "flic-hl",
@@ -47,7 +48,8 @@ def write_tables(path: Path) -> None:
 
 def study(path: Path, **changes: object) -> str:
     files = [str(path / f"{site}.csv") for site in COLUMNS]
-    table = {**TABLE, "data": {"name": "tables", "files": files, "target": "ill"}, **changes}
+    public = {"public": PUBLIC} if "privacy" in changes else {}
+    table = {**TABLE, "data": {"name": "tables", "files": files, "target": "ill", **public}, **changes}
     return study_of(validate(table), list(COLUMNS)).to_toml()
 
 
