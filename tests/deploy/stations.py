@@ -46,9 +46,10 @@ def write_tables(path: Path) -> None:
         pd.DataFrame(table).to_csv(path / f"{site}.csv", index=False)
 
 
-def study(path: Path, **changes: object) -> str:
+def study(path: Path, known: Mapping[str, object] = PUBLIC, **changes: object) -> str:
+    """A study of the three tables; a private one says of columns what is ``known``."""
     files = [str(path / f"{site}.csv") for site in COLUMNS]
-    public = {"public": PUBLIC} if "privacy" in changes else {}
+    public = {"public": known} if "privacy" in changes else {}
     table = {**TABLE, "data": {"name": "tables", "files": files, "target": "ill", **public}, **changes}
     return study_of(validate(table), list(COLUMNS)).to_toml()
 
