@@ -8,9 +8,18 @@ from pathlib import Path
 import private_tables
 
 from perfed.privacy import mechanisms
+from perfed.privacy.before import BEFORE
 from perfed.privacy.mechanisms import Mechanism, leaving_table
 
 PAGE = Path(__file__).with_name("privacy.md")
+
+
+def before() -> str:
+    """What a site tells before round 1, field by field."""
+    rows = [
+        f"| `{message.__name__}.{name}` | {how} |" for message, said in BEFORE.items() for name, how in said.items()
+    ]
+    return "\n".join(["| what a site tells | under `[privacy]` |", "|---|---|", *rows])
 
 
 def tables() -> dict[str, str]:
@@ -22,7 +31,7 @@ def tables() -> dict[str, str]:
     rows = [row for row in leaving_table() if row[1] != "not declared"]
     of_methods = ["| method | sends | rows | clients |", "|---|---|---|---|"]
     of_methods += [f"| `{name}` | {sent} | {sample} | {client} |" for name, sent, sample, client in rows]
-    found = {"mechanisms": "\n".join(of_kinds), "methods": "\n".join(of_methods)}
+    found = {"before": before(), "mechanisms": "\n".join(of_kinds), "methods": "\n".join(of_methods)}
     return found | {"worked example": private_tables.example()}
 
 

@@ -63,7 +63,13 @@ class _Extended:
 
 
 def completed(
-    federation: Federation, fraction: float, domain_input: bool, seed: int, inner_fold: Sequence[int] = ()
+    federation: Federation,
+    fraction: float,
+    domain_input: bool,
+    seed: int,
+    inner_fold: Sequence[int] = (),
+    *,
+    by_class: bool = True,
 ) -> Federation:
     """The federation with what every data set may have besides: a fold of the training data in the place of the test
     data, validation data, and the domain among the inputs.
@@ -74,8 +80,9 @@ def completed(
         domain_input: whether to do as :func:`with_domain_input`.
         seed: of the choice of validation data, and of folds.
         inner_fold: i and k, see :func:`perfed.data.held_out.fold_as_test`; empty: none.
+        by_class: whether each class (of survival, each event) is spread evenly, from which one could tell their sizes.
     """
-    stratify = federation.task != "regression"
+    stratify = by_class and federation.task != "regression"
     if inner_fold:
         clients = tuple(fold_as_test(client, inner_fold, stratify, seed) for client in federation)
         federation = replace(federation, clients=clients)

@@ -182,6 +182,7 @@ class SiteArrays:
         names: of the inputs, if they have some.
         task: what the targets are for.
         standardised: whether the site tells what the targets of a regression are standardised by.
+        public: what is told in the place of what was seen, where the study says it.
     """
 
     site: str
@@ -189,6 +190,7 @@ class SiteArrays:
     names: tuple[str, ...] | None
     task: Task
     standardised: bool = True
+    public: SiteMetadata | None = None
 
     @classmethod
     def of(cls, site: str, given: Any, task: Task | None = None) -> SiteArrays:
@@ -221,7 +223,7 @@ class SiteArrays:
         Raises:
             PerfedError: what :meth:`perfed.data.federation.Federation.from_arrays` refuses.
         """
-        return self.seen.told()
+        return self.public or self.seen.told()
 
     def faults(self, schema: FederationSchema) -> list[str]:
         """Return what keeps the site from the schema, in one line; nothing otherwise."""

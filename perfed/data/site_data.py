@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -61,13 +62,23 @@ def site_data(site: str, path: Path, options: TableOptions | None = None) -> Sit
             raise PerfedError(f"{test}: an {_ARRAYS} file has its rows to test on as x_test and y_test")
         arrays = SiteArrays.of(site, read_arrays(file))
         arrays.told()
-        return arrays
+        return arrays if options is None else replace(arrays, public=_public(options))
     if options is None:
         raise PerfedError(f"{file}: the study is of arrays; an {_ARRAYS} file is needed")
     tested = None if test is None else read_table(test)[0]
     rows = SiteTableData.alone(site, read_table(file)[0], options, tested, sources=(str(file), str(test)))
     refuse(rows.personal())
     return rows
+
+
+def _public(options: TableOptions) -> SiteMetadata | None:
+    """What a site with arrays tells where the study says what all may know of targets and domains."""
+    known = options.public.get(options.target)
+    if known is None or options.task is None:
+        return None
+    roles = [name for name in (options.target, options.domain) if name is not None]
+    domains = None if options.domain is None else options.public[options.domain].levels
+    return SiteMetadata(task=options.task, domains=domains, named=tuple(sorted(roles)), **known.of_target)
 
 
 def problems(

@@ -56,6 +56,8 @@ def in_words(hint: Any) -> str:
         return ", or ".join(in_words(member) for member in get_args(hint))
     if get_origin(hint) in (list, tuple):
         return f"list of {in_words(get_args(hint)[0])}"
+    if get_origin(hint) is dict:
+        return f"table of names, each with a {in_words(get_args(hint)[1])}"
     return {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "not given"}.get(
         hint, str(hint)
     )
@@ -269,7 +271,8 @@ def _built(name: str, options: dict[str, Any], seed: int, data_dir: Path | str |
         made = entry.build(seed, None if data_dir is None else Path(data_dir), **options)
         if not isinstance(made, Federation):
             raise PerfedError(f"data set '{name}': its function returned {type(made).__name__}, not a Federation")
-        return completed(replace(made, name=name), fraction, domain_input, seed, fold)
+        by_class = not options.get("public")
+        return completed(replace(made, name=name), fraction, domain_input, seed, fold, by_class=by_class)
 
 
 @contextmanager

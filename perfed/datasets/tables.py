@@ -32,7 +32,7 @@ class TableSettings(BaseModel):
         test_files: rows to test on, in place of a split, likewise.
         site_column: names the site of every row.
         target: the column to predict; with ``event``, a time.
-        event, domain, drop, numbers, dates, categories, missing, group, folds, columns, scales, preprocess: see
+        event, domain, drop, numbers, dates, categories, missing, group, folds, columns, scales, preprocess, public: see
             :class:`perfed.data.tables.options.TableOptions`; "" for none.
         task: "auto": what the targets look like.
         test_fraction: of each site's rows; not with ``folds`` or ``test_files``.
@@ -58,6 +58,7 @@ class TableSettings(BaseModel):
     columns: Mode = "own"
     scales: Scales = "auto"
     preprocess: str = ""
+    public: dict[str, list[str] | list[float]] = {}
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

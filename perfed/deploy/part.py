@@ -224,8 +224,8 @@ class Part:
         own = self.own or site_data(self.site, self.data, table_options(experiment))
         alone = federation_of([own.client(self.agreement)], self.agreement, experiment.data.name)
         options = experiment.data.options
-        fraction, fold = options["validation_fraction"], options["inner_fold"]
-        return completed(alone, fraction, options["domain_input"], experiment.seed, fold)
+        fraction, fold, by_class = options["validation_fraction"], options["inner_fold"], not options["public"]
+        return completed(alone, fraction, options["domain_input"], experiment.seed, fold, by_class=by_class)
 
     @cached_property
     def device(self) -> torch.device:

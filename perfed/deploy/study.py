@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from perfed.data.labels import Task
 from perfed.data.tables.options import words
+from perfed.data.tables.public import NOTHING_OF_ROWS
 from perfed.deploy.candidates import candidate_runs, checked_candidates, mixes
 from perfed.deploy.part import table_options
 from perfed.deploy.trial import private_in, task_of
@@ -16,7 +17,7 @@ from perfed.experiment.config import Experiment, validate
 FASTEST = 5.0
 """Seconds that Flower itself needs for an exchange."""
 
-_SAID = ("target", "event", "domain", "drop", "numbers", "dates", "categories", "missing", "group", "columns")
+_SAID = ("target", "event", "domain", "drop", "numbers", "dates", "categories", "missing", "group", "columns", "public")
 _WHERE = {"classification": "where the target holds classes", "regression": "where it holds numbers"}
 
 
@@ -98,6 +99,8 @@ def _check_time(experiment: Experiment) -> None:
 def told_before(study: Experiment) -> list[str]:
     """What sites tell each other before they train, as far as it is known without their tables."""
     data, known = study.data.options, task_of(study)
+    if data["public"]:
+        return [NOTHING_OF_ROWS]
     own = data["columns"] == "own"
     columns: tuple[list[str], list[str], list[str]] | None = None if own else (["all"], [], ["all columns with some"])
     tasks: list[Task] = [known] if known else ["classification", "regression"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -29,6 +30,7 @@ from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation, policy_name
 from perfed.plugins import bare_name, known_as
 from perfed.privacy.apply import PrivateMethod, privately
+from perfed.privacy.before import UNCOUNTED, check_public
 from perfed.privacy.metrics import Measured
 from perfed.privacy.settings import Privacy
 from perfed.run.callbacks import build_callbacks
@@ -119,13 +121,16 @@ class Experiment(BaseModel):
             rows: training rows of each, where they are known.
 
         Raises:
-            PerfedError: something leaves that has no mechanism; names it.
+            PerfedError: something leaves that has no mechanism, before round 1 or later; names it.
         """
         if self.privacy is None:
             return None
         who, secure = self.build_participation(), self.secure_aggregation
         asked = who.count(clients)
-        return privately(
+        tables = "public" in self.data.options
+        if tables:
+            check_public(self.data.options)
+        found = privately(
             self.built_method,
             self.privacy,
             self.rounds,
@@ -138,6 +143,7 @@ class Experiment(BaseModel):
                 [n for n in range(1, self.rounds + 1) if self.evaluation.is_due(n, self.rounds)],
             ),
         )
+        return found if tables else replace(found, notes=(*found.notes, UNCOUNTED))
 
     @property
     def effect(self) -> dict[str, Any]:

@@ -160,8 +160,8 @@ def _site_alone(directory: RunDirectory, site: str) -> Federation | None:
     options = experiment.data.options
     own = site_client(options, experiment.seed, site, agreement)
     alone = federation_of([own], agreement, experiment.data.name)
-    fraction, fold = options["validation_fraction"], options["inner_fold"]
-    made = completed(alone, fraction, options["domain_input"], experiment.seed, fold)
+    fraction, fold, by_class = options["validation_fraction"], options["inner_fold"], not options["public"]
+    made = completed(alone, fraction, options["domain_input"], experiment.seed, fold, by_class=by_class)
     (client,) = made
     if replace(client.facts(made.survival), feature_names=None) != facts.pop(site):
         raise PerfedError(f"site '{site}': its data are not those that the run in {directory.path} was begun with")

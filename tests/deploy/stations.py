@@ -22,6 +22,7 @@ from perfed.engine.flower.transport import Answer
 from perfed.experiment.config import validate
 from perfed.experiment.start import start
 
+PUBLIC = {"ill": ["ill", "well"], "smoker": ["no", "yes"], **{name: [-6, 6] for name in ("age", "sugar", "pulse")}}
 COLUMNS = {"north": ["age", "sugar"], "south": ["age", "pulse", "smoker"], "west": ["pulse", "sugar"]}
 TABLE = {
     "method": "flic-hl",
@@ -45,9 +46,11 @@ def write_tables(path: Path) -> None:
         pd.DataFrame(table).to_csv(path / f"{site}.csv", index=False)
 
 
-def study(path: Path, **changes: object) -> str:
+def study(path: Path, known: Mapping[str, object] = PUBLIC, **changes: object) -> str:
+    """A study of the three tables; a private one says of columns what is ``known``."""
     files = [str(path / f"{site}.csv") for site in COLUMNS]
-    table = {**TABLE, "data": {"name": "tables", "files": files, "target": "ill"}, **changes}
+    public = {"public": known} if "privacy" in changes else {}
+    table = {**TABLE, "data": {"name": "tables", "files": files, "target": "ill", **public}, **changes}
     return study_of(validate(table), list(COLUMNS)).to_toml()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stations import COLUMNS, Stations, answer_all, secrets_of, study, submit, wiped
+from stations import COLUMNS, PUBLIC, Stations, answer_all, secrets_of, study, submit, wiped
 
 from perfed.deploy.policy import Policy
 from perfed.deploy.preview import Preview
@@ -167,7 +167,7 @@ def test_a_policy_s_metrics_refuse_it_in_one_line(tables):
     ],
 )
 def test_what_cannot_leave_with_noise_is_refused_in_one_line(changes, said):
-    data = {"name": "tables", "files": ["a.csv", "b.csv"], "target": "ill", **changes.pop("data", {})}
+    data = {"name": "tables", "files": ["a.csv", "b.csv"], "target": "ill", "public": PUBLIC, **changes.pop("data", {})}
     privacy = {"privacy": {"epsilon": 6.0, "delta": 1e-3, "metrics": "noisy"}}
     table = {"method": "fedavg", "rounds": 2, "data": data, "model": {"head": "linear"}, **privacy, **changes}
     with pytest.raises(PerfedError, match=said) as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from gaussian import closed_form
-from stations import Stations, answer_all, secrets_of, study, submit, tensors, wiped
+from stations import PUBLIC, Stations, answer_all, secrets_of, study, submit, tensors, wiped
 
 from perfed.deploy.own_model import site_model
 from perfed.deploy.policy import Policy
@@ -75,7 +75,8 @@ def test_sites_with_the_same_rows_send_different_numbers(tables):
     """And what they send is in no folder or log of theirs a secret."""
     for site in ("south", "west"):
         shutil.copy(tables / "north.csv", tables / f"{site}.csv")
-    text = quick(tables, {"privacy": {"epsilon": 1.0, "delta": 1e-3}})
+    known = {name: PUBLIC[name] for name in ("ill", "age", "sugar")}
+    text = quick(tables, {"privacy": {"epsilon": 1.0, "delta": 1e-3}}, known=known)
     sent = submit(tables, text, Stations(tables, text))
     (north, *_), (south, *_) = replies(sent, "north"), replies(sent, "south")
     assert not any(torch.equal(north[name], south[name]) for name in north)
@@ -279,7 +280,13 @@ def test_a_ledger_that_is_damaged_is_refused(tmp_path):
     ],
 )
 def test_what_cannot_be_private_at_sites_is_refused_in_one_line(changes, said):
-    data = {"name": "tables", "files": ["a.csv", "b.csv"], "target": "ill", "validation_fraction": 0.2}
+    data = {
+        "name": "tables",
+        "files": ["a.csv", "b.csv"],
+        "target": "ill",
+        "validation_fraction": 0.2,
+        "public": PUBLIC,
+    }
     table = {"method": "fedavg", "rounds": 2, "data": data, "model": {"head": "linear"}, **ROWS, **changes}
     with pytest.raises(PerfedError, match=said) as error:
         study_of(validate(table), ["a", "b"])

@@ -179,6 +179,15 @@ def stations(folder, federation, sites):
     sites.at = {}
 
 
+PUBLIC = {"ill": ["ill", "well"], "sex": ["f", "m"], "age": [-6, 6], "pulse": [-6, 6], "sugar": [-6, 6]}
+
+
+def private(folder: Path, method: str, **privacy: object):
+    table = experiment(folder, "fedavg").model_dump(mode="json", exclude_none=True)
+    data = {**table["data"], "public": PUBLIC}
+    return validate({**table, "method": method, "data": data, "privacy": {"epsilon": 6.0, "delta": 1e-3, **privacy}})
+
+
 def experiment(folder: Path, method: str):
     changes = METHODS[method]
     files = [str(folder / f"{name}.csv") for name in NAMES]
@@ -233,9 +242,8 @@ def test_a_site_that_drops_out_under_masks_is_survived_and_comes_back(federation
 @pytest.mark.parametrize("unit", ["sample", "client"])
 def test_a_private_run_under_masks_with_a_policy_at_each_site(unit, federation, folder, stations):
     """The acceptance of the issue on privacy: what was spent is known at both ends, and no loss and no metric left."""
-    privacy = {"unit": unit, "epsilon": 6.0, "delta": 1e-3}
-    table = {**experiment(folder, "fedavg").model_dump(mode="json", exclude_none=True), "privacy": privacy}
-    study, run = study_of(validate(table), NAMES).to_toml(), folder / f"run-private-{unit}"
+    study = study_of(private(folder, "fedavg", unit=unit), NAMES).to_toml()
+    run = folder / f"run-private-{unit}"
     policy = Policy(methods=("fedavg",), rows=20, epsilon=6.0, metrics=(), secure_aggregation=True)
     places = {name: folder / f"private-{unit}-{name}" for name in NAMES}
     for name in NAMES:
@@ -259,9 +267,7 @@ def test_private_runs_under_masks_end_with_a_verdict(federation, folder, station
     places, runs = {name: folder / f"verdict-{name}" for name in NAMES}, []
     policy = Policy(rows=20, epsilon=12.0, metrics=("accuracy",), secure_aggregation=True)
     for method in ("local", "fedavg"):
-        privacy = {"epsilon": 6.0, "delta": 1e-3, "metrics": "noisy"}
-        table = {**experiment(folder, "fedavg").model_dump(mode="json", exclude_none=True), "privacy": privacy}
-        study = study_of(validate({**table, "method": method}), NAMES).to_toml()
+        study = study_of(private(folder, method, metrics="noisy"), NAMES).to_toml()
         for name in NAMES:
             stations.at[name].close()
             stations.at[name] = Station(places[name], name, folder / f"{name}.csv", study, policy=policy)

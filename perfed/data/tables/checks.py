@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -196,7 +196,8 @@ def _columns(part: Part, given: Part | None, options: TableOptions) -> list[Colu
     roles = {options.target, options.event, options.domain, options.group, *options.drop}
     more = None if given is None else given.rows
     names = [name for name in part.frame.columns if name not in roles]
-    return [part.rows.guess(name, options.kinds.get(name), more) for name in names]
+    found = [part.rows.guess(name, options.kinds.get(name), more) for name in names]
+    return [replace(c, kind=options.kinds[c.name]) if c.name in options.public else c for c in found]
 
 
 def _structure(part: Part) -> list[Problem]:
@@ -227,6 +228,11 @@ def _unfit(part: Part, columns: Sequence[Column], options: TableOptions) -> list
     """Columns that look like ids, free text or decimal commas; a transformer of the user's own gets them."""
     if options.preprocess is not None:
         return []
+    if options.public:
+        unsaid = [column.name for column in columns if column.name not in options.public]
+        return part.said(
+            f"column '{name}' is not in data.public; say its texts or its range there, or drop it" for name in unsaid
+        )
     ways = {
         "id": "looks like an id; name it in drop, in group if rows of one value belong together, or in categories or "
         "numbers if it is one",

@@ -13,6 +13,7 @@ from perfed.data.tables.doubts import doubts
 from perfed.data.tables.kinds import Column, Parsed, date_shown
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.problems import Frame, Problem, merged
+from perfed.data.tables.public import NOTHING_OF_ROWS
 from perfed.data.tables.site_rows import SiteTableData
 from perfed.data.tables.targets import event_option, looks_like_event, numeric
 from perfed.errors import shorten_list
@@ -56,7 +57,8 @@ def build(
     clients = {site: rows.client(agreement) for site, rows in sites.items()}
     columns = {site: rows.as_agreed(agreement)[0] for site, rows in sites.items()}
     remarks = merged([*_hints(columns, data, options), *_remarks(columns, clients, data.task, drawn)])
-    notes = {"told": in_words(tolds, agreement), "remarks": remarks, "doubts": doubts(data, columns, options)}
+    told = [NOTHING_OF_ROWS] if options.public else in_words(tolds, agreement)
+    notes = {"told": told, "remarks": remarks, "doubts": doubts(data, columns, options)}
     return clients, agreement, {name: tuple(lines) for name, lines in notes.items()}
 
 

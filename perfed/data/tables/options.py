@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from perfed.data.labels import Task
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, Kind
 from perfed.data.tables.missing import split_code
 from perfed.data.tables.problems import Series, listed
+from perfed.data.tables.public import read_public
 from perfed.errors import PerfedError
 
 Mode = Literal["own", "common", "union", "named"]
@@ -174,6 +175,9 @@ class TableOptions:
             sites, of columns that several have; "auto": "all" with "named", else "site".
         preprocess: a scikit-learn transformer in place of ours, as ``module:NAME`` or itself.
         seed: of the split.
+        public: by name what all may know of a column beforehand: texts of a category (classes of the target, domains),
+            or the smallest and largest value of numbers and dates, which become -1 and 1. Where it is given, each
+            column that enters is in it, and no site tells anything of its rows before it trains.
     """
 
     target: str
@@ -192,11 +196,13 @@ class TableOptions:
     scales: Scales = "auto"
     preprocess: Any = None
     seed: int = 0
+    public: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in (*_LISTS, "missing"):
             given = getattr(self, name)
             object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
+        object.__setattr__(self, "public", read_public(self.public, self.dates))
         allowed = {
             "test_fraction": ("from 0 to below 1", 0 <= self.test_fraction < 1),
             "folds": ("0, or at least 2", self.folds == 0 or self.folds >= 2),
@@ -220,22 +226,47 @@ class TableOptions:
         if twice:
             raise PerfedError(f"column {listed(twice)} has two roles among target, event, domain, group and drop")
         names = [name for option in _KINDS for name in dict.fromkeys(getattr(self, option))]
-        if len(self.kinds) < len(names):
-            twice = [name for name in self.kinds if names.count(name) > 1]
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             raise PerfedError(f"column {listed(twice)} is in two of numbers, dates and categories; it has one kind")
+        self._check_public()
+
+    def _check_public(self) -> None:
+        """Refuse settings that contradict what is public, and let the target say the task."""
+        if not self.public:
+            return
+        if self.preprocess is not None or self.scales == "site":
+            key = "scales = 'site'" if self.preprocess is None else "preprocess"
+            raise PerfedError(f"{key} is of a site's rows, and public says what columns are scaled by; leave one out")
+        roles = {"domain": self.domain, **({"target": self.target} if self.event is None else {})}
+        for role, name in roles.items():
+            if name is not None and name not in self.public:
+                raise PerfedError(f"public says nothing of column '{name}', the {role}, which sites would then tell")
+        for name, known in self.public.items():
+            levels = known.span is None
+            if self.kinds[name] in (("number", "date") if levels else ("category",)):
+                says = "texts" if levels else "a range"
+                raise PerfedError(f"public.{name} says {says}, and the column is said to be a {self.kinds[name]}")
+        if self.event is None:
+            task = "regression" if self.public[self.target].span else "classification"
+            if self.task not in (None, task):
+                raise PerfedError(f"task = '{self.task}', but public.{self.target} is of {task}; leave one out")
+            object.__setattr__(self, "task", task)
 
     @property
     def one_scale(self) -> bool:
         """Whether columns that several sites have are scaled by one mean and deviation."""
-        return self.columns != "own" and (self.scales == "all" or (self.scales == "auto" and self.columns == "named"))
+        all_sites = self.scales == "all" or (self.scales == "auto" and (self.columns == "named" or bool(self.public)))
+        return self.columns != "own" and all_sites
 
     @property
     def kinds(self) -> dict[str, Kind]:
         """The kinds of columns that are said, by name."""
-        return {name: kind for option, kind in _KINDS.items() for name in getattr(self, option)}
+        public: dict[str, Kind] = {name: "number" if k.span else "category" for name, k in self.public.items()}
+        return public | {name: kind for option, kind in _KINDS.items() for name in getattr(self, option)}
 
     @property
     def named(self) -> dict[str, Sequence[str]]:
         """By option, names of columns that a site may lack, and some site must have."""
         coded = [name for name, _ in map(split_code, self.missing) if name is not None]
-        return {**{name: getattr(self, name) for name in _LISTS}, "missing": coded}
+        found = {**{name: getattr(self, name) for name in _LISTS}, "missing": coded}
+        return found | ({"public": tuple(self.public)} if self.public else {})

@@ -71,7 +71,7 @@ def _parts(columns: Sequence[Column]) -> list[tuple[Any, ...]]:
     return [part for part in parts if part[2]]
 
 
-def set_scales(transformer: Any, frame: Frame, columns: Sequence[Column]) -> None:
+def set_scales(transformer: Any, frame: Frame, columns: Sequence[Column], *, filled: bool = False) -> None:
     """Scale columns by what all sites agreed on, and let other numbers that are 0 or 1 in all rows enter as they are.
 
     Standardised, a rare 1 would be a large input, which costs linear models a twentieth of their error on the schools.
@@ -81,8 +81,11 @@ def set_scales(transformer: Any, frame: Frame, columns: Sequence[Column]) -> Non
         transformer: a :func:`column_transformer` that is fitted.
         frame: the rows that it is fitted on.
         columns: that enter.
+        filled: whether the mean that was agreed on stands where a value is missing, and not the site's median; of
+            columns that the site lacks it always does.
     """
     agreed = {column.name: column.scale for column in columns if column.scale is not None}
+    absent = {column.name for column in columns if column.absent}
     for part, pipeline, names in transformer.transformers_:
         if part.removeprefix("own_") not in ("number", "date"):
             continue
@@ -91,6 +94,8 @@ def set_scales(transformer: Any, frame: Frame, columns: Sequence[Column]) -> Non
             flag = part.endswith("number") and bool(frame[name].dropna().isin((0.0, 1.0)).all())
             if (scale := agreed.get(name, (0.0, 1.0) if flag else None)) is not None:
                 scaler.mean_[at], scaler.scale_[at], scaler.var_[at] = scale[0], scale[1], scale[1] ** 2
+                if filled or name in absent:
+                    pipeline["fill"].statistics_[at] = scale[0]
 
 
 def own_transformer(name: str) -> Any:

@@ -93,9 +93,10 @@ class SiteTableData:
 
     @cached_property
     def _held(self) -> NDArray[np.bool_]:
-        """Which of the site's rows it is tested on."""
+        """Which of the site's rows it is tested on: by class, unless that would say how many rows are of each."""
         options, site, y = self.options, self.main.site, self._targets(numbers=self._labels.whole)[0]
-        strata = {"classification": y, "survival": y.reshape(len(y), -1)[:, -1]}.get(self.task, np.zeros(len(y)))
+        by_task = {"classification": y, "survival": y.reshape(len(y), -1)[:, -1]}
+        strata = np.zeros(len(y)) if options.public else by_task.get(self.task, np.zeros(len(y)))
         groups = None if options.group is None else self.main.frame[options.group].astype(str).to_numpy()
         if not options.folds:
             return held_out(strata, groups, options.test_fraction, options.seed, f"test rows of {site}")
@@ -132,7 +133,7 @@ class SiteTableData:
     def personal(self) -> list[str]:
         """Columns that look like names or codes of persons, a line each; those said to be categories do not."""
         options, parts = self.options, self._parts
-        texts = [c.name for c in self.columns if c.kind == "category" and c.name not in options.categories]
+        texts = [c.name for c in self.columns if c.kind == "category" and options.kinds.get(c.name) != "category"]
         groups = None if options.group is None else pandas().concat([part.frame[options.group] for part in parts])
         found = []
         for name in texts:
@@ -146,11 +147,13 @@ class SiteTableData:
 
     def told(self, fewest: int = 1) -> SiteMetadata:
         """What the site tells before it trains: of categories those that at least ``fewest`` of its training rows hold,
-        or of its groups of rows where it has these.
+        or of its groups of rows where it has these. What is public is told as the study says it.
         """
-        domain, labels = self.options.domain, self._labels
+        domain, labels, known = self.options.domain, self._labels, self.options.public.get(self.options.target)
         of_task: dict[str, Any] = {}
-        if self.task == "classification":
+        if known is not None and self.task != "survival":
+            of_task = known.of_target
+        elif self.task == "classification":
             numbers = (
                 tuple(sorted({y for part in labels.whole_numbers for y in part.tolist()})) if labels.whole else None
             )
@@ -168,12 +171,18 @@ class SiteTableData:
         )
 
     def _domains(self, name: str) -> tuple[str, ...]:
+        if name in self.options.public:
+            return tuple(self.options.public[name].levels)
         texts = [part.rows[name].read(Column(name, "category"))[0] for part in self._parts]
         return tuple(sorted({text for column in texts for text in column.dropna()}))
 
     def _told(self, column: Column, fewest: int) -> ToldColumn:
         found = self._learnt(column)
         levels = found.levels
+        if (known := self.options.public.get(column.name)) is not None:
+            sums = known.sums if self.options.one_scale else None
+            nothing: dict[str, bool] = dict.fromkeys(("constant", "missing", "binary"), False)
+            return ToldColumn(name=found.name, kind=found.kind, levels=levels, sums=sums, **nothing)
         if column.kind == "boolean":  # a category if it is one at another site
             levels = self._learnt(replace(column, kind="category")).levels
         return ToldColumn(
@@ -205,9 +214,12 @@ class SiteTableData:
         return tuple(level for level in levels if found.get(level, 0) >= fewest)
 
     def _learnt(self, column: Column) -> Column:
-        """``column`` with what the training rows say."""
+        """``column`` with what the training rows say, or what is public."""
         if column not in self._known:
-            self._known[column] = learnt(self._read(column, "train"), column)
+            found = learnt(self._read(column, "train"), column)
+            if (known := self.options.public.get(column.name)) is not None:
+                found = replace(found, constant=False, masked=False, levels=known.levels, scale=known.scale)
+            self._known[column] = found
         return self._known[column]
 
     def _read(self, column: Column, split: str) -> Series:
@@ -329,7 +341,7 @@ class SiteTableData:
         frame = self._arranged(table, "train")
         table.transformer.fit(frame, y)
         if not table.own:
-            set_scales(table.transformer, frame, entering)
+            set_scales(table.transformer, frame, entering, filled=bool(options.public))
         return table
 
     def _arranged(self, table: TablePreprocessor, split: str) -> Frame:

@@ -121,8 +121,8 @@ class PrivacyBudget(Callback):
         )
         if kept:
             summary["notes"].append(
-                "not counted: what sites tell before round 1 of classes, columns and domains; for the numbers of rows "
-                "of each class and domain stand even shares"
+                "told of rows before round 1: how many each site has, which no row changes; all else is what the study "
+                "says (data.public)"
             )
         if run.progress.stopped_by == self.name:
             summary["notes"].append(

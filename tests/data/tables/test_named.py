@@ -82,6 +82,12 @@ def test_a_site_may_scale_by_its_own_values():
         assert "number__height" not in client.feature_names  # it varies at no site
 
 
+def test_a_column_that_a_site_lacks_is_0_on_the_scale_of_the_others():
+    _, three, _ = Federation.from_frames(frames(), target="sick", columns="union", scales="all")
+    at = {name: place for place, name in enumerate(three.feature_names)}
+    assert (three.train.x[:, at["number__sugar"]] == 0).all() and (three.train.x[:, at["missing__sugar"]] == 1).all()
+
+
 def test_what_sites_agree_on_names_no_column_of_one_site_alone():
     options, fewest = TableOptions("sick", columns="named"), 5
     sites = {name: SiteTableData.alone(name, frame, options) for name, frame in frames().items()}

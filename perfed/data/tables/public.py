@@ -1,0 +1,99 @@
+"""What a study says of columns beforehand: nothing has to be told of rows then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from itertools import pairwise
+from math import isfinite
+from typing import Any
+
+from perfed.data.target_scale import Sums
+from perfed.errors import PerfedError
+
+NOTHING_OF_ROWS = "names of columns; of their rows nothing, but what the study says in data.public"
+"""What sites tell each other then, in words."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What all may know of a column, whatever rows hold.
+
+    Attributes:
+        levels: of a category its texts, or of a target its classes, or domains, sorted; nothing otherwise.
+        span: of numbers and dates (in days since 1970) the smallest and the largest value; ``None`` otherwise.
+
+    Example:
+        >>> Known.of("age", [20, 80], dates=False).scale
+        (50.0, 30.0)
+    """
+
+    levels: tuple[str, ...] = ()
+    span: tuple[float, float] | None = None
+
+    @classmethod
+    def of(cls, name: str, values: Any, *, dates: bool) -> Known:
+        """Read what a study says of the column ``name``, which may be one of ``dates``.
+
+        Raises:
+            PerfedError: neither texts that differ, nor two numbers (dates) of which the second is larger.
+        """
+        if isinstance(values, Known):
+            return values
+        given = list(values) if isinstance(values, Sequence) and not isinstance(values, str) else []
+        texts = bool(given) and all(isinstance(value, str) for value in given)
+        if texts and not dates:
+            levels = tuple(sorted(given))
+            if all(a != b for a, b in pairwise(levels)):
+                return cls(levels=levels)
+        elif (span := _span(given, dates)) is not None:
+            return cls(span=span)
+        allowed = '["1990-01-31", "2020-12-31"]' if dates else "texts that differ, or two numbers, such as [0, 100]"
+        raise PerfedError(f"public.{name} = {values!r} is not allowed; allowed: {allowed}")
+
+    @property
+    def scale(self) -> tuple[float, float] | None:
+        """Middle and half the width of :attr:`span`: what makes it -1 to 1."""
+        if self.span is None:
+            return None
+        low, high = self.span
+        return (low + high) / 2, (high - low) / 2
+
+    @property
+    def sums(self) -> Sums | None:
+        """Sums of which :attr:`scale` is mean and deviation, at however many sites."""
+        if self.scale is None:
+            return None
+        middle, half = self.scale
+        return Sums(number=1, total=(middle,), squares=(half**2,))
+
+    @property
+    def of_target(self) -> dict[str, Any]:
+        """The fields of a site's metadata that say of a target what is known."""
+        if self.span is not None:
+            return {"sums": self.sums}
+        whole = all(level.removeprefix("-").isdecimal() for level in self.levels)
+        numbers = tuple(sorted(map(int, self.levels))) if whole else None
+        return {"labels": "numbers" if whole else "texts", "numbers": numbers, "classes": self.levels}
+
+
+def _span(given: Sequence[Any], dates: bool) -> tuple[float, float] | None:
+    if dates:
+        try:
+            given = [(date.fromisoformat(value) - date(1970, 1, 1)).days for value in given]
+        except (TypeError, ValueError):
+            return None
+    numbers = [value for value in given if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(given) != 2 or len(numbers) != 2 or not all(map(isfinite, numbers)) or numbers[0] >= numbers[1]:
+        return None
+    return float(numbers[0]), float(numbers[1])
+
+
+def read_public(given: Mapping[str, Any], dates: Sequence[str]) -> dict[str, Known]:
+    """Read the table ``public`` of a study, in which ``dates`` are columns of dates.
+
+    Raises:
+        PerfedError: as :meth:`Known.of`.
+    """
+    return {name: Known.of(name, values, dates=name in dates) for name, values in given.items()}
