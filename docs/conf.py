@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 import perfed
+
+sys.path.insert(0, str(Path(__file__).parent))
+import glossary_links
 
 _project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 
@@ -41,6 +45,8 @@ autodoc_class_signature = "separated"
 napoleon_numpy_docstring = False
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["terms.css"]
 html_title = f"perfed {version}"
 html_copy_source = False
 html_show_sphinx = False
@@ -63,3 +69,4 @@ def _public(app: Sphinx, env: Any, node: Any, content: nodes.Element) -> nodes.E
 def setup(app: Sphinx) -> None:
     """Sphinx calls this."""
     app.connect("missing-reference", _public)
+    app.connect("doctree-resolved", glossary_links.link)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import build_site
+import glossary_links
 import method_pages
 import pytest
 import reference_pages
@@ -156,6 +158,46 @@ def test_every_link_of_the_built_site_leads_somewhere(site):
             known = target not in pages or not parts.fragment or unquote(parts.fragment) in pages[target].marks
             lost += [] if target.exists() and known else [f"{file.relative_to(site.resolve())}: {link}"]
     assert not lost, lost[:20]
+
+
+@pytest.mark.long
+def test_a_word_s_meaning_is_a_click_away(site, tmp_path):
+    """A word's first place on a page leads to what docs/glossary.md says of it."""
+    from report.chromium import chromium
+
+    words = {
+        "tutorials/own-method": ["client", "head", "seed"],
+        "howto/flic": ["anchor"],
+        "concepts/verdict": ["client-run"],
+        "concepts/participation": ["participation", "virtual time"],
+    }
+    text = re.sub("[*`]", "", (ROOT / "docs" / "glossary.md").read_text())
+    every = "[...document.querySelectorAll('article a.term')]"
+    with chromium(tmp_path) as tab:
+        for page, sought in words.items():
+            tab.open(site / f"{page}.html")
+            links = dict(tab.run(f"{every}.map(a => [a.hash, a.href])"))
+            assert len(links) == tab.run(f"{every}.length"), page  # each word once
+            assert tab.run("document.querySelectorAll('article :is(a, h1, h2, h3, pre, code) a.term').length") == 0
+            for word in sought:
+                tab.call("Page.navigate", url=links[f"#term-{word.replace(' ', '-')}"])
+                while not tab.run("document.readyState == 'complete' && !!document.querySelector('dt:target')"):
+                    time.sleep(0.02)
+                there = "document.querySelector('dt:target')"
+                term, said = tab.run(f"[{there}.innerText, {there}.nextElementSibling.innerText]")
+                said = said.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+                assert f"\n{term}\n: {said}\n" in text and term.startswith(word), (term, said)
+
+
+@pytest.mark.long
+def test_the_glossary_has_words_of_the_pages_and_every_menu_leads_to_it(site):
+    pages = {file.stem: Page(file) for file in site.rglob("*.html")}
+    menus = {name: any(link.endswith("glossary.html") for link in page.links) for name, page in pages.items()}
+    assert [name for name, leads in menus.items() if not leads] in ([], ["glossary"])
+    used = {link.rpartition("#")[2] for page in pages.values() for link in page.links}
+    known = {mark for mark in pages["glossary"].marks if mark.startswith("term-")}
+    assert len(known) == len(re.findall("^: ", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE))
+    assert known - used == {glossary_links.mark(word) for word in glossary_links.EVERYDAY}, "words that no page says"
 
 
 @pytest.mark.long

@@ -7,10 +7,21 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from xml.etree import ElementTree
 
+import numpy as np
+import pypdfium2
 import pytest
+from test_pages import MY_METHODS
+
+from perfed.data.originals.sources import SOURCES
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "perfed"
@@ -72,3 +83,59 @@ def test_it_lists_and_trains_outside_the_source_tree(installed, tmp_path):
     tiny = ("rounds=1", "clients=3", "plan.engine=stacked", "plan.threads=1")
     perfed("run", "digits-label-skew", *tiny, "--out", "out")
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["rounds"] == 1
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a server with the files of ``folder``."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=folder))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def publish(folder: Path) -> None:
+    """The files of FLIC's FEMNIST, of four writers with a sample of each digit in either half."""
+    (folder / "femnist62").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for number, original in enumerate(SOURCES["femnist62"].originals):
+        writers = [f"w{number}"] if number in range(4) else [f"w{number - 20}"] if number in range(20, 24) else []
+        held = {name: {"x": rng.random((10, 784)).round(3).tolist(), "y": [*range(10)]} for name in writers}
+        (folder / "femnist62" / original.name).write_text(json.dumps({"users": writers, "user_data": held}))
+
+
+@pytest.mark.long
+def test_a_researcher_gets_from_the_wheel_to_a_figure(installed, tmp_path):
+    """A paper's data set by one command, the tutorial's method beside FedPAC and FLIC, a table, and figures as PDF."""
+    publish(tmp_path / "published")
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "my_methods.py").write_text(MY_METHODS)
+
+    def perfed(*arguments: object) -> str:
+        told = {"PYTHONPATH": str(installed), "HOME": str(tmp_path), "PERFED_DATA": "", "OMP_NUM_THREADS": "1"}
+        return python("-m", "perfed", *arguments, cwd=here, **told)
+
+    with served(tmp_path / "published") as address:
+        assert "femnist_digits.npz" in perfed("data", "get", "flic-femnist", "--mirror", address)
+    own = "my_methods:my-fedper"
+    options = ("data.clients=4", "participation.rate=1", "rounds=2", "plan.engine=stacked", "plan.threads=1")
+    said = perfed("compare", "flic-femnist", "--methods", f"{own},fedpac,flic-class", *options, "--out", "runs")
+    assert all(f"\n{name} " in said for name in (own, "FedPAC", "FLIC-Class"))
+    perfed("report", "runs", "--figures", "figures", "--latex", "table.tex")
+    assert r"my\_methods:my-fedper" in (here / "table.tex").read_text()
+    drawn = {file.stem: file for file in (here / "figures").glob("*.pdf")}
+    assert {"gains", "curves-mean"} <= drawn.keys()
+    for file in drawn.values():
+        svg = ElementTree.parse(file.with_suffix(".svg")).getroot()
+        words = ["".join(of.itertext()).split() for of in svg.iter("{http://www.w3.org/2000/svg}text")]
+        page = pypdfium2.PdfDocument(file)[0]
+        there = "".join(page.get_textpage().get_text_range().split())
+        assert words and all("".join(word) in there for word in words), file
+        texts = [part for part in page.get_objects() if isinstance(part, pypdfium2.PdfTextObj)]
+        assert texts and all(part.get_font().is_embedded for part in texts), file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import sys
 import threading
@@ -127,6 +128,19 @@ def test_a_second_download_is_compared_with_the_first(publisher, home):
     publisher.files["/tweets/Tweets.csv"] = TWEETS
     done = perfed("data", "get", "tweets", "--mirror", publisher.url, "--again")
     assert done.code == 0 and "checksum as kept" in done.out
+
+
+def test_a_damaged_original_that_nobody_can_check_is_no_dead_end(publisher, home):
+    """It came as the publisher had it then, and stays: the message says how to be rid of it, and that is enough."""
+    kept = home / ".cache/perfed/originals/tweets"
+    publisher.files["/tweets/Tweets.csv"] = b"tweet_id,text\n1,a\n"
+    refused(perfed("data", "get", "tweets", "--mirror", publisher.url), f"; delete {kept} to download them again")
+    publisher.files["/tweets/Tweets.csv"] = TWEETS
+    refused(perfed("data", "get", "tweets", "--mirror", publisher.url), f"; delete {kept} to download them again")
+    (kept / "Tweets.csv").unlink()  # not the folder, which has the checksum too
+    refused(perfed("data", "get", "tweets", "--mirror", publisher.url), f"; delete {kept} to take this one")
+    shutil.rmtree(kept)
+    assert perfed("data", "get", "tweets", "--mirror", publisher.url).code == 0
 
 
 @pytest.mark.parametrize(("fault", "says"), [("reset", ("Tweets.csv did not come",)), ("half", ("did not come",))])

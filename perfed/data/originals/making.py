@@ -105,7 +105,7 @@ def _fetched(original: Original, folder: Path, mirror: str, say: Say) -> Path:
         except (ValueError, OSError) as error:
             if isinstance(error, OSError) and error.errno in _OF_DISK:
                 raise PerfedError(f"{folder}: {error.strerror}") from None
-            problems.append(f"{url}: {_why(error, known)}")
+            problems.append(f"{url}: {_why(error, known, folder if not original.checksum else None)}")
             continue
         if not known:
             kept[original.name] = f"sha256:{_digest_of(path, 'sha256')}"
@@ -127,10 +127,11 @@ def _kept(folder: Path) -> dict[str, str]:
         raise PerfedError(f"{folder / _KEPT} cannot be read; delete it") from None
 
 
-def _why(error: Exception, known: str) -> str:
+def _why(error: Exception, known: str, kept_in: Path | None) -> str:
     """In one line: the innermost reason of a chain that the network's layers have made."""
     if isinstance(error, ValueError) and "hash" in str(error) and known:
-        return f"came with another checksum than {known}"
+        way_out = "" if kept_in is None else f", that of the first download; delete {kept_in} to take this one"
+        return f"came with another checksum than {known}{way_out}"
     response = getattr(error, "response", None)
     if response is not None:
         return f"the server says {response.status_code} {response.reason}"
@@ -161,10 +162,17 @@ def arrays_of(name: str, source: Source, files: Files) -> dict[str, Any]:
     try:
         return dict(make(files))
     except PerfedError as error:
-        raise PerfedError(f"{name}: {error}") from None
+        raise PerfedError(f"{name}: {error}{_way_out(files)}") from None
     except _UNREADABLE as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise PerfedError(f"{name}: the originals cannot be read ({reason}); they may be damaged") from None
+        problem = f"the originals cannot be read ({reason}); they may be damaged"
+        raise PerfedError(f"{name}: {problem}{_way_out(files)}") from None
+
+
+def _way_out(files: Files) -> str:
+    """What to do with downloads whose checksum nobody published: they stay, also where they are damaged."""
+    folders = {path.parent for path in files.paths if (path.parent / _KEPT).is_file()}
+    return "".join(f"; delete {folder} to download them again" for folder in sorted(folders))
 
 
 def digest(arrays: Mapping[str, Any]) -> str:
