@@ -7,13 +7,18 @@ memory of all its processes, the accuracy after ten rounds, and the ratio of its
 
 Accuracies that differ by more than noise make a row void: then the programs did not train the same thing.
 
-Each program has an environment of its own, for their requirements exclude each other:
+``--models``, ``--methods`` and the programs given say which part is run. ``--json FILE`` keeps the results and
+leaves those of other parts that the file has.
+
+Each program has an environment of its own, for their requirements exclude each other (perfed's needs psutil too):
 
 * fluke: ``pip install fluke-fl psutil``
 * flower: ``pip install "flwr[simulation]" torch psutil``
 * pfl: ``pip install pfl torch psutil`` (FedAvg)
 * fedjax: ``pip install fedjax "jax<0.4.26" "jaxlib<0.4.26" "numpy<2" "optax<0.2.3" "dm-haiku<0.0.13" "chex<0.1.87"
   "scipy<1.13" torch psutil`` (FedAvg; later versions of jax lack functions that it calls)
+* pfllib: ``pip install torch h5py scikit-learn matplotlib psutil``, and a checkout of PFLlib, whose folder is the
+  environment variable ``PFLLIB``
 """
 
 from __future__ import annotations
@@ -25,21 +30,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import psutil
 from problem import SHAPES, Problem, make
 
 HERE = Path(__file__).parent
-METHODS = {"fedavg": {"perfed", "fluke", "flower", "pfl", "fedjax"}, "fedrep": {"perfed", "fluke", "flower"},
-           "ditto": {"perfed", "fluke", "flower"}}  # fmt: skip
+PERSONAL = {"perfed", "fluke", "pfllib", "flower"}
+METHODS = {"fedavg": PERSONAL | {"pfl", "fedjax"}, "fedrep": PERSONAL, "ditto": PERSONAL}
 NOISE = 0.02
 """Two programs' accuracies after ten rounds (mean over 100 clients) may differ by this much: mini-batches differ."""
 
 
 def run(program: str, python: str, folder: Path, threads: int, timeout: float) -> dict[str, Any]:
     """Run one program on one problem and return its result with the peak memory of its processes, in MB."""
+    import psutil
+
     out = folder / f"{program}.json"
     out.unlink(missing_ok=True)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]),
@@ -51,17 +58,22 @@ def run(program: str, python: str, folder: Path, threads: int, timeout: float) -
         while process.poll() is None:
             peak = max(peak, _memory(process.pid))
             if time.monotonic() > end:
-                process.kill()
+                for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+                    one.kill()
+                process.wait()
                 return {"error": f"not done after {timeout:.0f} s"}
             time.sleep(0.25)
     if not out.exists():
-        return {"error": f"ended with code {process.returncode}: see {log.name}"}
+        last = Path(log.name).read_text().strip().splitlines()[-1:]
+        return {"error": f"ended with code {process.returncode}: {' '.join(last)}"}
     result: dict[str, Any] = json.loads(out.read_text())
     return result | {"peak_mb": peak}
 
 
 def _memory(pid: int) -> float:
     """Memory of a process and its children in MB, shared pages counted once (proportional set size)."""
+    import psutil
+
     total = 0.0
     try:
         processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
@@ -75,23 +87,48 @@ def _memory(pid: int) -> float:
     return total
 
 
+def compared(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return results with ``times``, the ratio of a round's time to perfed's.
+
+    It is None where the row is void: perfed or the program failed, or their accuracies differ by more than noise.
+    """
+    ours = {(row["model"], row["method"]): row for row in results if row["program"] == "perfed"}
+
+    def times(row: dict[str, Any]) -> float | None:
+        base = ours.get((row["model"], row["method"]), {"error": "perfed was not run"})
+        if "error" in base or "error" in row or abs(row["accuracy"] - base["accuracy"]) > NOISE:
+            return None
+        return float(row["round"] / base["round"])
+
+    return [row | {"times": times(row)} for row in results]
+
+
 def table(results: list[dict[str, Any]]) -> str:
     """Return the table as Markdown, a row for each program and problem."""
     lines = ["| network | method | program | a round, ms | processor, ms | memory, MB | accuracy | times perfed |"]
     lines.append("|---|---|---|---|---|---|---|---|")
     for row in results:
+        start = f"| {row['model']} | {row['method']} | {row['program']} |"
         if "error" in row:
-            lines.append(f"| {row['model']} | {row['method']} | {row['program']} | {row['error']} | | | | |")
+            lines.append(f"{start} {row['error']} | | | | void |")
             continue
-        ours = next(r for r in results if (r["model"], r["method"]) == (row["model"], row["method"]))
-        void = abs(row["accuracy"] - ours["accuracy"]) > NOISE
-        ratio = "void: another accuracy" if void else f"{row['round'] / ours['round']:.1f}"
+        ratio = "void" if row["times"] is None else f"{row['times']:.1f}"
         lines.append(
-            f"| {row['model']} | {row['method']} | {row['program']} | {1e3 * row['round']:.0f} | "
-            f"{1e3 * row['processor']:.0f} | {row['peak_mb']:.0f} | {100 * row['accuracy']:.2f} | "
-            f"{'' if row is ours else ratio} |"
+            f"{start} {1e3 * row['round']:.0f} | {1e3 * row['processor']:.0f} | {row['peak_mb']:.0f} | "
+            f"{100 * row['accuracy']:.2f} | {ratio} |"
         )
     return "\n".join(lines)
+
+
+def keep(file: Path, results: list[dict[str, Any]]) -> None:
+    """Write results to a file, in the place of those of the same programs and problems that it has."""
+
+    def part(row: dict[str, Any]) -> tuple[str, ...]:
+        return row["model"], row["method"], row["program"]
+
+    before = json.loads(file.read_text()) if file.exists() else []
+    every = {part(row): row for row in before} | {part(row): row for row in results}
+    file.write_text(json.dumps(compared([*every.values()]), indent=1) + "\n")
 
 
 def main() -> None:
@@ -101,27 +138,32 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("PERFED_DATA"), help="holds mnist.npz")
     parser.add_argument("--models", default=",".join(SHAPES))
     parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument(
+        "--clients", type=int, default=100, help="few lack classes, which perfed then has no outputs for"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one program and problem")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="keeps the results")
     arguments = parser.parse_args()
     if arguments.data_dir is None:
         parser.error("--data-dir is needed: the folder of mnist.npz")
     programs = {"perfed": sys.executable} | dict(text.split("=", 1) for text in arguments.program)
     results = []
     with tempfile.TemporaryDirectory() as scratch:
-        for model in arguments.models.split(","):
-            for method in arguments.methods.split(","):
-                folder = Path(scratch) / f"{model}-{method}"
-                make(Problem(model, method, rows=40 if model == "cnn" else 60), folder, Path(arguments.data_dir))
-                for program, python in programs.items():
-                    if program in METHODS[method]:
-                        done = run(program, python, folder, arguments.threads, arguments.timeout)
-                        results.append({"model": model, "method": method, "program": program} | done)
-                        print(json.dumps(results[-1]), file=sys.stderr, flush=True)
-    print(table(results))
+        for model, method in product(arguments.models.split(","), arguments.methods.split(",")):
+            folder = Path(scratch) / f"{model}-{method}"
+            rows = 40 if model == "cnn" else 60
+            problem = Problem(model, method, clients=arguments.clients, rows=rows, rounds=arguments.rounds)
+            make(problem, folder, Path(arguments.data_dir))
+            for program in [name for name in programs if name in METHODS[method]]:
+                load = os.getloadavg()[0]
+                done = run(program, programs[program], folder, arguments.threads, arguments.timeout)
+                results.append({"model": model, "method": method, "program": program, "load": load} | done)
+                print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+    print(table(compared(results)))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"command": " ".join(sys.argv), "results": results}, indent=1) + "\n")
+        keep(arguments.json, results)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor, nn
 
@@ -140,6 +139,8 @@ class Clock:
         self.marks = [self._now()]
 
     def _now(self) -> tuple[float, float]:
+        import psutil
+
         own = psutil.Process()
         times = [p.cpu_times() for p in (own, *own.children(recursive=True)) if p.is_running()]
         return time.perf_counter(), sum(t.user + t.system for t in times)
