@@ -29,6 +29,12 @@ def test_citation_and_package_have_one_version():
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == PROJECT["version"]
 
 
+def test_what_is_installed_from_a_wheel_is_this_version_with_the_tested_torch():
+    (line,) = re.findall(r"^pip install (torch==\S+) .*\.whl.*$", (ROOT / "docs/install.md").read_text(), re.MULTILINE)
+    assert line in (ROOT / "constraints.txt").read_text().splitlines()
+    assert f'"./perfed-{PROJECT["version"]}-py3-none-any.whl[tables,figures]"' in (ROOT / "docs/install.md").read_text()
+
+
 def test_the_changelog_has_its_sections_and_every_version_once():
     versions = re.findall(r"^## \[(.+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert versions[0] == "Unreleased" and len(set(versions)) == len(versions)
