@@ -149,6 +149,12 @@ def submitted(place: Place, rounds: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.xdist_group("page")
+def test_the_study_is_simulated_first(place):
+    compare = next(line for line in SHELL if line.startswith("perfed compare study.toml"))
+    assert "report: " in place.run(compare.replace("rounds=20", "rounds=1"))
+
+
+@pytest.mark.xdist_group("page")
 def test_a_site_and_the_server_are_killed_and_brought_back_to_the_same_bits(place):
     """SIGKILL of a site, and of SuperLink and SuperExec with the run; then the page's commands again, and its end."""
     submitting = submitted(place, 1)
