@@ -1,4 +1,4 @@
-"""Pictures of the report that ``make run`` writes of digits-label-skew: its verdict and its leaderboard."""
+"""Pictures of the report of docs/results.md's comparison on digits-label-skew: its verdict and its leaderboard."""
 
 from __future__ import annotations
 

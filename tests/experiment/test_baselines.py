@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from command_line import EXPERIMENT, TINY, perfed
 from lifelines import CoxPHFitter
 from lifelines.utils import concordance_index
@@ -23,6 +24,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.svm import SVC
+from threadpoolctl import threadpool_info
 
 from perfed.data.federation import Federation
 from perfed.data.held_out import with_validation
@@ -494,6 +496,21 @@ def test_models_that_do_not_converge_are_counted(monkeypatch):
     monkeypatch.setattr(linear_model, "LogisticRegression", lambda max_iter: LogisticRegression(max_iter=1))
     notes = SklearnRun("sklearn:logistic", experiment(), federation).execute()["notes"]
     assert notes == ["3 of the models did not converge"]
+
+
+@pytest.mark.parametrize(("name", "threads"), [("sklearn:logistic", {1}), ("pooled:logistic", {2})])
+def test_a_model_of_a_client_s_few_rows_has_one_thread(name, threads, monkeypatch):
+    class Watched(LogisticRegression):
+        def fit(self, x, y):
+            seen.update(pool["num_threads"] for pool in threadpool_info())
+            return super().fit(x, y)
+
+    seen = set()
+    monkeypatch.setattr(linear_model, "LogisticRegression", Watched)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    federation = Federation.from_arrays(sites(lambda rng, x: (x[:, 0] > 0).astype(int)))
+    SklearnRun(name, experiment(), federation).execute()
+    assert seen == threads
 
 
 def test_rows_of_a_comparison(tmp_path):
