@@ -1,7 +1,8 @@
 """How near stacked training of MLPs comes to what the machine can do: single steps, and blocks for the cache.
 
-``python benchmarks/blocks.py [--clients 100,1000] [--optimizers sgd,adam] [--json FILE]``, batches of 10, one thread,
-processor time. First the steps of one local epoch with SGD, for stacks of few clients and of many, the least of turns:
+``python benchmarks/blocks.py [--networks …] [--stacks …] [--clients …] [--optimizers …] [--json FILE]``, each with
+commas between several: batches of 10, one thread, processor time. First the steps of one local epoch with SGD, for
+stacks of few clients and of many, the least of turns:
 
 * *perfed*, as it trains; *autograd*, the same with gradients that autograd finds;
 * *by hand*: the same arithmetic in buffers that are kept, without mini-batches, classes or Python around it;
@@ -44,7 +45,6 @@ NETWORKS = {"15-64-64-20": (15, 64, 64, 20), "784-256-128-64-10": (784, 256, 128
 PASSES = {"sgd": 4, "adam": 8}
 """Numbers read or written per parameter and step: gradient written and read, parameter both; Adam's moments both."""
 ROWS, BATCH, EPOCHS, ROUNDS = 60, 10, 3, 4
-STACKS = (1, 2, 4, 8, 16, 32, 100)
 RATE = 1e-3
 
 
@@ -151,16 +151,15 @@ def steps(sizes: Sequence[int], clients: int, here: limits.Limits) -> Iterator[t
         yield name, seconds / all_steps, here.share(flop, moved, seconds)
 
 
-def print_steps(here: limits.Limits) -> list[dict[str, Any]]:
+def print_steps(networks: Sequence[str], stacks: Sequence[int], here: limits.Limits) -> list[dict[str, Any]]:
     """Print single steps of all ways, and return them."""
     kept = []
-    for network, sizes in NETWORKS.items():
-        for clients in STACKS:
-            print(f"\na step of {network}, {clients} clients stacked")
-            found = list(steps(sizes, clients, here))
-            for way, each, share in found:
-                print(f"{way:>9}: {1e6 * each:7.1f} us, {each / found[0][1]:.2f} of perfed's, {share}", flush=True)
-                kept.append({"network": network, "stack": clients, "way": way, "us": 1e6 * each, "share": share})
+    for network, clients in itertools.product(networks, stacks):
+        print(f"\na step of {network}, {clients} clients stacked")
+        found = list(steps(NETWORKS[network], clients, here))
+        for way, each, share in found:
+            print(f"{way:>9}: {1e6 * each:7.1f} us, {each / found[0][1]:.2f} of perfed's, {share}", flush=True)
+            kept.append({"network": network, "stack": clients, "way": way, "us": 1e6 * each, "share": share})
     return kept
 
 
@@ -182,10 +181,13 @@ def seconds(sizes: Sequence[int], optimizer: str, clients: int, plan: Plan) -> f
     return float(laps.seconds.min())
 
 
-def print_rounds(clients: int, optimizers: Sequence[str], here: limits.Limits) -> list[dict[str, Any]]:
+def print_rounds(
+    networks: Sequence[str], clients: int, optimizers: Sequence[str], here: limits.Limits
+) -> list[dict[str, Any]]:
     """Print rounds of Local in stacks of all sizes, and return them."""
     kept = []
-    for (name, sizes), optimizer in itertools.product(NETWORKS.items(), optimizers):
+    for name, optimizer in itertools.product(networks, optimizers):
+        sizes = NETWORKS[name]
         parameters = sum(a * b + b for a, b in itertools.pairwise(sizes))
         passes, all_steps = PASSES[optimizer], clients * EPOCHS * ROWS // BATCH
         print(f"\n{clients} clients, {name}, {optimizer}: {4e-3 * parameters * passes / 2:.0f} kB a client")
@@ -206,7 +208,9 @@ def print_rounds(clients: int, optimizers: Sequence[str], here: limits.Limits) -
 def main() -> None:
     """Print steps, then a table of rounds for each network and optimiser."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--clients", default="100", help="numbers of clients, with commas; empty: no rounds")
+    parser.add_argument("--networks", default=",".join(NETWORKS), help="with commas")
+    parser.add_argument("--stacks", default="1,2,4,8,16,32,100", help="of which steps are taken; empty: none")
+    parser.add_argument("--clients", default="100", help="of which rounds are run; empty: none")
     parser.add_argument("--optimizers", default="sgd,adam", help="with commas")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -214,10 +218,11 @@ def main() -> None:
     keep_freed_memory()
     here = limits.measure(time.process_time)
     print(f"this machine, one thread: {here.gflops:.0f} GFLOP/s, {here.gbytes:.1f} GB/s")
-    single = print_steps(here)
+    networks, optimizers = arguments.networks.split(","), arguments.optimizers.split(",")
+    single = print_steps(networks, [int(stack) for stack in arguments.stacks.split(",") if stack], here)
     rounds: list[dict[str, Any]] = []
     for clients in filter(None, arguments.clients.split(",")):
-        rounds += print_rounds(int(clients), arguments.optimizers.split(","), here)
+        rounds += print_rounds(networks, int(clients), optimizers, here)
     print(f"peak memory {peak_memory_mb()} MB")
     if arguments.json:
         command = " ".join(["python", *sys.argv])

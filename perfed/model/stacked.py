@@ -12,6 +12,7 @@ long as the arithmetic of small stacks. The same kernels in the same order give 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -264,14 +265,15 @@ class Dense:
         shape = chain.output_shapes[chain.stages[start - 1]] if start else chain.input_shape
         layers: list[_Layer] = []
         flat = False
-        for name, layer in [leaf for stage in stages for leaf in _leaves(chain.get_submodule(stage), stage)]:
+        inside = (chain.get_submodule(s).named_modules(prefix=s, remove_duplicate=False) for s in stages)
+        for name, layer in itertools.chain.from_iterable(inside):
             if type(layer) is nn.Linear:
                 layers.append(_Layer(f"{name}.weight", f"{name}.bias"))
             elif type(layer) is nn.ReLU and layers:
                 layers[-1] = replace(layers[-1], relu=True)
             elif type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
                 flat = flat or not layers
-            else:
+            elif type(layer) is not nn.Sequential:
                 return None
         return cls(tuple(layers), flat) if layers and (flat or len(shape) == 1) else None
 
@@ -310,15 +312,6 @@ class Dense:
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """``a b`` per client, of one alone by the kernel that autograd takes."""
     return torch.mm(a[0], b[0]).unsqueeze(0) if a.shape[0] == 1 else torch.bmm(a, b)
-
-
-def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """The layers in sequential modules, in order, with their full names."""
-    if type(module) is nn.Sequential:
-        for child, layer in module.named_children():
-            yield from _leaves(layer, f"{name}.{child}")
-    else:
-        yield name, module
 
 
 def _stacked_conv2d(module: nn.Conv2d, prefix: str, x: Tensor, run: Pass) -> Tensor:
