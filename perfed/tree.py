@@ -40,7 +40,7 @@ def copy(tree: Tree) -> dict[str, Tensor | Tree]:
 def size(value: Any) -> int:
     """Bytes of a tensor, or of all tensors in nested dictionaries and lists."""
     if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
+        return value.nbytes
     return sum(size(item) for item in (value if isinstance(value, list) else value.values()))
 
 

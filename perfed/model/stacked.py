@@ -5,13 +5,17 @@ for ``Conv2d``), because ``torch.func.vmap`` of a module is about half as fast. 
 A single client runs the module's ordinary kernels.
 
 Dropout masks are keyed by client and step (:mod:`perfed.rng`), so that they are the same in every engine.
+
+Gradients are autograd's, but for chains of ``Linear`` and ``ReLU`` (:class:`Dense`): there autograd's own work takes as
+long as the arithmetic of small stacks. The same kernels in the same order give the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from perfed import rng
-from perfed.model.chain import BATCH_NORM, Parameters
+from perfed.model.chain import BATCH_NORM, Chain, Parameters
 from perfed.model.columns import ColumnLinear
 
 ELEMENTWISE = (
@@ -213,9 +217,7 @@ class _StackedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        if bias is None:
-            return torch.bmm(x, weight.transpose(1, 2))
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+        return _linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -227,6 +229,89 @@ class _StackedLinear(torch.autograd.Function):
             torch.bmm(grad.transpose(1, 2), x) if need_weight else None,
             grad.sum(1) if need_bias else None,
         )
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is None:
+        return torch.bmm(x, weight.transpose(1, 2))
+    return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A linear layer by the names of its parameters, and whether a ReLU follows."""
+
+    weight: str
+    bias: str
+    relu: bool = False
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A chain of linear layers, some of them followed by a ReLU, with its gradients written out.
+
+    Attributes:
+        layers: in order.
+        flat: whether inputs are flattened first.
+    """
+
+    layers: tuple[_Layer, ...]
+    flat: bool
+
+    @classmethod
+    def of(cls, chain: Chain, start: int) -> Dense | None:
+        """The stages of ``chain`` from number ``start`` on; ``None`` where they have other layers."""
+        stages = chain.stages[start:]
+        shape = chain.output_shapes[chain.stages[start - 1]] if start else chain.input_shape
+        layers: list[_Layer] = []
+        flat = False
+        inside = (chain.get_submodule(s).named_modules(prefix=s, remove_duplicate=False) for s in stages)
+        for name, layer in itertools.chain.from_iterable(inside):
+            if type(layer) is nn.Linear:
+                layers.append(_Layer(f"{name}.weight", f"{name}.bias"))
+            elif type(layer) is nn.ReLU and layers:
+                layers[-1] = replace(layers[-1], relu=True)
+            elif type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
+                flat = flat or not layers
+            elif type(layer) is not nn.Sequential:
+                return None
+        return cls(tuple(layers), flat) if layers and (flat or len(shape) == 1) else None
+
+    def outputs(self, params: Parameters, x: Tensor) -> list[Tensor]:
+        """Inputs of each layer ``(n, batch, ...)``, then the output of the last: the bits of :func:`apply_module`."""
+        found = [x.flatten(2) if self.flat else x]
+        for layer in self.layers:
+            x, weight, bias = found[-1], params[layer.weight], params.get(layer.bias)
+            if x.shape[0] == 1:
+                out = F.linear(x[0], weight[0], None if bias is None else bias[0]).unsqueeze(0)
+            else:
+                out = _linear(x, weight, bias)
+            found.append(out.relu_() if layer.relu else out)
+        return found
+
+    def gradients(
+        self, params: Parameters, outputs: Sequence[Tensor], grad: Tensor, wanted: Container[str]
+    ) -> Parameters:
+        """Gradients by the ``wanted`` parameters, with that by the last of :meth:`outputs`: autograd's bits."""
+        found: Parameters = {}
+        trained = [i for i, layer in enumerate(self.layers) if layer.weight in wanted or layer.bias in wanted]
+        lowest = min(trained, default=len(self.layers))
+        for i in range(len(self.layers) - 1, lowest - 1, -1):
+            layer, x = self.layers[i], outputs[i]
+            if layer.relu:
+                grad = torch.ops.aten.threshold_backward(grad, outputs[i + 1], 0)
+            if layer.weight in wanted:
+                found[layer.weight] = _product(grad.transpose(1, 2), x)
+            if layer.bias in wanted:
+                found[layer.bias] = grad.sum(1)
+            if i > lowest:
+                grad = _product(grad, params[layer.weight])
+        return found
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """``a b`` per client, of one alone by the kernel that autograd takes."""
+    return torch.mm(a[0], b[0]).unsqueeze(0) if a.shape[0] == 1 else torch.bmm(a, b)
 
 
 def _stacked_conv2d(module: nn.Conv2d, prefix: str, x: Tensor, run: Pass) -> Tensor:

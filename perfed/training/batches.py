@@ -143,8 +143,7 @@ def stream_of(state: Mapping[str, Any], steps: Tensor, seed: int, ids: Sequence[
     if POSITION not in state:
         return None
     base = rng.key(seed, POSITION)
-    keys = torch.stack([rng.key(base, client) for client in ids])
-    return Stream(keys, _seen(state, steps).cpu().numpy())
+    return Stream(rng.key(base, rng.words(ids)), _seen(state, steps).cpu().numpy())
 
 
 def moved_on(state: Mapping[str, Any], steps: Tensor) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class Cohort(View):
     def key(self, purpose: str, *words: int) -> Tensor:
         """Randomness of this exchange for ``purpose``, int64 ``(n,)``, one key per client."""
         base = rng.key(self.where.seed, purpose, self.where.round, self.where.exchange, *words)
-        return torch.stack([rng.key(base, client) for client in self.ids]).to(self.device)
+        return rng.key(base, rng.words(self.ids)).to(self.device)
 
     # What is counted of rows -------------------------------------------------------------------------------
 

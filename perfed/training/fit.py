@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -18,10 +19,11 @@ from perfed import rng
 from perfed.data.augment import CropFlip
 from perfed.errors import Diverged, PerfedError
 from perfed.model.chain import Chain, Parameters, stage_of
+from perfed.model.stacked import Dense
 from perfed.training.batches import Block, IntArray, Samples, Stream, blocks, schedule
 from perfed.training.optim import Optimizer, OptimizerState, with_axes_of
 from perfed.training.private import PrivateTraining
-from perfed.training.step import Loss, Objective, Step
+from perfed.training.step import Loss, Objective, Step, mean_loss, mean_loss_gradient
 from perfed.training.steprules import DirectionStep, StepRules
 
 _REHEARSED = 6
@@ -70,6 +72,11 @@ class Task:
     def clients(self) -> int:
         """Number of clients that are fitted side by side."""
         return len(self.samples.counts)
+
+    @cached_property
+    def dense(self) -> Dense | None:
+        """The layers, where all are dense and the loss is the plain one: their gradients are written out."""
+        return Dense.of(self.chain, self.start) if self.loss is mean_loss and not self.per_domain else None
 
     def kind(self, label: str) -> str:
         """Names the kind of work in the plan: stages, ``label``, and the size of mini-batches if it is their own."""
@@ -227,11 +234,8 @@ def _descend(task: Task, state: OptimizerState, step: Step) -> Tensor:
     if task.private:
         losses, grads = task.private.gradients(task.loss, step, state.params, 0)
     else:
-        losses = _losses(task, step)
-        names = list(state.params)
-        inputs = [state.params[n] for n in names]
-        found = torch.autograd.grad(losses, inputs, torch.ones_like(losses), allow_unused=True)
-        grads = {n: g for n, g in zip(names, found, strict=True) if g is not None}
+        losses, found = _gradients(task, step, state.params)
+        grads = {name: g for name, g in found.items() if g is not None}
     if task.rules:
         grads = task.rules.transformed(step, grads)
     task.descend(state, grads, _seen([step]))
@@ -244,6 +248,22 @@ def _seen(batches: Sequence[Step]) -> Parameters:
     for other in others:
         first = {name: which | other[name] for name, which in first.items()}
     return first
+
+
+def _gradients(
+    task: Task, step: Step, params: Parameters, *, twice: bool = False
+) -> tuple[Tensor, dict[str, Tensor | None]]:
+    """The losses of a mini-batch, and their gradients by ``params``, which are among the step's; None where unused."""
+    if task.dense is not None and not twice:
+        with torch.no_grad():
+            outputs = task.dense.outputs(step.params, step.x)
+            losses, grad = mean_loss_gradient(step, outputs[-1])
+            written = task.dense.gradients(step.params, outputs, grad, params)
+        return losses, {name: written.get(name) for name in params}
+    losses = _losses(task, step)
+    ones = torch.ones_like(losses)
+    grads = torch.autograd.grad(losses, list(params.values()), ones, allow_unused=True, create_graph=twice)
+    return losses, dict(zip(params, grads, strict=True))
 
 
 def _losses(task: Task, step: Step) -> Tensor:
@@ -280,7 +300,7 @@ class _Gradient:
         if self.task.private:
             return self._privately(self.task.private, params, batch)
         leaves, found = self._at(params, batch)
-        grads = {n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(leaves.items(), found, strict=True)}
+        grads = {name: torch.zeros_like(leaves[name]) if g is None else g for name, g in found.items()}
         return self.task.rules.transformed(batch, grads) if self.task.rules else grads
 
     def _privately(self, private: PrivateTraining, params: Parameters, batch: Step) -> Parameters:
@@ -298,28 +318,27 @@ class _Gradient:
         if self.task.rules and self.task.rules.transforms:
             raise PerfedError("an extension changes gradients, and what it makes of them has no second derivative")
         leaves, found = self._at(params, batch, twice=True)
-        pairs = [(g, vector[n]) for n, g in zip(leaves, found, strict=True) if g is not None and g.requires_grad]
+        pairs = [(g, vector[name]) for name, g in found.items() if g is not None and g.requires_grad]
         if not pairs:  # the loss is linear in the parameters
             return {n: torch.zeros_like(t) for n, t in leaves.items()}
         outputs, weights = zip(*pairs, strict=True)
         inputs = list(leaves.values())
         try:
-            found = torch.autograd.grad(outputs, inputs, weights, materialize_grads=True)
+            products = torch.autograd.grad(outputs, inputs, weights, materialize_grads=True)
         except RuntimeError as error:
             if "derivative for" not in str(error):
                 raise
             raise PerfedError(f"a layer has no second derivative ({str(error).splitlines()[0]})") from None
-        return dict(zip(leaves, found, strict=True))
+        return dict(zip(leaves, products, strict=True))
 
     def _at(
         self, params: Parameters, batch: Step, *, twice: bool = False
-    ) -> tuple[Parameters, tuple[Tensor | None, ...]]:
+    ) -> tuple[Parameters, dict[str, Tensor | None]]:
         leaves = {name: t.detach().requires_grad_(True) for name, t in params.items()}
-        losses = _losses(self.task, batch.with_params(leaves))
+        losses, found = _gradients(self.task, batch.with_params(leaves), leaves, twice=twice)
         if self.first is None:
             self.first = losses.detach()
-        ones = torch.ones_like(losses)
-        return leaves, torch.autograd.grad(losses, list(leaves.values()), ones, allow_unused=True, create_graph=twice)
+        return leaves, found
 
 
 class LossCurve:

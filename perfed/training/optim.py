@@ -160,19 +160,13 @@ class OptimizerState:
 
     def _sgd(self, names: list[str], params: list[Tensor], grads: list[Tensor], group: Group) -> None:
         # The buffers start at zero and the first step uses the plain gradient, as torch.optim.SGD with dampening 0.
-        sgd(
-            params,
-            grads,
-            [self.first.get(n) for n in names],
-            fused=True,
-            has_sparse_grad=False,
-            weight_decay=group.weight_decay,
-            momentum=self.spec.momentum,
-            lr=group.lr,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
+        buffers = [self.first.get(n) for n in names]
+        settings: dict[str, Any] = {"weight_decay": group.weight_decay, "momentum": self.spec.momentum, "lr": group.lr}
+        settings |= {"dampening": 0.0, "nesterov": False, "maximize": False}
+        if _FUSED_SGD is None or params[0].device.type != "cpu":
+            sgd(params, grads, buffers, fused=True, has_sparse_grad=False, **settings)
+        else:  # the bare kernel, without the checks around it
+            _FUSED_SGD(params, grads, buffers if self.first else [], is_first_step=False, **settings)
 
 
 def with_axes_of(entries: Tensor, tensor: Tensor) -> Tensor:
@@ -203,6 +197,7 @@ def _adam(
 
 
 _FUSED_ADAM: Callable[..., None] | None = getattr(torch, "_fused_adam_", None)
+_FUSED_SGD: Callable[..., None] | None = getattr(torch, "_fused_sgd_", None)
 
 
 def optimizer_for(ranks: Mapping[str, int], settings: LocalTraining) -> Optimizer:

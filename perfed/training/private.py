@@ -107,7 +107,7 @@ class PrivateTraining:
 
         Asked again, the answer is the same, so that a run spends for it once.
         """
-        keys = torch.stack([rng.key(seed, "privacy", 0, what, i) for i in ids])
+        keys = rng.key(seed, "privacy", 0, what, rng.words(ids))
         noise = self._noise(counts, keys, once=True)
         return (counts + self._noise_of(noise) * noise).clamp_min(0)
 

@@ -256,6 +256,22 @@ def mean_loss(step: Step) -> Tensor:
     return (step.losses() * step.weight).sum(1)
 
 
+def mean_loss_gradient(step: Step, outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`mean_loss` where the model's outputs are ``outputs``, and its gradient by them: autograd's bits."""
+    if step.objective.task == "classification" and step.objective.class_weights is None:
+        y, weight, aten = step.y.flatten(), step.weight, torch.ops.aten
+        logs = torch.log_softmax(outputs.flatten(0, 1), 1)
+        losses, total = aten.nll_loss_forward(logs, y, None, 0, -100)
+        grad = aten.nll_loss_backward(weight.flatten(), logs, y, None, 0, -100, total)
+        grad = aten._log_softmax_backward_data(grad, logs, 1, logs.dtype)
+        return (losses.view_as(weight) * weight).sum(1), grad.view_as(outputs)
+    with torch.enable_grad():
+        leaf = outputs.requires_grad_(True)
+        losses = (step.losses(leaf) * step.weight).sum(1)
+        (grad,) = torch.autograd.grad(losses, leaf, torch.ones_like(losses))
+    return losses.detach(), grad
+
+
 def sample_losses(outputs: Tensor, y: Tensor, task: Task, weight: Tensor | None = None) -> Tensor:
     """Loss of every sample: cross-entropy, squared error (mean over outputs), or :func:`cox_losses`.
 

@@ -3,7 +3,8 @@
 What is timed is a step, without what a fit prepares. Stacks grow from one client on. Larger ones save calls into torch
 and take more of the processor's caches, so the time of a client falls and then rises: a stack that is clearly slower
 than the best one so far ends the search, and so does one whose trial would take long beside the work itself. Then
-twice the best is tried.
+twice the best is tried. Other programs only ever slow a step down: one that takes clearly less than the best time so
+far is enough, and no further one of its stack is timed.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import torch
 
 from perfed.training.plan import busy, side_by_side
 
-_STACKS = (1, 4, 16, 64)
+_STACKS = (1, 4, 16, 64)  # of which there are at least two
 _STEPS, _LEAST = 5, 2  # that are timed, after one that warms up
 _BRIEF = 0.02  # seconds of a stack's trial after which no more than the least steps are timed
+_CLEAR = 0.6  # of the best time so far: a step that takes no more is timed once
 _WORSE = 1.15  # times the best stack's time: no larger stack is tried
 _SHARE = 0.5  # of the work at hand, what its trials may take
 _ALWAYS = 0.1  # seconds that they may take anyway
@@ -74,7 +76,7 @@ def fastest(
         processor: seconds of this process, of all its threads.
     """
     race = _Race(trial, clients, threads if parallel else 1, wall, processor if parallel else wall)
-    for chunk in (*(chunk for chunk in _STACKS if chunk < clients), 0):
+    for chunk in (*(chunk for chunk in _STACKS if 2 * chunk <= clients), 0):
         if not race.run(chunk):
             break
     twice = 2 * race.best()
@@ -119,15 +121,15 @@ class _Race:
         expected = (_LEAST + 1) * (chunk or self.clients) * workers * quickest
         if self.spent + expected > max(_ALWAYS, _SHARE * self.trial.steps * quickest):
             return False
-        self.seconds[chunk] = self._time(chunk, 1, workers, self.clock)
+        self.seconds[chunk] = self._time(chunk, 1, workers, self.clock, _CLEAR * quickest)
         return self.seconds[chunk] <= _WORSE * quickest
 
     def wall_seconds(self, chunk: int, threads: int) -> float:
         """Wall seconds of a client's step."""
         return self._time(chunk, threads, busy(chunk, threads, self.clients, max(self.free, threads)), self.wall)
 
-    def _time(self, chunk: int, threads: int, workers: int, clock: Callable[[], float]) -> float:
-        """Least seconds of a client's step in a few of them, after one that warms up."""
+    def _time(self, chunk: int, threads: int, workers: int, clock: Callable[[], float], enough: float = 0.0) -> float:
+        """Least seconds of a client's step in a few of them, after one that warms up; at most ``enough`` ends it."""
         begin = clock()
         found: list[float] = []
         with side_by_side(threads, workers) as each:
@@ -139,6 +141,8 @@ class _Race:
                 before = clock()
                 took = sum(each(_Place.step, places))
                 found.append((clock() - before) / took)
+                if found[-1] <= enough:
+                    break
         self.spent += clock() - begin
         return min(found)
 

@@ -89,6 +89,6 @@ def test_more_steps_ask_for_no_more_values(name, engine):
         server.round(1)  # what is looked at once
         return looks(lambda: server.round(2))
 
-    (few, operations), (many, more) = of(1), of(4)
+    (few, operations), (many, more) = of(1), of(8)
     assert more > 1.3 * operations
     assert many == few

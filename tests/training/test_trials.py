@@ -49,7 +49,7 @@ def bound_by_the_cache(chunk):
 @pytest.mark.parametrize(
     ("seconds", "best", "tried"),
     [
-        (bound_by_calls, 0, [1, 4, 16, 64, 100]),
+        (bound_by_calls, 0, [1, 4, 16, 100]),
         (bound_by_the_cache, 4, [1, 4, 16, 8]),  # one that is clearly worse ends the search
         (lambda chunk: 1e-3 * chunk**1.5, 1, [1, 4, 2]),
         (lambda chunk: 1e-2 + 1e-3 * max(0, chunk - 8) ** 2, 8, [1, 4, 16, 8]),  # twice the best
@@ -83,7 +83,7 @@ def test_trials_take_a_share_of_the_work_at_hand(steps):
 def test_small_work_is_tried_in_all_ways_whatever_its_share():
     machine = FakeMachine(lambda chunk: 1e-6 + 1e-6 * chunk)
     machine.fastest(100, 100)
-    assert machine.tried == [1, 4, 16, 64, 100]
+    assert machine.tried == [1, 4, 16, 100]
 
 
 def test_what_takes_long_is_stepped_as_often_as_it_must_be():
@@ -91,6 +91,22 @@ def test_what_takes_long_is_stepped_as_often_as_it_must_be():
     for machine in (slow, brief):
         machine.fastest(100)
     assert slow.steps[1, 1] == 3 and brief.steps[1, 1] == 6  # one of each warms up
+
+
+def test_one_step_is_enough_for_a_stack_that_is_clearly_faster():
+    machine = FakeMachine(bound_by_calls)
+    machine.fastest(100)
+    assert [machine.steps[chunk, 1] for chunk in (4, 16, 100)] == [2, 2, 2]  # one of each warms up
+    machine = FakeMachine(lambda chunk: 1e-5 + 4e-6 * chunk)
+    machine.fastest(100)
+    assert [machine.steps[chunk, 1] for chunk in (4, 16, 100)] == [2, 6, 6]
+
+
+@pytest.mark.parametrize(("clients", "tried"), [(7, [1, 7]), (8, [1, 4, 8]), (127, [1, 4, 16, 127])])
+def test_a_stack_is_tried_where_there_are_two_of_it(clients, tried):
+    machine = FakeMachine(bound_by_calls)
+    machine.fastest(clients)
+    assert machine.tried == tried
 
 
 def test_clients_that_are_done_do_not_count():
@@ -115,7 +131,7 @@ def test_more_threads_must_pay_clearly(save, threads):
 def test_chunks_that_are_worked_on_at_the_same_time_are_tried_so():
     machine = FakeMachine(bound_by_calls)
     machine.fastest(100, threads=2)
-    assert machine.steps[4, 1] == 12 and len(machine.threads) > 1  # twice one that warms up and five
+    assert machine.steps[4, 1] == 4 and len(machine.threads) > 1  # twice one that warms up and one
     alone = FakeMachine(bound_by_calls)
     alone.fastest(100, threads=2, parallel=False)
-    assert alone.steps[4, 1] == 6 and len(alone.threads) == 1
+    assert alone.steps[4, 1] == 2 and len(alone.threads) == 1
