@@ -5,7 +5,8 @@ and keeps what came of each in ``docs/results/blend.json``; what is kept is not 
 not trained again. ``python docs/build_docs.py --render`` writes the table of ``docs/results.md``.
 
 Each site's own best model is that of scikit-learn's with the least loss on its training rows, held out in five folds;
-picking does the same among all candidates. A site loses or wins where the difference of the loss on its test rows has a
+picking does the same among all candidates. ``without guard`` is the blend before any site kept its best own model, for
+the blend is worse there on held-out rows; ``keep_own`` is at how many this is so. A site loses or wins where the difference of the loss on its test rows has a
 bootstrap interval on one side of 0, with the error 5 % divided by the number of sites.
 """
 
@@ -30,9 +31,10 @@ from perfed.data.files import load_npz
 from perfed.datasets.catalogue import in_memory
 from perfed.datasets.heart import CODES, hospitals
 from perfed.engine.scores import auc, c_index
-from perfed.experiment.blend import BlendRun, candidates_of
+from perfed.experiment.blend import FILE, BlendRun, candidates_of
 from perfed.experiment.comparison import Comparison, ComparisonSpec
 from perfed.experiment.study import Study
+from perfed.maths.blending import few, learnt
 from perfed.run import predictions
 from perfed.run.directory import marker_of
 
@@ -175,6 +177,13 @@ def said_of(run: Path) -> Said:
     return {site: (kept.targets[own], kept.outputs[own]) for site, _, own in kept.sites()}
 
 
+def mixed(task: str, said: list[Numbers], weights: Numbers) -> Numbers:
+    """The mixture of what candidates say: of classes the logarithm of probabilities."""
+    if task != "classification":
+        return np.tensordot(weights, np.stack(said), 1)
+    return np.log(np.tensordot(weights, softmax(np.stack(said), axis=-1), 1).clip(1e-300))
+
+
 def measured(cell: Cell, comparison: Comparison, seed: int) -> dict[str, Any]:
     """Means over sites of each row, and at how many the blend, and each single method, loses and wins."""
     federation = cell.make(seed)
@@ -188,10 +197,17 @@ def measured(cell: Cell, comparison: Comparison, seed: int) -> dict[str, Any]:
     best_own = {site: names[min(own, key=lambda k: scores[site][k])] for site in ids}
     picked = {site: names[int(np.argmin(scores[site]))] for site in ids}
     said = {name: said_of(places[0]) for name, places in of.items()}
+    content = json.loads((comparison.directory("blend", seed) / FILE).read_text())
+    _, weights = learnt([held[site] for site in ids], content["prior_rows"])
+    unguarded = {
+        site: (said[names[0]][site][0], mixed(task, [said[name][site][1] for name in names], few(own_weights)))
+        for site, own_weights in zip(ids, weights, strict=True)
+    }
     rows: dict[str, Said] = {
         **said,
         "best own": {site: said[best_own[site]][site] for site in ids},
         "picked": {site: said[picked[site]][site] for site in ids},
+        "without guard": unguarded,
         "blend": said_of(comparison.directory("blend", seed)),
     }
     generator, found = np.random.default_rng(seed), {}
@@ -206,7 +222,7 @@ def measured(cell: Cell, comparison: Comparison, seed: int) -> dict[str, Any]:
             "loses": sides.count(-1),
             "wins": sides.count(1),
         }
-    return {"task": task, "sites": len(ids), "rows": found}
+    return {"task": task, "sites": len(ids), "keep_own": len(content["keep_own"]), "rows": found}
 
 
 def main(folder: Path, names: list[str]) -> None:
