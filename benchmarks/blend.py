@@ -5,9 +5,9 @@ and keeps what came of each in ``docs/results/blend.json``; what is kept is not 
 not trained again. ``python docs/build_docs.py --render`` writes the table of ``docs/results.md``.
 
 Each site's own best model is that of scikit-learn's with the least loss on its training rows, held out in five folds;
-picking does the same among all candidates. ``without guard`` is the blend before any site kept its best own model, for
-the blend is worse there on held-out rows; ``keep_own`` is at how many this is so. A site loses or wins where the difference of the loss on its test rows has a
-bootstrap interval on one side of 0, with the error 5 % divided by the number of sites.
+picking does the same among all candidates. ``keep_own`` sites keep their best own model, for the blend is worse on
+their held-out rows; ``without guard`` is the blend if none did. A site loses or wins where the difference of the loss
+on its test rows has a bootstrap interval on one side of 0, with the error 5 % divided by the number of sites.
 """
 
 from __future__ import annotations
@@ -178,10 +178,10 @@ def said_of(run: Path) -> Said:
 
 
 def mixed(task: str, said: list[Numbers], weights: Numbers) -> Numbers:
-    """The mixture of what candidates say: of classes the logarithm of probabilities."""
-    if task != "classification":
-        return np.tensordot(weights, np.stack(said), 1)
-    return np.log(np.tensordot(weights, softmax(np.stack(said), axis=-1), 1).clip(1e-300))
+    """The mixture of what candidates say: of classes the logarithms of probabilities."""
+    if task == "classification":
+        return np.asarray(np.log(np.tensordot(weights, [softmax(one, axis=1) for one in said], 1).clip(1e-300)))
+    return np.tensordot(weights, [one.reshape(len(one), -1) for one in said], 1)
 
 
 def measured(cell: Cell, comparison: Comparison, seed: int) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def measured(cell: Cell, comparison: Comparison, seed: int) -> dict[str, Any]:
     picked = {site: names[int(np.argmin(scores[site]))] for site in ids}
     said = {name: said_of(places[0]) for name, places in of.items()}
     content = json.loads((comparison.directory("blend", seed) / FILE).read_text())
-    _, weights = learnt([held[site] for site in ids], content["prior_rows"])
+    _, weights = learnt([held[site] for site in ids], float(content["prior_rows"]))
     unguarded = {
         site: (said[names[0]][site][0], mixed(task, [said[name][site][1] for name in names], few(own_weights)))
         for site, own_weights in zip(ids, weights, strict=True)
@@ -207,8 +207,8 @@ def measured(cell: Cell, comparison: Comparison, seed: int) -> dict[str, Any]:
         **said,
         "best own": {site: said[best_own[site]][site] for site in ids},
         "picked": {site: said[picked[site]][site] for site in ids},
-        "without guard": unguarded,
         "blend": said_of(comparison.directory("blend", seed)),
+        "without guard": unguarded,
     }
     generator, found = np.random.default_rng(seed), {}
     losses = {name: {site: loss(task, *each[site]) for site in ids} for name, each in rows.items()}

@@ -11,7 +11,7 @@ from markdown_tables import table
 
 FILE = Path(__file__).parent / "results/blend.json"
 COMMAND = "python benchmarks/blend.py DIR"
-COMBINED = ("best own", "picked", "blend")
+COMBINED = ("best own", "picked", "blend", "without guard")
 
 
 def markdown() -> str:

@@ -98,11 +98,26 @@ def test_the_blend_is_better_than_either_where_sites_want_different_models(kinds
 
 
 @pytest.mark.long
-def test_with_a_strong_prior_all_sites_have_the_pooled_weights(tmp_path):
+def test_with_a_strong_prior_sites_have_the_pooled_weights_unless_they_are_better_alone(tmp_path):
     made = compare(two_kinds(4), [*OWN, "blend"], **LOSS, blend={"folds": 2, "prior_rows": 1e9}, out=tmp_path / "out")
     found = weights_of(made.path)
-    for own in found["sites"].values():
-        assert list(own.values()) == pytest.approx(list(found["pooled"].values()), abs=2e-3)
+    assert 0 < len(found["keep_own"]) < 4
+    for number, (site, own) in enumerate(found["sites"].items()):
+        pooled = list(found["pooled"].values())
+        expected = [number % 2, 1 - number % 2] if site in found["keep_own"] else pytest.approx(pooled, abs=2e-3)
+        assert list(own.values()) == expected
+        kept = said_by(made.path, "blend") if site not in found["keep_own"] else said_by(made.path, OWN[1 - number % 2])
+        np.testing.assert_allclose(said_by(made.path, "blend")[site], kept[site], atol=1e-6)
+    told = ", ".join(found["keep_own"])
+    assert f"so these sites keep their best own model: {told}." in (made.path / "report.html").read_text()
+    notes = json.loads((made.path / "blend/seed-0/summary.json").read_text())["notes"]
+    assert notes[1] == f"sites that keep their best own model, better there on held-out rows: {told}"
+
+
+def said_by(path, name):
+    """By client the probabilities that a row keeps of its test rows."""
+    kept = predictions.read(path / name.replace(":", ".") / "seed-0")[-1]
+    return {site: softmax(kept.outputs[own], axis=1) for site, _, own in kept.sites()}
 
 
 def test_weights_are_learnt_from_rows_that_no_model_of_the_fold_has_seen(kinds):
