@@ -225,13 +225,13 @@ def test_a_row_that_one_bad_candidate_alone_allows_is_no_trap():
 
 
 def far_row(kind):
-    """Nine noisy sites that prefer candidate 1, and one where 0 is nearer in 59 rows of 60; the last is far of both."""
+    """Nine noisy sites that prefer candidate 1, and one where 0 is nearer in 59 rows of 60; of one row both are far."""
     generator, sites = np.random.default_rng(0), []
     for site in range(10):
         y, last = generator.normal(size=60), site == 9
-        away = np.abs(generator.normal(size=(60, 2))) * ([0.01, 0.03] if last else [9.0, 3.0])
+        away = generator.uniform(0.5, 1.5, size=(60, 2)) * ([0.01, 0.03] if last else [9.0, 3.0])
         if last:
-            away[-1] = 0.5
+            away[-1] = (0.5, 0.47) if kind is Values else (1.0, 0.4)
         sites.append(kind(y[:, None] + away if kind is Values else np.exp(-away), y, np.arange(60) % 5))
     return sites
 
@@ -242,8 +242,8 @@ def test_a_site_whose_own_model_is_nearer_at_nearly_all_rows_keeps_it_though_one
     _, own = learnt(sites, 50)
     rows, mixed = sites[-1], few(own[-1])
     worse = rows.losses(mixed) - rows.losses(np.eye(2)[0])
-    assert mixed[1] > 0.01 and 0 < worse.mean() < 2 * worse.std() / np.sqrt(60)
-    assert (worse > 0).sum() == 59
+    assert mixed[1] > 0.01 and (worse > 0).sum() > 50
+    assert 0 < worse.mean() < worse.std() / np.sqrt(60)
     found = [guarded(rows, few(weights), [0], 10) for rows, weights in zip(sites, own, strict=True)]
     assert found[-1].tolist() == [1, 0]
     for weights, before in zip(found[:-1], own[:-1], strict=True):
