@@ -21,7 +21,7 @@ from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.config import Experiment
 from perfed.experiment.estimators import is_baseline, is_pooled, new_model
 from perfed.experiment.rows import Judged
-from perfed.maths.blending import ROWS, Rows, chosen_prior, evidence, few, guarded, learnt
+from perfed.maths.blending import ROWS, Prior, Rows, chosen_prior, evidence, few, guarded, learnt
 from perfed.plugins import BLEND, SKLEARN
 from perfed.run import predictions
 from perfed.run.callbacks.progress import Progress
@@ -128,7 +128,7 @@ class BlendRun:
         prior, own = learnt([sites[i] for i in ids], prior_rows)
         mixed = {site: few(found) for site, found in zip(ids, own, strict=True)}
         weights = {site: guarded(sites[site], found, own_among(names), len(ids)) for site, found in mixed.items()}
-        kept = [site for site in ids if not np.array_equal(weights[site], mixed[site])]
+        kept = [site for site in ids if (weights[site] != mixed[site]).any()]
         judged, said = Judged(self.experiment, self.federation), _said(whole)
         for number, client in enumerate(self.federation, 1):
             if client.id in said:
@@ -139,10 +139,7 @@ class BlendRun:
             "candidates": {name: os.path.relpath(where[0], self.path) for name, where in self.candidates.items()},
             "folds": settings.folds,
             "prior_rows": prior_rows,
-            "pooled": _named(names, prior.weights),
-            "loss": prior.value,
-            "gradient": prior.gradient.tolist(),
-            "hessian": prior.hessian.tolist(),
+            **_content(names, prior),
             "rows": {site: len(sites[site].said) for site in ids},
             "keep_own": kept,
             "sites": {site: _named(names, found) for site, found in weights.items()},
@@ -225,3 +222,9 @@ def _said(places: Sequence[Path]) -> dict[str, tuple[NDArray[Any], list[Numbers]
 
 def _named(names: Sequence[str], weights: Numbers) -> dict[str, float]:
     return {name: round(float(w), 6) for name, w in zip(names, weights, strict=True)}
+
+
+def _content(names: Sequence[str], prior: Prior) -> dict[str, Any]:
+    """What all sites learnt together, for the file."""
+    slopes = {"gradient": prior.gradient.tolist(), "hessian": prior.hessian.tolist()}
+    return {"pooled": _named(names, prior.weights), "loss": prior.value, **slopes}

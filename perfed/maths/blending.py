@@ -305,11 +305,11 @@ def few(weights: FloatArray) -> FloatArray:
 def guarded(rows: Rows, weights: FloatArray, own: Sequence[int], sites: int) -> FloatArray:
     """Return a site's ``weights``, or those of its best own model alone where the blend is worse at its held-out rows.
 
-    The best own model is that with the least loss. The blend is worse where its loss is more, and where this is no
-    chance by the signed-rank test of the rows' losses: one-sided, with :data:`ERROR` divided by the number of sites.
-    In ranks one far row cannot hide all others, as it can in a mean. The mean has a say too, for what is a little worse
-    on most rows and much better on some is what a blend is for. Too few rows can say nothing; nor can survival, whose
-    rows have no losses of their own.
+    The best own model is that with the least loss. The blend is worse where the signed-rank test of the rows' losses
+    says so: one-sided, with :data:`ERROR` divided by the number of sites. In ranks one far row cannot hide all others,
+    as it can in a mean. The mean of all rows but that which speaks most for the blend has to agree: what is a little
+    worse on most rows and much better on several is what a blend is for. Too few rows can say nothing; nor can
+    survival, whose rows have no losses of their own.
 
     Args:
         rows: of the site.
@@ -327,7 +327,7 @@ def guarded(rows: Rows, weights: FloatArray, own: Sequence[int], sites: int) -> 
     best = alone[min(own, key=lambda k: rows.losses(alone[k]).sum())]
     worse = rows.losses(weights) - rows.losses(best)
     worse = worse[worse != 0]
-    if worse.sum() <= 0:
+    if len(worse) == 0 or worse.sum() <= worse.min():
         return weights
     return best if wilcoxon(worse, alternative="greater").pvalue < ERROR / sites else weights
 

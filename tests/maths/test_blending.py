@@ -231,7 +231,7 @@ def far_row(kind):
         y, last = generator.normal(size=60), site == 9
         away = generator.uniform(0.5, 1.5, size=(60, 2)) * ([0.01, 0.03] if last else [9.0, 3.0])
         if last:
-            away[-1] = (0.5, 0.47) if kind is Values else (1.0, 0.4)
+            away[-1] = (0.5, 0.4) if kind is Values else (1.5, 0.4)
         sites.append(kind(y[:, None] + away if kind is Values else np.exp(-away), y, np.arange(60) % 5))
     return sites
 
@@ -243,7 +243,7 @@ def test_a_site_whose_own_model_is_nearer_at_nearly_all_rows_keeps_it_though_one
     rows, mixed = sites[-1], few(own[-1])
     worse = rows.losses(mixed) - rows.losses(np.eye(2)[0])
     assert mixed[1] > 0.01 and (worse > 0).sum() > 50
-    assert 0 < worse.mean() < worse.std() / np.sqrt(60)
+    assert worse.mean() < 0  # a mean would say that the blend is better
     found = [guarded(rows, few(weights), [0], 10) for rows, weights in zip(sites, own, strict=True)]
     assert found[-1].tolist() == [1, 0]
     for weights, before in zip(found[:-1], own[:-1], strict=True):
@@ -281,12 +281,12 @@ def test_the_test_is_that_of_all_signs_that_the_ranks_could_have():
     generator, acted = np.random.default_rng(2), 0
     signs = np.array(list(product([0, 1], repeat=10)))
     for _ in range(200):
-        worse = generator.normal(0.6, 1.0, size=10)
+        worse = generator.standard_t(3, size=10) + 0.6
         least = abs(worse.min())
         rows = Values(np.sqrt(np.stack([np.full(10, least), least + worse], 1)), np.zeros(10), np.arange(10))
         ranks = 1 + np.argsort(np.argsort(abs(worse)))
         p = (signs @ ranks >= ranks[worse > 0].sum()).mean()
-        expected = p < 0.025 and worse.sum() > 0
+        expected = p < 0.025 and np.sort(worse)[1:].sum() > 0
         assert (guarded(rows, np.array([0.0, 1.0]), [0], 2)[0] == 1) == expected
         acted += expected
     assert 20 < acted < 180
