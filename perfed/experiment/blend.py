@@ -93,8 +93,8 @@ class BlendRun:
 
     At each site the weights are not negative and sum to one. They are those with the least loss on the site's training
     rows, each predicted by models that were trained without its fold, everywhere; shrunk towards the weights that all
-    sites learn together (:mod:`perfed.maths.blending`). Where these are worse there than the site's best own model, it
-    keeps that alone (:func:`~perfed.maths.blending.guarded`). The mixture is of what the candidates, trained on all
+    sites learn together (:mod:`perfed.maths.blending`). Of values a site keeps its best own model alone where the
+    mixture errs more (:func:`~perfed.maths.blending.guarded`). The mixture is of what the candidates, trained on all
     training rows, say: of probabilities, of values, or of log hazards.
 
     Attributes:
@@ -162,7 +162,7 @@ class BlendRun:
         listed = ", ".join(f"{names[k]} {pooled[k]:.2f}" for k in order if pooled[k] >= 0.005)
         told = [f"weights over all sites: {listed}; each site's own count as if these had {prior_rows:g} rows there"]
         if kept:
-            told.append(f"sites that keep their best own model, better there on held-out rows: {shorten_list(kept)}")
+            told.append(f"sites that keep their best own model, which errs less on held-out rows: {shorten_list(kept)}")
         return told
 
     def held_out(self, folds: Sequence[Sequence[Path]]) -> dict[str, Rows]:

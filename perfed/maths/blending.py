@@ -104,10 +104,6 @@ class Rows:
         """Return all that leaves the site for one step of what all learn together."""
         raise NotImplementedError
 
-    def losses(self, weights: FloatArray) -> FloatArray:
-        """Return each row's loss ``(n,)``; none where a row has no loss of its own, as in survival."""
-        return np.empty(0)
-
 
 class Chances(Rows):
     """Probabilities: the blend is their mixture, its loss the log loss."""
@@ -119,10 +115,6 @@ class Chances(Rows):
         ratio = p / mixed[:, None]
         return Sums(len(p), -float(np.log(mixed).sum()), -ratio.sum(0), ratio.T @ ratio)
 
-    def losses(self, weights: FloatArray) -> FloatArray:
-        """Return minus the logarithms of the right classes' probabilities."""
-        return np.asarray(-np.log(self.said.clip(_RAREST) @ weights))
-
 
 class Values(Rows):
     """Values: the blend is their mean with these weights, its loss half the squared error."""
@@ -131,10 +123,6 @@ class Values(Rows):
         """Return Gram and cross sums, as Hessian and gradient."""
         away = self.said @ weights - self.y
         return Sums(len(away), 0.5 * float(away @ away), self.said.T @ away, self.said.T @ self.said)
-
-    def losses(self, weights: FloatArray) -> FloatArray:
-        """Return squared errors."""
-        return np.asarray((self.said @ weights - self.y) ** 2)
 
     @property
     def noise(self) -> float:
@@ -303,13 +291,15 @@ def few(weights: FloatArray) -> FloatArray:
 
 
 def guarded(rows: Rows, weights: FloatArray, own: Sequence[int], sites: int) -> FloatArray:
-    """Return a site's ``weights``, or those of its best own model alone where the blend is worse at its held-out rows.
+    """Return a site's ``weights``, or those of its best own model alone where the blend errs more at its held-out rows.
 
-    The best own model is that with the least loss. The blend is worse where the signed-rank test of the rows' losses
-    says so: one-sided, with :data:`ERROR` divided by the number of sites. In ranks one far row cannot hide all others,
-    as it can in a mean. The mean of all rows but that which speaks most for the blend has to agree: what is a little
-    worse on most rows and much better on several is what a blend is for. Too few rows can say nothing; nor can
-    survival, whose rows have no losses of their own.
+    The best own model is that with the least squared error. The blend errs more where the signed-rank test of the rows'
+    squared errors says so: one-sided, with :data:`ERROR` divided by the number of sites. In ranks one far row cannot
+    hide all others, as it can in a mean. The mean of all rows but that which speaks most for the blend has to agree:
+    what is a little worse on most rows and much better on several is what a blend is for. Too few rows can say nothing.
+
+    Of values alone. Where a class is rare, log losses that are a little more on most rows and much less on a few are
+    what good probabilities have; and survival has no losses of single rows.
 
     Args:
         rows: of the site.
@@ -319,17 +309,17 @@ def guarded(rows: Rows, weights: FloatArray, own: Sequence[int], sites: int) -> 
 
     Source: Wilcoxon 1945, Individual comparisons by ranking methods, Biometrics Bulletin 1(6).
     """
+    if not own or not isinstance(rows, Values):
+        return weights
     from scipy.stats import wilcoxon  # type: ignore[import-untyped]  # takes half a second to import
 
-    if not own:
-        return weights
-    alone = np.eye(len(weights))
-    best = alone[min(own, key=lambda k: rows.losses(alone[k]).sum())]
-    worse = rows.losses(weights) - rows.losses(best)
+    errors = (rows.said - rows.y[:, None]) ** 2
+    best = min(own, key=lambda k: float(errors[:, k].sum()))
+    worse = (rows.said @ weights - rows.y) ** 2 - errors[:, best]
     worse = worse[worse != 0]
-    if len(worse) == 0 or worse.sum() <= worse.min():
+    if len(worse) == 0 or worse.sum() <= worse.min() or wilcoxon(worse, alternative="greater").pvalue >= ERROR / sites:
         return weights
-    return best if wilcoxon(worse, alternative="greater").pvalue < ERROR / sites else weights
+    return np.eye(len(weights))[best]
 
 
 def _of_all(sites: Sequence[Rows]) -> Callable[[FloatArray], Sums]:

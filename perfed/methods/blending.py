@@ -28,8 +28,8 @@ class Blending(Method):
     A client's inputs are what the candidates say of its samples, of training samples while these were held out: K
     blocks of C outputs (logits, values or log hazards), and last the number of the fold. A round is one exchange. The
     server sends weights, and clients reply with sums over their samples: how many, the loss, its gradient and its
-    Hessian. With the pooled weights, and the loss around them, each client has its own; where these are worse on its
-    samples than its best own model, it keeps that (:func:`~perfed.maths.blending.guarded`).
+    Hessian. With the pooled weights, and the loss around them, each client has its own. Of values it keeps its best own
+    model where these err more (:func:`~perfed.maths.blending.guarded`).
 
     It has no name for experiments: who knows the candidates makes it.
     """

@@ -28,14 +28,14 @@ READ_BLEND = (
     "A bar is a site, a colour a model, its length the model's weight there. The bar on top is what the rows of all "
     "sites say together. A site with few rows has nearly that."
 )
-READ_OWN = "The blend was worse on their held-out rows, so these sites keep their best own model"
+READ_OWN = "The blend erred more on their held-out rows, so these sites keep their best own model"
 
 
 @dataclass(frozen=True)
 class Weights:
     """Of one run: the candidates, the weights of all sites together ``(K,)``, and each site's ``(sites, K)``.
 
-    ``keep_own``: the sites that keep their best own model alone, for the blend was worse on their held-out rows.
+    ``keep_own``: the sites that keep their best own model alone, for the blend erred more on their held-out rows.
     """
 
     names: tuple[str, ...]
