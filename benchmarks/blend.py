@@ -1,11 +1,11 @@
 """No site worse off: ``blend`` against each site's own best model and the best single method, on eight data sets.
 
-``python benchmarks/blend.py DIR [NAMES]`` makes the comparisons of :data:`DATA` in ``DIR``, each over :data:`SEEDS`,
+``python benchmarks/blend.py DIR [NAMES]`` makes the comparisons of :data:`DATA` in ``DIR``, each over its splits,
 and keeps what came of each in ``docs/results/blend.json``; what is kept is not made again, and a run that is there is
 not trained again. ``python docs/build_docs.py --render`` writes the table of ``docs/results.md``.
 
 Each site's own best model is that of scikit-learn's with the least loss on its training rows, held out in five folds;
-picking does the same among all candidates. ``keep_own`` sites keep their best own model, for the blend is worse on
+picking does the same among all candidates. ``keep_own`` sites keep their best own model, for the blend errs more on
 their held-out rows; ``without guard`` is the blend if none did. A site loses or wins where the difference of the loss
 on its test rows has a bootstrap interval on one side of 0, with the error 5 % divided by the number of sites.
 """
@@ -39,7 +39,6 @@ from perfed.run import predictions
 from perfed.run.directory import marker_of
 
 KEPT = Path(__file__).parent.parent / "docs/results/blend.json"
-SEEDS = (0, 1)
 DRAWS = 10_000
 TRIES = 5
 
@@ -126,11 +125,12 @@ MIXED = {"mixed": {"model": {"body": "none"}}}
 
 @dataclass(frozen=True)
 class Cell:
-    """A data set with its candidates."""
+    """A data set with its candidates and the seeds of its splits."""
 
     make: Callable[[int], Federation]
     methods: tuple[str, ...]
     table: dict[str, Any] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (0, 1)
 
 
 DATA: dict[str, Cell] = {
@@ -138,7 +138,7 @@ DATA: dict[str, Cell] = {
     "intensive care": Cell(units, (*OWN, "local", "fedavg-ft", "mixed", "forest"), LINEAR),
     "TCGA": Cell(tcga, ("sklearn:cox", "local", "fedavg-ft", "mixed"), LINEAR),
     "Adult": Cell(adult, (*OWN, "local", "fedavg-ft", "mixed", "forest"), LINEAR),
-    "Parkinson's": Cell(parkinsons, (*VALUES, "local", "fedavg-ft", "mixed", "forest"), LINEAR),
+    "Parkinson's": Cell(parkinsons, (*VALUES, "local", "fedavg-ft", "mixed", "forest"), LINEAR, (0, 1, 2, 3)),
     "schools": Cell(schools, (*VALUES, "local", "fedavg-ft", "mixed", "forest"), LINEAR),
     "digits": Cell(digits, (*OWN, "local", "fedavg-ft", "fedpac"), {**DEEP, "methods": MIXED}),
     "wiki": Cell(wiki, (*OWN, "local", "fedavg-ft", "ditto"), LINEAR),
@@ -228,8 +228,8 @@ def measured(cell: Cell, comparison: Comparison, seed: int) -> dict[str, Any]:
 def main(folder: Path, names: list[str]) -> None:
     """Make what is not kept, one data set and seed at a time."""
     warnings.simplefilter("ignore")
-    for seed in SEEDS:
-        for name in names or DATA:
+    for name in names or DATA:
+        for seed in DATA[name].seeds:
             kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
             if str(seed) in kept.get(name, {}):
                 continue
