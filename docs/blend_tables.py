@@ -17,7 +17,7 @@ COMBINED = ("best own", "picked", "blend", "without guard")
 def markdown() -> str:
     """One row per data set: mean loss (AUC or C-index) of four rows, and the sites that lose and win with the blend.
 
-    A guard, and so sites that keep their own model, there is of values alone.
+    At how many sites the guard acted stands where it was kept: of values, for of others there is none.
     """
     lines = []
     for name, seeds in json.loads(FILE.read_text()).items():
@@ -28,7 +28,7 @@ def markdown() -> str:
         worst = max(sum(run["rows"][row]["loses"] for run in runs) for row in single if not row.startswith("sklearn:"))
         sites = f"{lost} / {won} of {sum(run['sites'] for run in runs)}"
         told = f"{name} ({len(runs)} split{'s' if len(runs) > 1 else ''})"
-        kept = str(sum(run["keep_own"] for run in runs)) if runs[0]["task"] == "regression" else "–"
+        kept = str(sum(run["keep_own"] for run in runs)) if all("keep_own" in run for run in runs) else "–"
         cells = (_cell(runs, row) for row in ("best own", best, "picked", "blend"))
         lines.append([told, *cells, sites, kept, str(worst)])
         lines[-1][2] += f" {best}"
