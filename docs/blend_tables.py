@@ -11,11 +11,14 @@ from markdown_tables import table
 
 FILE = Path(__file__).parent / "results/blend.json"
 COMMAND = "python benchmarks/blend.py DIR"
-COMBINED = ("best own", "picked", "blend")
+COMBINED = ("best own", "picked", "blend", "without guard")
 
 
 def markdown() -> str:
-    """One row per data set: mean loss (AUC or C-index) of four rows, and the sites that lose and win with the blend."""
+    """One row per data set: mean loss (AUC or C-index) of four rows, and the sites that lose and win with the blend.
+
+    At how many sites the guard acted stands where it was kept: of values, for of others there is none.
+    """
     lines = []
     for name, seeds in json.loads(FILE.read_text()).items():
         runs = list(seeds.values())
@@ -25,9 +28,12 @@ def markdown() -> str:
         worst = max(sum(run["rows"][row]["loses"] for run in runs) for row in single if not row.startswith("sklearn:"))
         sites = f"{lost} / {won} of {sum(run['sites'] for run in runs)}"
         told = f"{name} ({len(runs)} split{'s' if len(runs) > 1 else ''})"
-        lines.append([told, *(_cell(runs, row) for row in ("best own", best, "picked", "blend")), sites, str(worst)])
+        kept = str(sum(run["keep_own"] for run in runs)) if all("keep_own" in run for run in runs) else "–"
+        cells = (_cell(runs, row) for row in ("best own", best, "picked", "blend"))
+        lines.append([told, *cells, sites, kept, str(worst)])
         lines[-1][2] += f" {best}"
-    header = ["", "best own", "best single method", "picked", "**blend**", "lose / win with it", "lose with a method"]
+    header = ["", "best own", "best single method", "picked", "**blend**", "lose / win with it"]
+    header += ["keep own", "lose with a method"]
     return f"`{COMMAND}`\n\n{table(header, lines)}"
 
 

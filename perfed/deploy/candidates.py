@@ -16,7 +16,7 @@ from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.dry_run import Protocol, allowed_by
 from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError
-from perfed.experiment.blend import candidates_of, with_own_models
+from perfed.experiment.blend import candidates_of, own_among, with_own_models
 from perfed.experiment.config import Experiment, read, validate
 from perfed.experiment.estimators import TRIES, baseline_id, is_baseline, is_pooled
 from perfed.maths.blending import EXCHANGES
@@ -138,9 +138,10 @@ def mixed_at_sites(study: Experiment, task: Task) -> list[str]:
 
 def blending_of(study: Experiment, task: Task) -> Blending:
     """The method that learns the weights."""
-    prior_rows = study.blend.prior_rows
+    prior_rows, names = study.blend.prior_rows, mixed_at_sites(study, task)
     assert prior_rows != "cv"  # refused where the study was deployed
-    return Blending(candidates=len(mixed_at_sites(study, task)), task=task, prior_rows=prior_rows)
+    own, sites = own_among(names), len(study.data.options["files"])
+    return Blending(candidates=len(names), task=task, prior_rows=prior_rows, own=own, clients=sites)
 
 
 def outputs_alone(agreement: FederationSchema) -> FederationSchema:

@@ -21,7 +21,7 @@ from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.config import Experiment
 from perfed.experiment.estimators import is_baseline, is_pooled, new_model
 from perfed.experiment.rows import Judged
-from perfed.maths.blending import ROWS, Rows, chosen_prior, evidence, few, learnt
+from perfed.maths.blending import ROWS, Prior, Rows, chosen_prior, evidence, few, guarded, learnt
 from perfed.plugins import BLEND, SKLEARN
 from perfed.run import predictions
 from perfed.run.callbacks.progress import Progress
@@ -40,6 +40,11 @@ Numbers = NDArray[np.float64]
 def candidates_of(methods: Sequence[str]) -> list[str]:
     """Return the rows that a blend mixes: those of which a site can have a model."""
     return [name for name in methods if name != BLEND and not is_pooled(name)]
+
+
+def own_among(names: Sequence[str]) -> tuple[int, ...]:
+    """Return at which places of ``names`` there are models of a site alone, of scikit-learn's."""
+    return tuple(k for k, name in enumerate(names) if is_baseline(name))
 
 
 def with_own_models(methods: Sequence[str], task: Task) -> list[str]:
@@ -88,8 +93,9 @@ class BlendRun:
 
     At each site the weights are not negative and sum to one. They are those with the least loss on the site's training
     rows, each predicted by models that were trained without its fold, everywhere; shrunk towards the weights that all
-    sites learn together (:mod:`perfed.maths.blending`). The mixture is of what the candidates, trained on all training
-    rows, say: of probabilities, of values, or of log hazards.
+    sites learn together (:mod:`perfed.maths.blending`). Of values a site keeps its best own model alone where the
+    mixture errs more (:func:`~perfed.maths.blending.guarded`). The mixture is of what the candidates, trained on all
+    training rows, say: of probabilities, of values, or of log hazards.
 
     Attributes:
         experiment: of which the seed, the data, the evaluation and ``blend`` count.
@@ -120,7 +126,9 @@ class BlendRun:
         ids = [client.id for client in self.federation]
         prior_rows = chosen_prior([sites[i] for i in ids]) if settings.prior_rows == "cv" else settings.prior_rows
         prior, own = learnt([sites[i] for i in ids], prior_rows)
-        weights = {site: few(found) for site, found in zip(ids, own, strict=True)}
+        mixed = {site: few(found) for site, found in zip(ids, own, strict=True)}
+        weights = {site: guarded(sites[site], found, own_among(names), len(ids)) for site, found in mixed.items()}
+        kept = [site for site in ids if (weights[site] != mixed[site]).any()]
         judged, said = Judged(self.experiment, self.federation), _said(whole)
         for number, client in enumerate(self.federation, 1):
             if client.id in said:
@@ -131,11 +139,9 @@ class BlendRun:
             "candidates": {name: os.path.relpath(where[0], self.path) for name, where in self.candidates.items()},
             "folds": settings.folds,
             "prior_rows": prior_rows,
-            "pooled": _named(names, prior.weights),
-            "loss": prior.value,
-            "gradient": prior.gradient.tolist(),
-            "hessian": prior.hessian.tolist(),
+            **_content(names, prior),
             "rows": {site: len(sites[site].said) for site in ids},
+            "keep_own": kept,
             "sites": {site: _named(names, found) for site, found in weights.items()},
         }
         self.path.mkdir(parents=True, exist_ok=True)
@@ -147,14 +153,17 @@ class BlendRun:
             wall_seconds=seconds,
             training_seconds=seconds,
             settings={"folds": settings.folds, "prior_rows": prior_rows, "candidates": names},
-            notes=self._notes(names, prior.weights, prior_rows),
+            notes=self._notes(names, prior.weights, prior_rows, kept),
             versions=versions("numpy", np.__version__),
         )
 
-    def _notes(self, names: Sequence[str], pooled: Numbers, prior_rows: float) -> list[str]:
+    def _notes(self, names: Sequence[str], pooled: Numbers, prior_rows: float, kept: Sequence[str]) -> list[str]:
         order = np.argsort(-pooled, kind="stable")
         listed = ", ".join(f"{names[k]} {pooled[k]:.2f}" for k in order if pooled[k] >= 0.005)
-        return [f"weights over all sites: {listed}; each site's own count as if these had {prior_rows:g} rows there"]
+        told = [f"weights over all sites: {listed}; each site's own count as if these had {prior_rows:g} rows there"]
+        if kept:
+            told.append(f"sites that keep their best own model, which errs less on held-out rows: {shorten_list(kept)}")
+        return told
 
     def held_out(self, folds: Sequence[Sequence[Path]]) -> dict[str, Rows]:
         """Return what the candidates say of each client's training rows, held out fold by fold."""
@@ -213,3 +222,9 @@ def _said(places: Sequence[Path]) -> dict[str, tuple[NDArray[Any], list[Numbers]
 
 def _named(names: Sequence[str], weights: Numbers) -> dict[str, float]:
     return {name: round(float(w), 6) for name, w in zip(names, weights, strict=True)}
+
+
+def _content(names: Sequence[str], prior: Prior) -> dict[str, Any]:
+    """What all sites learnt together, for the file."""
+    slopes = {"gradient": prior.gradient.tolist(), "hessian": prior.hessian.tolist()}
+    return {"pooled": _named(names, prior.weights), "loss": prior.value, **slopes}

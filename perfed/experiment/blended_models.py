@@ -16,13 +16,13 @@ from perfed.data.federation import Federation
 from perfed.data.held_out import fold_as_test
 from perfed.data.reading import read_json
 from perfed.errors import PerfedError, shorten_list
-from perfed.experiment.blend import FILE
+from perfed.experiment.blend import FILE, own_among
 from perfed.experiment.config import Experiment, readable, validate
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.kept_models import KeptModels, estimator_site
 from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.start import opened
-from perfed.maths.blending import ROWS, Prior, evidence, few, site_weights
+from perfed.maths.blending import ROWS, Prior, evidence, few, guarded, site_weights
 from perfed.plugins import BLEND
 from perfed.run.blend_site import BlendSite
 from perfed.run.directory import RunDirectory, plain
@@ -139,7 +139,8 @@ class BlendedModels:
             rows, y = evidence(task, test.y.numpy(), outputs)
             said, targets, folds = [*said, rows], [*targets, y], [*folds, np.full(len(rows), fold)]
         own = ROWS[task](np.concatenate(said), np.concatenate(targets), np.concatenate(folds))
-        return few(site_weights(own, prior, float(self.content["prior_rows"])))
+        found = few(site_weights(own, prior, float(self.content["prior_rows"])))
+        return guarded(own, found, own_among(names), len(federation) + 1)
 
     @property
     def _slope(self) -> list[float]:

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed.data.labels import Task
-from perfed.maths.blending import ROWS, Descent, Prior, Rows, Sums, evidence, few, site_weights
+from perfed.maths.blending import ROWS, Descent, Prior, Rows, Sums, evidence, few, guarded, site_weights
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
@@ -28,7 +28,8 @@ class Blending(Method):
     A client's inputs are what the candidates say of its samples, of training samples while these were held out: K
     blocks of C outputs (logits, values or log hazards), and last the number of the fold. A round is one exchange. The
     server sends weights, and clients reply with sums over their samples: how many, the loss, its gradient and its
-    Hessian. With the pooled weights, and the loss around them, each client has its own.
+    Hessian. With the pooled weights, and the loss around them, each client has its own. Of values it keeps its best own
+    model where these err more (:func:`~perfed.maths.blending.guarded`).
 
     It has no name for experiments: who knows the candidates makes it.
     """
@@ -41,6 +42,8 @@ class Blending(Method):
     candidates: int = Field(ge=1, description="K")
     task: Task = Field(description="of the targets")
     prior_rows: float = Field(50.0, ge=0, description="rows that the pooled weights count as at a client")
+    own: tuple[int, ...] = Field((), description="which of the candidates are models of the client alone")
+    clients: int = Field(ge=1, description="how many there are")
 
     def sets(self) -> dict[str, ParameterSet]:
         """``told``: the clients' sums in each round so far."""
@@ -84,12 +87,13 @@ class Blending(Method):
         return Reply(blend={name: torch.from_numpy(values).to(cohort.device) for name, values in stacked.items()})
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """Shrink each client's weights to the pooled ones: ``cohort.scratch["weights"]`` ``(clients, K)``."""
+        """Give each client weights of its own: ``cohort.scratch["weights"]`` ``(clients, K)``."""
         found = []
         for row, rows in enumerate(self._rows(cohort)):
             weights, value, gradient, hessian = (payload["pooled"][name][row].cpu().numpy() for name in _PRIOR)
             prior = Prior(weights, float(value), gradient, hessian)
-            found.append(few(site_weights(rows, prior, self.prior_rows)))
+            learnt = few(site_weights(rows, prior, self.prior_rows))
+            found.append(guarded(rows, learnt, self.own, self.clients))
         cohort.scratch["weights"] = torch.from_numpy(np.stack(found)).to(cohort.device)
 
     def predict(self, cohort: Cohort, x: Tensor) -> Tensor:

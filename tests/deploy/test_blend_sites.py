@@ -14,7 +14,7 @@ from command_line import perfed
 from stations import COLUMNS, TABLE, Stations, answer_all, write_tables
 
 from perfed.codec import flatten
-from perfed.deploy.candidates import candidate_runs, entries_in
+from perfed.deploy.candidates import blending_of, candidate_runs, entries_in
 from perfed.deploy.mixing import SAID
 from perfed.deploy.own_model import site_model
 from perfed.deploy.policy import Policy
@@ -211,6 +211,8 @@ def test_a_deployment_is_written_with_its_candidates(tables):
     made = read_study((out / "app/perfed_app/study.toml").read_text(), "it")
     assert made.blend.candidates == ("flic-hl", "sklearn:logistic") and made.blend.folds == 5
     assert [run.title for run in candidate_runs(made)] == ["flic-hl", *(f"flic-hl, fold {i}" for i in range(1, 6))]
+    weights = blending_of(made, "classification")
+    assert (weights.clients, weights.own) == (3, (1, 2))
     page = (out / "sites/north/README.md").read_text()
     assert "* `blend/hessian`" in page and "`blend of flic-hl, sklearn:logistic`" in page
     assert "modules of its own" not in page
@@ -257,6 +259,24 @@ def test_values_and_times(target, tables):
     changes |= {"method": "local"}
     deployed(tables, study(tables, **changes))
     same_as_simulated(tables, **changes)
+
+
+@pytest.mark.long
+def test_a_site_that_is_better_alone_keeps_its_own_model(tables):
+    """As in a simulation, though the prior says otherwise: a line is exact in the north."""
+    generator = np.random.default_rng(1)
+    for site in COLUMNS:
+        frame = pd.read_csv(tables / f"{site}.csv").drop(columns="ill")
+        noise = 0 if site == "north" else 3 * generator.normal(size=len(frame))
+        frame["score"] = frame.select_dtypes("number").sum(axis=1) + noise
+        frame.to_csv(tables / f"{site}.csv", index=False)
+    candidates = ["local", "sklearn:ridge", "sklearn:gradient-boosting"]
+    blend = {"folds": FOLDS, "candidates": candidates, "prior_rows": 1e6}
+    changes = {"target": "score", "method": "local", "blend": blend}
+    deployed(tables, study(tables, **changes))
+    content = same_as_simulated(tables, **changes)
+    assert content["keep_own"] == ["north"]
+    assert own(tables, "north").facts["weights"] == {"sklearn:ridge": 1.0}
 
 
 @pytest.mark.long

@@ -105,6 +105,34 @@ def test_with_a_strong_prior_all_sites_have_the_pooled_weights(tmp_path):
         assert list(own.values()) == pytest.approx(list(found["pooled"].values()), abs=2e-3)
 
 
+@pytest.mark.long
+def test_a_site_that_errs_less_alone_keeps_its_own_model_whatever_the_prior_says(tmp_path):
+    """Values: a line is exact at the first site, and nothing is at the others."""
+    generator, arrays = np.random.default_rng(0), {}
+    for site in range(3):
+        x = generator.normal(size=(80, 2)).astype(np.float32)
+        y = (x.sum(1) + 3 * (site > 0) * generator.normal(size=80)).astype(np.float32)
+        arrays[f"s{site}"] = {"x_train": x[:40], "y_train": y[:40], "x_test": x[40:], "y_test": y[40:]}
+    values, names = Federation.from_arrays(arrays).standardised(), ["sklearn:ridge", "sklearn:gradient-boosting"]
+    shape = {"model": {"head": "linear"}, "rounds": 1, "seeds": [0], "baseline_tries": 1}
+    made = compare(values, [*names, "blend"], **shape, blend={"folds": 2, "prior_rows": 1e9}, out=tmp_path / "out")
+    found = weights_of(made.path)
+    assert found["keep_own"] == ["s0"] and found["sites"]["s0"] == dict(zip(names, (1, 0), strict=True))
+    for site in ("s1", "s2"):
+        assert list(found["sites"][site].values()) == pytest.approx(list(found["pooled"].values()), abs=2e-3)
+    for (site, blend), (_, ridge) in zip(*(said_by(made.path, name) for name in ("blend", names[0])), strict=True):
+        assert np.allclose(blend, ridge, atol=1e-6) == (site == "s0")
+    assert "so these sites keep their best own model: s0." in (made.path / "report.html").read_text()
+    notes = json.loads((made.path / "blend/seed-0/summary.json").read_text())["notes"]
+    assert notes[1] == "sites that keep their best own model, which errs less on held-out rows: s0"
+
+
+def said_by(path, name):
+    """Of each client what a row says of its test rows."""
+    kept = predictions.read(path / name.replace(":", ".") / "seed-0")[-1]
+    return [(site, kept.outputs[own]) for site, _, own in kept.sites()]
+
+
 def test_weights_are_learnt_from_rows_that_no_model_of_the_fold_has_seen(kinds):
     """Each fold's test rows are training rows of the whole, and the weights those of what is kept of them."""
     whole, comparison = two_kinds(), Comparison.read(kinds.path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import cvxpy
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from perfed.maths.blending import (
     Hazards,
     Values,
     chosen_prior,
+    few,
+    guarded,
     learnt,
     pooled_weights,
     site_weights,
@@ -215,3 +219,93 @@ def test_a_row_that_one_bad_candidate_alone_allows_is_no_trap():
     found = pooled_weights(rows.sums, 3, mixture=True)
     assert (-found.gradient).max() - 1 < 1e-4
     assert 0 < found.weights[2] < 0.01
+
+
+# No site worse off ----------------------------------------------------------------------------------------------
+
+
+def far_row():
+    """Nine noisy sites that prefer candidate 1, and one where 0 is nearer in 59 rows of 60; of one row both are far."""
+    generator = np.random.default_rng(0)
+    for site in range(10):
+        y, exact = generator.normal(size=60), site == 9
+        away = generator.uniform(0.5, 1.5, size=(60, 2)) * ([0.01, 0.03] if exact else [9.0, 3.0])
+        if exact:
+            away[-1] = (0.5, 0.4)
+        yield Values(y[:, None] + away, y, np.arange(60) % 5)
+
+
+def test_a_site_whose_own_model_is_nearer_at_nearly_all_rows_keeps_it_though_one_far_row_hides_that():
+    sites = list(far_row())
+    _, own = learnt(sites, 50)
+    rows, mixed = sites[-1], few(own[-1])
+    worse = (rows.said @ mixed - rows.y) ** 2 - (rows.said[:, 0] - rows.y) ** 2
+    assert (worse > 0).sum() > 50 and worse.mean() < 0  # a mean would say that the blend is better
+    found = [guarded(rows, few(weights), [0], 10) for rows, weights in zip(sites, own, strict=True)]
+    assert mixed[1] > 0.01 and found[-1].tolist() == [1, 0]
+    for weights, before in zip(found[:-1], own[:-1], strict=True):
+        np.testing.assert_array_equal(weights, few(before))
+
+
+def test_a_blend_that_errs_a_little_more_at_most_rows_and_much_less_at_some_stays():
+    y, half = np.zeros(200), np.array([0.5, 0.5])
+    said = np.stack([0.1 + 1e-3 * np.arange(200), 0.5 + 1e-3 * np.arange(200)], 1)
+    said[::20, 0] = 5
+    worse = (said @ half) ** 2 - said[:, 0] ** 2
+    assert (worse > 0).mean() == 0.95 and worse.mean() < 0
+    assert guarded(Values(said, y, np.arange(200) % 5), half, [0], 1) is half
+    said[::20, 0] = 0.1  # without these rows
+    assert guarded(Values(said, y, np.arange(200) % 5), half, [0], 1).tolist() == [1, 0]
+
+
+def test_of_probabilities_ranks_say_nothing():
+    """A rare class: one candidate is sure that it is never there; the log loss of the blend is less by far."""
+    said = np.tile([0.99, 0.9], (200, 1))
+    said[::20] = (0.01, 0.1)
+    rows, half = Chances(said, np.zeros(200), np.arange(200) % 5), np.array([0.5, 0.5])
+    assert rows.sums(half).value < rows.sums(np.array([1.0, 0.0])).value
+    assert guarded(rows, half, [0], 1) is half
+
+
+@pytest.mark.parametrize("n", [0, 1, 4, 9])
+def test_too_few_rows_and_no_difference_and_survival_say_nothing(n):
+    y, half = np.zeros(n), np.array([0.5, 0.5])
+    rows = Values(np.stack([y, 1 + np.arange(n)], 1), y, np.arange(n))
+    assert guarded(rows, half, [0], 42) is half  # 2 ** -9 is more than 5 % / 42
+    assert guarded(rows, half, [], 1) is half
+    assert guarded(Values(rows.said[:, [0, 0]], y, rows.fold), half, [0], 1) is half
+    assert guarded(Hazards(rows.said, np.ones((n, 2)), rows.fold), half, [0], 1) is half
+
+
+def test_the_best_own_model_is_that_with_the_least_loss():
+    y = np.random.default_rng(0).normal(size=30)
+    rows = Values(y[:, None] + [0.3, 0.1, 0.2, 2.0] * np.linspace(0.9, 1, 30)[:, None], y, np.arange(30) % 5)
+    assert guarded(rows, np.array([0, 0, 0, 1.0]), [0, 2], 5).tolist() == [0, 0, 1, 0]
+
+
+def test_the_test_is_that_of_all_signs_that_the_ranks_could_have():
+    """By counting them (Wilcoxon 1945)."""
+    generator, acted = np.random.default_rng(2), 0
+    signs = np.array(list(product([0, 1], repeat=10)))
+    for _ in range(200):
+        worse = generator.standard_t(3, size=10) + 0.6
+        least = abs(worse.min())
+        rows = Values(np.sqrt(np.stack([np.full(10, least), least + worse], 1)), np.zeros(10), np.arange(10))
+        ranks = 1 + np.argsort(np.argsort(abs(worse)))
+        p = (signs @ ranks >= ranks[worse > 0].sum()).mean()
+        expected = p < 0.025 and np.sort(worse)[1:].sum() > 0
+        assert (guarded(rows, np.array([0.0, 1.0]), [0], 2)[0] == 1) == expected
+        acted += expected
+    assert 20 < acted < 180
+
+
+@pytest.mark.long
+def test_where_the_blend_is_as_good_as_the_own_model_a_false_alarm_is_as_rare_as_it_says():
+    """5 % over all sites: own model and blend err alike, in turn of either sign."""
+    generator, half, fired, tries = np.random.default_rng(5), np.array([0.5, 0.5]), 0, 2000
+    for number in range(tries):
+        own, blend = generator.standard_t(3, size=(2, 40))
+        rows = Values(np.stack([own, 2 * blend - own], 1), np.zeros(40), np.arange(40) % 5)
+        assert number or np.allclose(rows.said @ half, blend)
+        fired += guarded(rows, half, [0], 1) is not half
+    assert 0.03 < fired / tries < 0.05 + 3 * np.sqrt(0.05 * 0.95 / tries)

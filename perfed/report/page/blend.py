@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from perfed.errors import shorten_list
 from perfed.methods.titles import display_name
 from perfed.plugins import BLEND
 from perfed.report.page import svg
@@ -27,16 +28,21 @@ READ_BLEND = (
     "A bar is a site, a colour a model, its length the model's weight there. The bar on top is what the rows of all "
     "sites say together. A site with few rows has nearly that."
 )
+READ_OWN = "The blend erred more on their held-out rows, so these sites keep their best own model"
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Of one run: the candidates, the weights of all sites together ``(K,)``, and each site's ``(sites, K)``."""
+    """Of one run: the candidates, the weights of all sites together ``(K,)``, and each site's ``(sites, K)``.
+
+    ``keep_own``: the sites that keep their best own model alone, for the blend erred more on their held-out rows.
+    """
 
     names: tuple[str, ...]
     pooled: NDArray[np.float64]
     sites: tuple[str, ...]
     own: NDArray[np.float64]
+    keep_own: tuple[str, ...] = ()
 
 
 def weights_of(run: Run) -> Weights | None:
@@ -46,7 +52,8 @@ def weights_of(run: Run) -> Weights | None:
         names = tuple(found["candidates"])
         own = np.array([[float(of[name]) for name in names] for of in found["sites"].values()])
         pooled = np.array([float(found["pooled"][name]) for name in names])
-        return Weights(names, pooled, tuple(found["sites"]), own.reshape(-1, len(names)))
+        kept = tuple(map(str, found.get("keep_own", ())))
+        return Weights(names, pooled, tuple(found["sites"]), own.reshape(-1, len(names)), kept)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -61,6 +68,8 @@ def blend_section(study: Study) -> str:
         f"{display_name(found.names[k])} {found.pooled[k]:.2f}" for k in order if found.pooled[k] > 0.005
     )
     told = f"Weights over all sites: {listed}. {READ_BLEND}"
+    if found.keep_own:
+        told += f" {READ_OWN}: {shorten_list(found.keep_own)}."
     return section("blend", "What the blend is made of", figure(_drawn(study, found)), note(told))
 
 
