@@ -42,12 +42,13 @@ def aims() -> str:
     lines = []
     for network, method, aim in wanted:
         of = [row for row in _rows() if row["model"] == network and method in ("", row["method"])]
-        others = [row for row in of if row["program"] != "perfed" and row["times"] is not None]
+        told = [row for row in of if row["program"] != "perfed" and row["times"] is not None]
+        others = sorted(told, key=lambda row: float(row["times"]))
         name = f"{NETWORKS[network]}{f', {METHODS[method]}' if method else ''}"
-        least, most = (choose(others, key=lambda row: row["times"], default=None) for choose in (min, max))
-        if least is None or most is None:
+        if not others:
             lines.append([name, f"{aim:g} ×", "void", ""])
             continue
+        least, most = others[0], others[-1]
         by = f"{PROGRAMS[least['program']]}, {METHODS[least['method']]}"
         reached = f"{least['times']:.1f} × ({by}) to {most['times']:.1f} ×"
         lines.append([name, f"{aim:g} ×", reached, "met" if least["times"] >= aim else "**missed**"])
@@ -81,5 +82,5 @@ def _table(cell: Callable[[Row], str]) -> str:
     return f"(load at most {load:.1f})\n\n{table(['network', 'method', *PROGRAMS.values()], lines)}"
 
 
-TABLES = {"duel": rounds, "duel's first rounds and memory": needs, "duel's aims": aims}
+TABLES: dict[str, Callable[[], str]] = {"duel": rounds, "duel's first rounds and memory": needs, "duel's aims": aims}
 """Table's name -> the table."""
