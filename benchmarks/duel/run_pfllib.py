@@ -85,13 +85,13 @@ def run(folder: Path) -> dict[str, Any]:
     network.load_state_dict(weights)
     split = importlib.import_module("flcore.trainmodel.models").BaseHeadSplit(network.body, network.head)
     server = server_class(getattr(module, SERVERS[problem.method]))(arguments(problem, split), 0)
-    server.clock = duel.Clock()
+    clock = server.clock = duel.Clock()
     server.train()
     server.send_models()
     if problem.method == "fedavg":
-        return server.clock.result(duel.accuracy(lambda _: server.global_model, test))
+        return clock.result(duel.accuracy(lambda _: server.global_model, test))
     own = [client.model_per if problem.method == "ditto" else client.model for client in server.clients]
-    return server.clock.result(duel.accuracy(own.__getitem__, test))
+    return clock.result(duel.accuracy(own.__getitem__, test))
 
 
 if __name__ == "__main__":
