@@ -20,6 +20,7 @@ import anchors_tables
 import audit_tables
 import blend_tables
 import coverage_tables
+import duel_tables
 import forests_tables
 import init_tables
 import leaderboard_tables
@@ -47,6 +48,7 @@ from perfed.report.text import metric_text
 ROOT = Path(__file__).parent.parent
 ACCURACY = metric_of("accuracy")
 MAPS = "docs/when.md"
+BENCHMARKS = "docs/benchmarks.md"
 LEADERBOARDS = "docs/leaderboards.md"
 RESULTS = "docs/results.md"
 BASELINES = ("sklearn:logistic", "sklearn:svc", "sklearn:random-forest")
@@ -135,6 +137,7 @@ TABLES: dict[str, dict[str, dict[str, str]]] = {
 }
 
 OWN_TABLES = {**scale_tables.TABLES, **audit_tables.TABLES}
+OWN_TABLES[BENCHMARKS] = {**OWN_TABLES[BENCHMARKS], **duel_tables.TABLES}
 DOCUMENTS = (*TABLES, MAPS, LEADERBOARDS, *OWN_TABLES)
 
 

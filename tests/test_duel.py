@@ -3,6 +3,8 @@
 import json
 
 import duel
+import duel_tables
+import pytest
 
 
 def row(program, accuracy=0.5, seconds=1.0, **more):
@@ -27,3 +29,26 @@ def test_a_part_that_is_run_again_takes_the_place_of_its_results(tmp_path):
         ("perfed", 2.0, 1.0),
         ("fluke", 4.0, 2.0),
     ]
+
+
+def test_the_pages_tables_say_ratios_voids_and_misses(monkeypatch, tmp_path):
+    more = {"first_round": 2.25, "peak_mb": 300.4, "load": 1.0}
+    rows = [row("perfed", **more), row("fluke", seconds=1.4, **more), row("pfllib", 0.9, seconds=0.1, **more)]
+    rows = [{**found, "method": method} for method in ("fedavg", "fedrep") for found in rows]
+    monkeypatch.setattr(duel_tables, "KEPT", tmp_path / "duel.json")
+    duel.keep(duel_tables.KEPT, rows)
+    line = next(line for line in duel_tables.rounds().splitlines() if "CNN" in line)
+    assert line == "| CNN 16-32, 128 | FedAvg | 1000 | 1400 (1.4 ×) | 100 (void) |  |  |  |"
+    assert "| 2.2 s, 300 MB | 2.2 s, 300 MB |" in duel_tables.needs()
+    small, large, *cnn = duel_tables.aims().splitlines()[-4:]
+    assert "| void |" in small and "| void |" in large
+    assert cnn == [
+        "| CNN 16-32, 128, FedAvg | 1.5 × | 1.4 × (fluke, FedAvg) to 1.4 × | **missed** |",
+        "| CNN 16-32, 128, FedRep | 5 × | 1.4 × (fluke, FedRep) to 1.4 × | **missed** |",
+    ]
+
+
+def test_kept_ratios_are_those_of_the_kept_times():
+    kept = json.loads(duel_tables.KEPT.read_text())
+    for found, again in zip(kept, duel.compared(kept), strict=True):
+        assert found["times"] == pytest.approx(again["times"]), (found["model"], found["method"], found["program"])

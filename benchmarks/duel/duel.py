@@ -8,7 +8,7 @@ memory of all its processes, the accuracy after ten rounds, and the ratio of its
 Accuracies that differ by more than noise make a row void: then the programs did not train the same thing.
 
 ``--models``, ``--methods`` and the programs given say which part is run. ``--json FILE`` keeps the results and
-leaves those of other parts that the file has.
+leaves those of other parts that the file has; docs/benchmarks.md shows docs/results/duel.json.
 
 Each program has an environment of its own, for their requirements exclude each other (perfed's needs psutil too):
 
