@@ -319,7 +319,8 @@ def guarded(rows: Rows, weights: FloatArray, own: Sequence[int], sites: int) -> 
     worse = worse[worse != 0]
     if len(worse) == 0 or worse.sum() <= worse.min() or wilcoxon(worse, alternative="greater").pvalue >= ERROR / sites:
         return weights
-    return np.eye(len(weights))[best]
+    alone: FloatArray = np.eye(len(weights))[best]
+    return alone
 
 
 def _of_all(sites: Sequence[Rows]) -> Callable[[FloatArray], Sums]:
