@@ -77,6 +77,7 @@ def _table(cell: Callable[[Row], str]) -> str:
         [title, shown, *(at((network, method, program)) for program in PROGRAMS)]
         for network, title in NETWORKS.items()
         for method, shown in METHODS.items()
+        if any((network, method, program) in by for program in PROGRAMS)
     ]
     load = max(row["load"] for row in by.values())
     return f"(load at most {load:.1f})\n\n{table(['network', 'method', *PROGRAMS.values()], lines)}"
