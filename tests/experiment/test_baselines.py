@@ -498,7 +498,7 @@ def test_models_that_do_not_converge_are_counted(monkeypatch):
     assert notes == ["3 of the models did not converge"]
 
 
-@pytest.mark.parametrize(("name", "threads"), [("sklearn:logistic", {1}), ("pooled:logistic", {2})])
+@pytest.mark.parametrize(("name", "threads"), [("sklearn:logistic", 1), ("pooled:logistic", 2)])
 def test_a_model_of_a_client_s_few_rows_has_one_thread(name, threads, monkeypatch):
     class Watched(LogisticRegression):
         def fit(self, x, y):
@@ -510,7 +510,7 @@ def test_a_model_of_a_client_s_few_rows_has_one_thread(name, threads, monkeypatc
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     federation = Federation.from_arrays(sites(lambda rng, x: (x[:, 0] > 0).astype(int)))
     SklearnRun(name, experiment(), federation).execute()
-    assert seen == threads
+    assert max(seen) == threads
 
 
 def test_rows_of_a_comparison(tmp_path):
