@@ -31,7 +31,7 @@ from perfed.data.files import load_npz
 from perfed.datasets.catalogue import in_memory
 from perfed.datasets.heart import CODES, hospitals
 from perfed.engine.scores import auc, c_index
-from perfed.experiment.blend import FILE, BlendRun, candidates_of
+from perfed.experiment.blend import FILE, BlendRun, candidates_of, mixture
 from perfed.experiment.comparison import Comparison, ComparisonSpec
 from perfed.experiment.study import Study
 from perfed.maths.blending import few, learnt
@@ -177,13 +177,6 @@ def said_of(run: Path) -> Said:
     return {site: (kept.targets[own], kept.outputs[own]) for site, _, own in kept.sites()}
 
 
-def mixed(task: str, said: list[Numbers], weights: Numbers) -> Numbers:
-    """The mixture of what candidates say: of classes the logarithms of probabilities."""
-    if task == "classification":
-        return np.asarray(np.log(np.tensordot(weights, [softmax(one, axis=1) for one in said], 1).clip(1e-300)))
-    return np.tensordot(weights, [one.reshape(len(one), -1) for one in said], 1)
-
-
 def measured(cell: Cell, comparison: Comparison, seed: int) -> dict[str, Any]:
     """Means over sites of each row, and at how many the blend, and each single method, loses and wins."""
     federation = cell.make(seed)
@@ -200,7 +193,7 @@ def measured(cell: Cell, comparison: Comparison, seed: int) -> dict[str, Any]:
     content = json.loads((comparison.directory("blend", seed) / FILE).read_text())
     _, weights = learnt([held[site] for site in ids], float(content["prior_rows"]))
     unguarded = {
-        site: (said[names[0]][site][0], mixed(task, [said[name][site][1] for name in names], few(own_weights)))
+        site: (y := said[names[0]][site][0], mixture(task, y, [said[n][site][1] for n in names], few(own_weights)))
         for site, own_weights in zip(ids, weights, strict=True)
     }
     rows: dict[str, Said] = {

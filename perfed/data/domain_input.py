@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -62,6 +63,10 @@ class _Extended:
         return replace(split, x=torch.cat([split.x, planes], 1))
 
 
+OPTIONS = ("validation_fraction", "domain_input", "inner_fold")
+"""Options that every data set has, for :func:`completed`."""
+
+
 def completed(
     federation: Federation,
     fraction: float,
@@ -90,3 +95,15 @@ def completed(
         clients = tuple(with_validation(client, fraction, stratify, seed) for client in federation)
         federation = replace(federation, clients=clients)
     return with_domain_input(federation) if domain_input else federation
+
+
+def completed_by(federation: Federation, options: Mapping[str, Any], seed: int) -> Federation:
+    """:func:`completed` as the checked ``options`` of the data set say: not by class where they say what is public."""
+    return completed(
+        federation,
+        options["validation_fraction"],
+        options["domain_input"],
+        seed,
+        options["inner_fold"],
+        by_class=not options.get("public"),
+    )

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, g
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model, model_validator
 
-from perfed.data.domain_input import completed
+from perfed.data.domain_input import OPTIONS, completed_by
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
 from perfed.plugins import Registry
@@ -265,14 +265,13 @@ class Data(Table):
 
 def _built(name: str, options: dict[str, Any], seed: int, data_dir: Path | str | None) -> Federation:
     """:func:`load` with options that have been checked."""
-    entry, fraction, domain_input = _find(name), options.pop("validation_fraction"), options.pop("domain_input")
-    fold = options.pop("inner_fold")
+    entry = _find(name)
+    own = {key: value for key, value in options.items() if key not in OPTIONS}
     with _one_thread():
-        made = entry.build(seed, None if data_dir is None else Path(data_dir), **options)
+        made = entry.build(seed, None if data_dir is None else Path(data_dir), **own)
         if not isinstance(made, Federation):
             raise PerfedError(f"data set '{name}': its function returned {type(made).__name__}, not a Federation")
-        by_class = not options.get("public")
-        return completed(replace(made, name=name), fraction, domain_input, seed, fold, by_class=by_class)
+        return completed_by(replace(made, name=name), options, seed)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import torch
 from pydantic import BaseModel
 
 from perfed.data.client import Client
-from perfed.data.domain_input import completed
+from perfed.data.domain_input import completed_by
 from perfed.data.facts import Counts, SplitFacts
 from perfed.data.federation import Federation, federation_of
 from perfed.data.federation_schema import FederationSchema
@@ -223,9 +223,7 @@ class Part:
         experiment = self.experiment
         own = self.own or site_data(self.site, self.data, table_options(experiment))
         alone = federation_of([own.client(self.agreement)], self.agreement, experiment.data.name)
-        options = experiment.data.options
-        fraction, fold, by_class = options["validation_fraction"], options["inner_fold"], not options["public"]
-        return completed(alone, fraction, options["domain_input"], experiment.seed, fold, by_class=by_class)
+        return completed_by(alone, experiment.data.options, experiment.seed)
 
     @cached_property
     def device(self) -> torch.device:

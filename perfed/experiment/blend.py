@@ -132,7 +132,8 @@ class BlendRun:
         judged, said = Judged(self.experiment, self.federation), _said(whole)
         for number, client in enumerate(self.federation, 1):
             if client.id in said:
-                judged.add(client, *self._mixed(*said[client.id], weights[client.id]))
+                y, outputs = said[client.id]
+                judged.add(client, y, mixture(self.federation.task, y, outputs, weights[client.id]))
             if progress is not None:
                 progress(number, len(self.federation), None)
         content = {
@@ -182,13 +183,14 @@ class BlendRun:
             )
         return found
 
-    def _mixed(self, y: NDArray[Any], said: Sequence[Numbers], weights: Numbers) -> tuple[NDArray[Any], Numbers]:
-        """A client's targets, and the mixture, as runs keep it: of probabilities the logarithm."""
-        if self.federation.task != "classification":
-            shape = y.shape if self.federation.task == "regression" else (len(y), 1)
-            return y, np.tensordot(weights, np.stack([one.reshape(shape) for one in said]), 1)
-        mixed = np.tensordot(weights, np.stack([softmax(one, axis=1) for one in said]), 1)
-        return y, np.log(mixed.clip(np.finfo(np.float64).tiny))
+
+def mixture(task: Task, y: NDArray[Any], said: Sequence[Numbers], weights: Numbers) -> Numbers:
+    """Return the mixture of what candidates say of rows with targets ``y``: of probabilities the logarithm."""
+    if task != "classification":
+        shape = y.shape if task == "regression" else (len(y), 1)
+        return np.tensordot(weights, np.stack([one.reshape(shape) for one in said]), 1)
+    mixed = np.tensordot(weights, np.stack([softmax(one, axis=1) for one in said]), 1)
+    return np.asarray(np.log(mixed.clip(np.finfo(np.float64).tiny)))
 
 
 def blended(path: Path) -> list[str]:

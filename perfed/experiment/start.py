@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from perfed.data.domain_input import completed
+from perfed.data.domain_input import completed_by
 from perfed.data.facts import ClientFacts
 from perfed.data.federation import Federation, federation_of
 from perfed.data.federation_schema import FederationSchema
@@ -160,8 +160,7 @@ def _site_alone(directory: RunDirectory, site: str) -> Federation | None:
     options = experiment.data.options
     own = site_client(options, experiment.seed, site, agreement)
     alone = federation_of([own], agreement, experiment.data.name)
-    fraction, fold, by_class = options["validation_fraction"], options["inner_fold"], not options["public"]
-    made = completed(alone, fraction, options["domain_input"], experiment.seed, fold, by_class=by_class)
+    made = completed_by(alone, options, experiment.seed)
     (client,) = made
     if replace(client.facts(made.survival), feature_names=None) != facts.pop(site):
         raise PerfedError(f"site '{site}': its data are not those that the run in {directory.path} was begun with")
