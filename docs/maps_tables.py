@@ -57,12 +57,12 @@ def named() -> dict[str, str]:
     found = {}
     for name, metric, direction in (("AUC", "auc", 1), ("log loss", "loss", -1)):
         methods = [method for method in next(iter(cells.values())) if method not in ALONE]
-        lines, splits = [], min(len(cell[BLEND][metric]) for cell in cells.values())
+        lines = []
         for title, cell in cells.items():
             best = _best(cell, metric, direction)
             gains = [_gain(cell, method, best, metric, direction) for method in methods]
             lines.append([title, f"{100 * np.mean(cell[best][metric]):.1f} ({ALONE[best]})", *gains])
-        titles = [f"**blend** ({splits} splits)" if method == BLEND else display_name(method) for method in methods]
+        titles = ["**blend**" if method == BLEND else display_name(method) for method in methods]
         found[f"named, {name}"] = table(["", f"best model per site, {name} × 100", *titles], lines)
     return found
 
@@ -82,12 +82,8 @@ def _best(cell: Cell, metric: str, direction: int) -> str:
 
 
 def _gain(cell: Cell, method: str, base: str, metric: str = "accuracy", direction: int = 1) -> str:
-    """Mean difference in points and the 95 % Student interval over the seeds, bold where that has no 0.
-
-    Of a method that has fewer seeds than ``base`` these count.
-    """
-    own, other = np.array(cell[method][metric]), np.array(cell[base][metric])
-    difference = 100 * direction * (own - other[: len(own)])
+    """Mean difference in points and the 95 % Student interval over the seeds, bold where that has no 0."""
+    difference = 100 * direction * (np.array(cell[method][metric]) - np.array(cell[base][metric]))
     mean, half = float(difference.mean()), float(stats.t.ppf(0.975, len(difference) - 1) * stats.sem(difference))
     text = f"{mean:+.1f} ± {half:.1f}".replace("-", "−")
     return f"**{text}**" if abs(mean) > half else text

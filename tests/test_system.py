@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import pytest
 import torch
 from command_line import EXPERIMENT, TINY
 
-from perfed.system import peak_memory_mb
+from perfed import Model, Run, build_method, linear
+from perfed.system import frozen_objects, peak_memory_mb
+from perfed.testing.federations import blobs
 from perfed.training.plan import arithmetic
 
 # Python on Windows has neither of them, and no folder can be opened there.
@@ -140,3 +143,35 @@ def test_a_program_that_a_signal_ends_is_known_whatever_code_is_made_of_it():
     """Ray raises SystemExit(1) in the place of what the handler raises while it waits."""
     done = without(ENDED)
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+
+
+class _Circle:
+    def __init__(self, ended: list[str], name: str) -> None:
+        self.itself, self.ended, self.name = self, ended, name
+
+    def __del__(self) -> None:
+        self.ended.append(self.name)
+
+
+def test_what_is_made_while_objects_are_frozen_is_collected_and_the_rest_afterwards():
+    gc.collect()
+    ended: list[str] = []
+    _Circle(ended, "before")
+    with frozen_objects():
+        _Circle(ended, "inside")
+        gc.collect()
+        assert ended == ["inside"]
+        with frozen_objects():  # a run inside a run
+            pass
+        assert gc.get_freeze_count()
+    gc.collect()
+    assert ended == ["inside", "before"]
+    assert not gc.get_freeze_count()
+
+
+def test_a_run_freezes_what_was_there():
+    found = []
+    run = Run(blobs((9, 8)), build_method("fedavg"), Model(head=linear(3)), rounds=1)
+    run.execute(lambda *_: found.append(gc.get_freeze_count() > 10_000))
+    assert found == [True, True]
+    assert not gc.get_freeze_count()

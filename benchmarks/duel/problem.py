@@ -133,25 +133,31 @@ def read(folder: Path) -> tuple[Problem, list[Arrays], list[Arrays], dict[str, T
 
 
 class Clock:
-    """The wall and the processor's time at the end of each round, children included."""
+    """The wall and the processor's time of each round, children included; the look at the clock is in neither."""
 
     def __init__(self) -> None:
-        self.marks = [self._now()]
+        self.laps: list[tuple[float, float]] = []
+        self._used = self._processor()
+        self._began = time.perf_counter()
 
-    def _now(self) -> tuple[float, float]:
+    def _processor(self) -> float:
         import psutil
 
         own = psutil.Process()
         times = [p.cpu_times() for p in (own, *own.children(recursive=True)) if p.is_running()]
-        return time.perf_counter(), sum(t.user + t.system for t in times)
+        return sum(t.user + t.system for t in times)
 
     def lap(self) -> None:
-        """Mark the end of a round."""
-        self.marks.append(self._now())
+        """Mark the end of a round, and the beginning of the next."""
+        wall = time.perf_counter() - self._began
+        used = self._processor()
+        self.laps.append((wall, used - self._used))
+        self._used = used
+        self._began = time.perf_counter()
 
     def result(self, accuracy: float) -> dict[str, Any]:
         """Return seconds of the first round, medians of the others, seconds of all rounds, and the accuracy."""
-        laps = np.diff(np.array(self.marks), axis=0)
+        laps = np.array(self.laps)
         wall, cpu = np.median(laps[1:], axis=0)
         return {
             "first_round": laps[0, 0], "round": wall, "processor": cpu, "all_rounds": laps[:, 0].sum(),

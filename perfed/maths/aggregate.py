@@ -11,6 +11,8 @@ from torch import Tensor
 from perfed.maths.sums import Hidden
 from perfed.tree import Tree, map_leaves
 
+_BLOCK, _COLUMNS = 1 << 20, 1 << 10
+"""Numbers in a block of columns: at most these, where it has more than so many columns."""
 Average = Annotated[
     Literal["samples", "uniform"], Field(description="weights of the mean: n_i ('samples') or 1 ('uniform')")
 ]
@@ -48,10 +50,15 @@ def weighted_mean(stacked: Tree, weights: Tensor | None = None) -> dict[str, Any
             return _rounded(x.mean_by(weights), x)
         given = torch.ones(len(x)) if weights is None else weights
         shares = given.double() / given.double().sum()
-        value: Tensor = torch.tensordot(shares.to(x.device), x.double(), 1)
-        return _rounded(value, x)
+        return _rounded(_weighted_sum(shares.to(x.device), x), x)
 
     return map_leaves(stacked, mean)
+
+
+def _weighted_sum(weights: Tensor, x: Tensor) -> Tensor:
+    """``sum_i w_i x_i`` in float64: a block of columns at a time, whose float64 copy fits the processor's cache."""
+    columns = x.reshape(len(x), -1).split(max(_COLUMNS, _BLOCK // len(x)), dim=1)
+    return torch.cat([torch.tensordot(weights, block.double(), 1) for block in columns]).view(x.shape[1:])
 
 
 def _rounded(value: Tensor, like: Tensor) -> Tensor:

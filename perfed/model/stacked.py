@@ -47,6 +47,7 @@ _PER_SAMPLE = (
     nn.AvgPool1d,
     nn.ConstantPad1d,
 )
+_THRESHOLD_BACKWARD = torch.ops.aten.threshold_backward.default
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _DETERMINISTIC = (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.Embedding, nn.Conv1d, nn.Conv2d)
 
@@ -299,7 +300,7 @@ class Dense:
         for i in range(len(self.layers) - 1, lowest - 1, -1):
             layer, x = self.layers[i], outputs[i]
             if layer.relu:
-                grad = torch.ops.aten.threshold_backward(grad, outputs[i + 1], 0)
+                grad = _THRESHOLD_BACKWARD(grad, outputs[i + 1], 0)
             if layer.weight in wanted:
                 found[layer.weight] = _product(grad.transpose(1, 2), x)
             if layer.bias in wanted:

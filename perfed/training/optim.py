@@ -111,8 +111,7 @@ class OptimizerState:
             pulled = [name for name in group.names if name in near]
             implicit = bool(pulled) and self._implicit(group, pull, proximal)
             if pulled and not implicit:
-                terms = {name: pull * (self.params[name] - near[name]) for name in pulled}
-                grads = {**grads, **{name: grads[name] + t if name in grads else t for name, t in terms.items()}}
+                grads = grads | {name: self._with_pull(grads.get(name), name, near[name], pull) for name in pulled}
             names = [name for name in group.names if name in grads]
             if self.spec.kind == "adam":
                 for name in filter(self.counts.__contains__, names):
@@ -132,6 +131,11 @@ class OptimizerState:
                     self.params[name].lerp_(near[name], rate / (1 + rate))
         for tensor, old, which in before:
             tensor.copy_(torch.where(which, tensor, old))
+
+    def _with_pull(self, grad: Tensor | None, name: str, near: Tensor, pull: float) -> Tensor:
+        """``grad + pull (w - near)``, in one new tensor."""
+        term = (self.params[name] - near).mul_(pull)
+        return term if grad is None else term.add_(grad)
 
     def _copies(self, seen: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:
         """What a step may change of the parameters in ``seen``: each tensor, a copy, and which entries to change."""

@@ -261,9 +261,9 @@ def mean_loss_gradient(step: Step, outputs: Tensor) -> tuple[Tensor, Tensor]:
     if step.objective.task == "classification" and step.objective.class_weights is None:
         y, weight, aten = step.y.flatten(), step.weight, torch.ops.aten
         logs = torch.log_softmax(outputs.flatten(0, 1), 1)
-        losses, total = aten.nll_loss_forward(logs, y, None, 0, -100)
-        grad = aten.nll_loss_backward(weight.flatten(), logs, y, None, 0, -100, total)
-        grad = aten._log_softmax_backward_data(grad, logs, 1, logs.dtype)
+        losses, total = aten.nll_loss_forward.default(logs, y, None, 0, -100)
+        grad = aten.nll_loss_backward.default(weight.flatten(), logs, y, None, 0, -100, total)
+        grad = aten._log_softmax_backward_data.default(grad, logs, 1, logs.dtype)
         return (losses.view_as(weight) * weight).sum(1), grad.view_as(outputs)
     with torch.enable_grad():
         leaf = outputs.requires_grad_(True)

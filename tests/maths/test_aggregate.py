@@ -24,6 +24,15 @@ def test_weighted_mean_is_numpys_average_of_every_tensor(dtype):
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6 if dtype == torch.float32 else 1e-13)
 
 
+@pytest.mark.parametrize("clients, shape", [(3, (700, 1001)), (2000, (1500,)), (5, (0,)), (1, (1 << 21,))])
+def test_a_mean_of_more_than_a_block_is_numpys(clients, shape):
+    x = torch.randn(clients, *shape, generator=torch.Generator().manual_seed(3))
+    weights = torch.rand(clients, generator=torch.Generator().manual_seed(4))
+    found = weighted_mean({"x": x}, weights)["x"]
+    np.testing.assert_array_equal(found.shape, shape)
+    np.testing.assert_allclose(found, np.average(x.double(), axis=0, weights=weights.double()), rtol=1e-6, atol=1e-9)
+
+
 def test_only_the_proportions_of_the_weights_matter_and_equal_tensors_stay_as_they_are():
     x = {"x": torch.randn(3, 5, generator=torch.Generator().manual_seed(1))}
     a, b = weighted_mean(x, torch.tensor([1.0, 2.0, 3.0])), weighted_mean(x, torch.tensor([100.0, 200.0, 300.0]))
