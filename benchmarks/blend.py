@@ -138,7 +138,7 @@ DATA: dict[str, Cell] = {
     "intensive care": Cell(units, (*OWN, "local", "fedavg-ft", "mixed", "forest"), LINEAR),
     "TCGA": Cell(tcga, ("sklearn:cox", "local", "fedavg-ft", "mixed"), LINEAR),
     "Adult": Cell(adult, (*OWN, "local", "fedavg-ft", "mixed", "forest"), LINEAR),
-    "Parkinson's": Cell(parkinsons, (*VALUES, "local", "fedavg-ft", "mixed", "forest"), LINEAR, (0, 1, 2, 3)),
+    "Parkinson's": Cell(parkinsons, (*VALUES, "local", "fedavg-ft", "mixed", "forest"), LINEAR, tuple(range(8))),
     "schools": Cell(schools, (*VALUES, "local", "fedavg-ft", "mixed", "forest"), LINEAR),
     "digits": Cell(digits, (*OWN, "local", "fedavg-ft", "fedpac"), {**DEEP, "methods": MIXED}),
     "wiki": Cell(wiki, (*OWN, "local", "fedavg-ft", "ditto"), LINEAR),

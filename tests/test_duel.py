@@ -20,6 +20,13 @@ def test_a_row_is_void_where_accuracies_are_apart_or_a_program_failed():
     assert [found["times"] for found in duel.compared(rows[1:])] == [None] * 4
 
 
+def test_what_mini_batches_alone_explain_makes_no_row_void():
+    rows = [row("perfed", spread=0.03), row("fluke", 0.58), row("flower", 0.59)]  # two deviations of a difference: .085
+    assert [found["times"] for found in duel.compared(rows)] == [1.0, 1.0, None]
+    rows[0]["spread"] = 0.001
+    assert [found["times"] for found in duel.compared([*rows, row("pfllib", 0.519)])] == [1.0, None, None, 1.0]
+
+
 def test_a_part_that_is_run_again_takes_the_place_of_its_results(tmp_path):
     file = tmp_path / "duel.json"
     duel.keep(file, [row("perfed"), row("fluke", seconds=4.0)])

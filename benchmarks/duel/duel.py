@@ -5,7 +5,8 @@ trains three networks with three methods in each program that is given, in turns
 has two workers), and prints a table: wall and processor milliseconds a round (the median of rounds 2 to 10), peak
 memory of all its processes, the accuracy after ten rounds, and the ratio of its wall time to perfed's.
 
-Accuracies that differ by more than noise make a row void: then the programs did not train the same thing.
+Accuracies that differ by more than noise make a row void: then the programs did not train the same thing. Noise is
+what perfed's accuracies differ by with other mini-batches, of :data:`ORDERS` runs, at least :data:`NOISE`.
 
 ``--models``, ``--methods`` and the programs given say which part is run. ``--json FILE`` keeps the results and
 leaves those of other parts that the file has; docs/benchmarks.md shows docs/results/duel.json.
@@ -26,6 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -39,8 +41,8 @@ from problem import SHAPES, Problem, make
 HERE = Path(__file__).parent
 PERSONAL = {"perfed", "fluke", "pfllib", "flower"}
 METHODS = {"fedavg": PERSONAL | {"pfl", "fedjax"}, "fedrep": PERSONAL, "ditto": PERSONAL}
-NOISE = 0.02
-"""Two programs' accuracies after ten rounds (mean over 100 clients) may differ by this much: mini-batches differ."""
+NOISE, ORDERS = 0.02, 5
+"""What accuracies after ten rounds (mean over 100 clients) may always differ by; runs that say what else is noise."""
 
 
 def run(program: str, python: str, folder: Path, threads: int, timeout: float) -> dict[str, Any]:
@@ -70,6 +72,22 @@ def run(program: str, python: str, folder: Path, threads: int, timeout: float) -
     return result | {"peak_mb": peak}
 
 
+def spread(python: str, folder: Path, threads: int, timeout: float) -> float:
+    """Return the standard deviation of perfed's accuracy over orders of mini-batches; 0 where a run fails."""
+    problem = json.loads((folder / "problem.json").read_text())
+    found: list[float] = []
+    for order in range(1, ORDERS + 1):
+        part = folder / f"order-{order}"
+        part.mkdir()
+        (part / "arrays.npz").symlink_to(folder / "arrays.npz")
+        (part / "problem.json").write_text(json.dumps(problem | {"order": order}))
+        done = run("perfed", python, part, threads, timeout)
+        if "error" in done:
+            return 0.0
+        found.append(done["accuracy"])
+    return statistics.stdev(found)
+
+
 def _memory(pid: int) -> float:
     """Memory of a process and its children in MB, shared pages counted once (proportional set size)."""
     import psutil
@@ -90,13 +108,17 @@ def _memory(pid: int) -> float:
 def compared(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return results with ``times``, the ratio of a round's time to perfed's.
 
-    It is None where the row is void: perfed or the program failed, or their accuracies differ by more than noise.
+    It is None where the row is void: perfed or the program failed, or their accuracies differ by more than noise:
+    two standard deviations of a difference.
     """
     ours = {(row["model"], row["method"]): row for row in results if row["program"] == "perfed"}
 
     def times(row: dict[str, Any]) -> float | None:
         base = ours.get((row["model"], row["method"]), {"error": "perfed was not run"})
-        if "error" in base or "error" in row or abs(row["accuracy"] - base["accuracy"]) > NOISE:
+        if "error" in base or "error" in row:
+            return None
+        noise = max(NOISE, 2 * 2**0.5 * base.get("spread", 0.0))
+        if abs(row["accuracy"] - base["accuracy"]) > noise:
             return None
         return float(row["round"] / base["round"])
 
@@ -159,6 +181,8 @@ def main() -> None:
             for program in [name for name in programs if name in METHODS[method]]:
                 load = os.getloadavg()[0]
                 done = run(program, programs[program], folder, arguments.threads, arguments.timeout)
+                if program == "perfed" and "error" not in done:
+                    done["spread"] = spread(programs[program], folder, arguments.threads, arguments.timeout)
                 results.append({"model": model, "method": method, "program": program, "load": load} | done)
                 print(json.dumps(results[-1]), file=sys.stderr, flush=True)
     print(table(compared(results)))

@@ -34,6 +34,8 @@ class Problem:
             (one epoch of the shared model, one of the client's own with the pull ``pull``).
         rows, batch: of one client; every client is in every round.
         rate: of plain SGD.
+        seed: of rows and first weights.
+        order: seed of perfed's mini-batches.
     """
 
     model: str
@@ -46,6 +48,7 @@ class Problem:
     pull: float = 0.1
     rounds: int = 10
     seed: int = 0
+    order: int = 0
 
 
 class Chain(nn.Module):
@@ -145,7 +148,7 @@ class Clock:
 
         own = psutil.Process()
         times = [p.cpu_times() for p in (own, *own.children(recursive=True)) if p.is_running()]
-        return sum(t.user + t.system for t in times)
+        return float(sum(t.user + t.system for t in times))
 
     def lap(self) -> None:
         """Mark the end of a round, and the beginning of the next."""

@@ -63,7 +63,7 @@ def run(folder: Path) -> dict[str, Any]:
         perfed.build_method(problem.method, settings),
         perfed.Model(body=stage("body"), head=stage("head")),
         rounds=problem.rounds,
-        seed=problem.seed,
+        seed=problem.order,
         plan=Plan("auto", threads=torch.get_num_threads(), remember=False),
         evaluation=perfed.Evaluation(every=problem.rounds + 1),
         callbacks=[laps],

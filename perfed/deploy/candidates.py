@@ -140,8 +140,7 @@ def blending_of(study: Experiment, task: Task) -> Blending:
     """The method that learns the weights."""
     prior_rows, names = study.blend.prior_rows, mixed_at_sites(study, task)
     assert prior_rows != "cv"  # refused where the study was deployed
-    own, sites = own_among(names), len(study.data.options["files"])
-    return Blending(candidates=len(names), task=task, prior_rows=prior_rows, own=own, clients=sites)
+    return Blending(candidates=len(names), task=task, prior_rows=prior_rows, own=own_among(names))
 
 
 def outputs_alone(agreement: FederationSchema) -> FederationSchema:

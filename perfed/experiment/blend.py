@@ -127,7 +127,7 @@ class BlendRun:
         prior_rows = chosen_prior([sites[i] for i in ids]) if settings.prior_rows == "cv" else settings.prior_rows
         prior, own = learnt([sites[i] for i in ids], prior_rows)
         mixed = {site: few(found) for site, found in zip(ids, own, strict=True)}
-        weights = {site: guarded(sites[site], found, own_among(names), len(ids)) for site, found in mixed.items()}
+        weights = {site: guarded(sites[site], found, own_among(names)) for site, found in mixed.items()}
         kept = [site for site in ids if (weights[site] != mixed[site]).any()]
         judged, said = Judged(self.experiment, self.federation), _said(whole)
         for number, client in enumerate(self.federation, 1):

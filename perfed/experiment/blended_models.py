@@ -140,7 +140,7 @@ class BlendedModels:
             said, targets, folds = [*said, rows], [*targets, y], [*folds, np.full(len(rows), fold)]
         own = ROWS[task](np.concatenate(said), np.concatenate(targets), np.concatenate(folds))
         found = few(site_weights(own, prior, float(self.content["prior_rows"])))
-        return guarded(own, found, own_among(names), len(federation) + 1)
+        return guarded(own, found, own_among(names))
 
     @property
     def _slope(self) -> list[float]:

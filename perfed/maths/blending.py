@@ -25,8 +25,8 @@ FloatArray = NDArray[np.float64]
 PRIORS = (0.0, 10.0, 50.0, 200.0, 1000.0, float("inf"))
 """Numbers of rows that :func:`chosen_prior` tries."""
 
-ERROR = 0.05
-"""How often :func:`guarded` may be wrong at any of the sites where a blend is as good as a model of one's own."""
+ERROR = 0.1
+"""How often :func:`guarded` may be wrong at a site whose own model is as good as a blend: then that costs nothing."""
 
 LEAST = 0.001
 """Weights below it are nought: a candidate that does not count need not be there."""
@@ -290,13 +290,13 @@ def few(weights: FloatArray) -> FloatArray:
     return total
 
 
-def guarded(rows: Rows, weights: FloatArray, own: Sequence[int], sites: int) -> FloatArray:
+def guarded(rows: Rows, weights: FloatArray, own: Sequence[int]) -> FloatArray:
     """Return a site's ``weights``, or those of its best own model alone where the blend errs more at its held-out rows.
 
     The best own model is that with the least squared error. The blend errs more where the signed-rank test of the rows'
-    squared errors says so: one-sided, with :data:`ERROR` divided by the number of sites. In ranks one far row cannot
-    hide all others, as it can in a mean. The mean of all rows but that which speaks most for the blend has to agree:
-    what is a little worse on most rows and much better on several is what a blend is for. Too few rows can say nothing.
+    squared errors says so: one-sided, with :data:`ERROR`. In ranks one far row cannot hide all others, as it can in a
+    mean. The mean of all rows but that which speaks most for the blend has to agree: what is a little worse on most
+    rows and much better on several is what a blend is for. Too few rows can say nothing.
 
     Of values alone. Where a class is rare, log losses that are a little more on most rows and much less on a few are
     what good probabilities have; and survival has no losses of single rows.
@@ -305,7 +305,6 @@ def guarded(rows: Rows, weights: FloatArray, own: Sequence[int], sites: int) -> 
         rows: of the site.
         weights: ``(K,)``, learnt there.
         own: which of the K candidates are models of the site alone.
-        sites: how many there are.
 
     Source: Wilcoxon 1945, Individual comparisons by ranking methods, Biometrics Bulletin 1(6).
     """
@@ -317,7 +316,7 @@ def guarded(rows: Rows, weights: FloatArray, own: Sequence[int], sites: int) -> 
     best = min(own, key=lambda k: float(errors[:, k].sum()))
     worse = (rows.said @ weights - rows.y) ** 2 - errors[:, best]
     worse = worse[worse != 0]
-    if len(worse) == 0 or worse.sum() <= worse.min() or wilcoxon(worse, alternative="greater").pvalue >= ERROR / sites:
+    if len(worse) == 0 or worse.sum() <= worse.min() or wilcoxon(worse, alternative="greater").pvalue >= ERROR:
         return weights
     alone: FloatArray = np.eye(len(weights))[best]
     return alone

@@ -43,7 +43,6 @@ class Blending(Method):
     task: Task = Field(description="of the targets")
     prior_rows: float = Field(50.0, ge=0, description="rows that the pooled weights count as at a client")
     own: tuple[int, ...] = Field((), description="which of the candidates are models of the client alone")
-    clients: int = Field(ge=1, description="how many there are")
 
     def sets(self) -> dict[str, ParameterSet]:
         """``told``: the clients' sums in each round so far."""
@@ -93,7 +92,7 @@ class Blending(Method):
             weights, value, gradient, hessian = (payload["pooled"][name][row].cpu().numpy() for name in _PRIOR)
             prior = Prior(weights, float(value), gradient, hessian)
             learnt = few(site_weights(rows, prior, self.prior_rows))
-            found.append(guarded(rows, learnt, self.own, self.clients))
+            found.append(guarded(rows, learnt, self.own))
         cohort.scratch["weights"] = torch.from_numpy(np.stack(found)).to(cohort.device)
 
     def predict(self, cohort: Cohort, x: Tensor) -> Tensor:

@@ -107,9 +107,9 @@ class Run(OwnModels):
         self.federation, split, said = scored_split(method, federation, self.evaluation.split, self.name, seed)
         watched = federation.ids[: self.snapshots.clients] if self.snapshots.losses else ()
         model = by_columns(model, federation.named_inputs)
-        initialiser = Initialiser(
-            method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"), watched, secure
-        )
+        device = usable_device(str(device), f"device = '{device}'")
+        self.plan.check(device)
+        initialiser = Initialiser(method, model, seed, dtype, device, watched, secure)
         if secure is not None:
             secure.check(participation or Participation(), len(federation), federation.clients[0].held is not None)
             check_sums(self.federation, initialiser)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import torch
@@ -77,6 +77,7 @@ class Plan:
         hold: bytes of clients' states in memory; beyond it those that were made first are on disk. No result depends
             on it.
         remember: whether what trials choose is kept for later runs of this user, and what they chose is taken.
+        graphs: whether local training replays its steps as CUDA graphs (:mod:`perfed.training.graphs`).
         on_choice: called after each new choice, e.g. to write it down.
         trying: entered while ways are tried, e.g. to say so.
         reasons: what must run one client at a time, and why.
@@ -89,6 +90,7 @@ class Plan:
     reasons: dict[str, str] = field(default_factory=dict)
     hold: int = HOLD
     remember: bool = True
+    graphs: bool = False
     on_choice: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
     trying: Callable[[], AbstractContextManager[object]] = field(default=nullcontext, repr=False, compare=False)
 
@@ -101,6 +103,15 @@ class Plan:
             raise PerfedError(f"hold is {self.hold} bytes; at least 0 is needed")
         if self.threads == 0:
             self.threads = 1 if self.engine == "ray" else torch.get_num_threads()
+
+    def check(self, device: torch.device) -> None:
+        """Whether this plan can be followed on ``device``.
+
+        Raises:
+            PerfedError: CUDA graphs anywhere else.
+        """
+        if self.graphs and device.type != "cuda":
+            raise PerfedError(f"plan.graphs = true needs device = 'cuda'; this is '{device}'")
 
     def path(self, kind: str, clients: int, trial: Tryable | None, *, parallel: bool = False) -> Path:
         """The path for ``kind`` of work with ``clients`` clients at hand.
@@ -156,7 +167,8 @@ class Plan:
         paths = {kind: asdict(path) for kind, path in sorted(self.paths.items())}
         hold = {} if self.hold == HOLD else {"hold_megabytes": self.hold >> 20}
         remember = {} if self.remember else {"remember": False}
-        return {"engine": self.engine, "chunk": self.chunk, "threads": self.threads, **hold, **remember, "paths": paths}
+        given = {**hold, **remember, **({"graphs": True} if self.graphs else {})}
+        return {"engine": self.engine, "chunk": self.chunk, "threads": self.threads, **given, "paths": paths}
 
     def describe(self) -> list[str]:
         """One line per choice and per reason, for people."""
@@ -186,12 +198,16 @@ class PlanSettings(Table):
     remember: bool = Field(
         True, description="whether later runs of this user take over what trials choose", exclude_if=unless(True)
     )
+    graphs: bool = Field(
+        False, description="whether steps are replayed as CUDA graphs; needs device = 'cuda'", exclude_if=unless(False)
+    )
     paths: dict[str, Path] = Field(default_factory=dict)
 
     def build(self) -> Plan:
         """A plan of its own, with the recorded choices."""
         hold = self.hold_megabytes << 20
-        return Plan(self.engine, self.chunk, self.threads, dict(self.paths), hold=hold, remember=self.remember)
+        plan = Plan(self.engine, self.chunk, self.threads, dict(self.paths), hold=hold, remember=self.remember)
+        return replace(plan, graphs=self.graphs)
 
 
 def busy(chunk: int, threads: int, clients: int, free: int) -> int:

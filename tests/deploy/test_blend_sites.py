@@ -212,7 +212,7 @@ def test_a_deployment_is_written_with_its_candidates(tables):
     assert made.blend.candidates == ("flic-hl", "sklearn:logistic") and made.blend.folds == 5
     assert [run.title for run in candidate_runs(made)] == ["flic-hl", *(f"flic-hl, fold {i}" for i in range(1, 6))]
     weights = blending_of(made, "classification")
-    assert (weights.clients, weights.own) == (3, (1, 2))
+    assert weights.own == (1, 2)
     page = (out / "sites/north/README.md").read_text()
     assert "* `blend/hessian`" in page and "`blend of flic-hl, sklearn:logistic`" in page
     assert "modules of its own" not in page

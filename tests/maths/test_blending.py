@@ -241,7 +241,7 @@ def test_a_site_whose_own_model_is_nearer_at_nearly_all_rows_keeps_it_though_one
     rows, mixed = sites[-1], few(own[-1])
     worse = (rows.said @ mixed - rows.y) ** 2 - (rows.said[:, 0] - rows.y) ** 2
     assert (worse > 0).sum() > 50 and worse.mean() < 0  # a mean would say that the blend is better
-    found = [guarded(rows, few(weights), [0], 10) for rows, weights in zip(sites, own, strict=True)]
+    found = [guarded(rows, few(weights), [0]) for rows, weights in zip(sites, own, strict=True)]
     assert mixed[1] > 0.01 and found[-1].tolist() == [1, 0]
     for weights, before in zip(found[:-1], own[:-1], strict=True):
         np.testing.assert_array_equal(weights, few(before))
@@ -253,9 +253,9 @@ def test_a_blend_that_errs_a_little_more_at_most_rows_and_much_less_at_some_stay
     said[::20, 0] = 5
     worse = (said @ half) ** 2 - said[:, 0] ** 2
     assert (worse > 0).mean() == 0.95 and worse.mean() < 0
-    assert guarded(Values(said, y, np.arange(200) % 5), half, [0], 1) is half
+    assert guarded(Values(said, y, np.arange(200) % 5), half, [0]) is half
     said[::20, 0] = 0.1  # without these rows
-    assert guarded(Values(said, y, np.arange(200) % 5), half, [0], 1).tolist() == [1, 0]
+    assert guarded(Values(said, y, np.arange(200) % 5), half, [0]).tolist() == [1, 0]
 
 
 def test_of_probabilities_ranks_say_nothing():
@@ -264,23 +264,23 @@ def test_of_probabilities_ranks_say_nothing():
     said[::20] = (0.01, 0.1)
     rows, half = Chances(said, np.zeros(200), np.arange(200) % 5), np.array([0.5, 0.5])
     assert rows.sums(half).value < rows.sums(np.array([1.0, 0.0])).value
-    assert guarded(rows, half, [0], 1) is half
+    assert guarded(rows, half, [0]) is half
 
 
-@pytest.mark.parametrize("n", [0, 1, 4, 9])
+@pytest.mark.parametrize("n", [0, 1, 3])
 def test_too_few_rows_and_no_difference_and_survival_say_nothing(n):
     y, half = np.zeros(n), np.array([0.5, 0.5])
     rows = Values(np.stack([y, 1 + np.arange(n)], 1), y, np.arange(n))
-    assert guarded(rows, half, [0], 42) is half  # 2 ** -9 is more than 5 % / 42
-    assert guarded(rows, half, [], 1) is half
-    assert guarded(Values(rows.said[:, [0, 0]], y, rows.fold), half, [0], 1) is half
-    assert guarded(Hazards(rows.said, np.ones((n, 2)), rows.fold), half, [0], 1) is half
+    assert guarded(rows, half, [0]) is half  # 2 ** -3 is more than 10 %
+    assert guarded(rows, half, []) is half
+    assert guarded(Values(rows.said[:, [0, 0]], y, rows.fold), half, [0]) is half
+    assert guarded(Hazards(rows.said, np.ones((n, 2)), rows.fold), half, [0]) is half
 
 
 def test_the_best_own_model_is_that_with_the_least_loss():
     y = np.random.default_rng(0).normal(size=30)
     rows = Values(y[:, None] + [0.3, 0.1, 0.2, 2.0] * np.linspace(0.9, 1, 30)[:, None], y, np.arange(30) % 5)
-    assert guarded(rows, np.array([0, 0, 0, 1.0]), [0, 2], 5).tolist() == [0, 0, 1, 0]
+    assert guarded(rows, np.array([0, 0, 0, 1.0]), [0, 2]).tolist() == [0, 0, 1, 0]
 
 
 def test_the_test_is_that_of_all_signs_that_the_ranks_could_have():
@@ -293,19 +293,19 @@ def test_the_test_is_that_of_all_signs_that_the_ranks_could_have():
         rows = Values(np.sqrt(np.stack([np.full(10, least), least + worse], 1)), np.zeros(10), np.arange(10))
         ranks = 1 + np.argsort(np.argsort(abs(worse)))
         p = (signs @ ranks >= ranks[worse > 0].sum()).mean()
-        expected = p < 0.025 and np.sort(worse)[1:].sum() > 0
-        assert (guarded(rows, np.array([0.0, 1.0]), [0], 2)[0] == 1) == expected
+        expected = p < 0.1 and np.sort(worse)[1:].sum() > 0
+        assert (guarded(rows, np.array([0.0, 1.0]), [0])[0] == 1) == expected
         acted += expected
     assert 20 < acted < 180
 
 
 @pytest.mark.long
 def test_where_the_blend_is_as_good_as_the_own_model_a_false_alarm_is_as_rare_as_it_says():
-    """5 % over all sites: own model and blend err alike, in turn of either sign."""
+    """10 % at a site: own model and blend err alike, in turn of either sign."""
     generator, half, fired, tries = np.random.default_rng(5), np.array([0.5, 0.5]), 0, 2000
     for number in range(tries):
         own, blend = generator.standard_t(3, size=(2, 40))
         rows = Values(np.stack([own, 2 * blend - own], 1), np.zeros(40), np.arange(40) % 5)
         assert number or np.allclose(rows.said @ half, blend)
-        fired += guarded(rows, half, [0], 1) is not half
-    assert 0.03 < fired / tries < 0.05 + 3 * np.sqrt(0.05 * 0.95 / tries)
+        fired += guarded(rows, half, [0]) is not half
+    assert 0.06 < fired / tries < 0.1 + 3 * np.sqrt(0.1 * 0.9 / tries)
