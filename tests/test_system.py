@@ -6,6 +6,7 @@ import gc
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -175,3 +176,16 @@ def test_a_run_freezes_what_was_there():
     run.execute(lambda *_: found.append(gc.get_freeze_count() > 10_000))
     assert found == [True, True]
     assert not gc.get_freeze_count()
+
+
+def test_nothing_of_a_run_waits_for_the_collector():
+    """Which is asked less often than Python would: clients' states would pile up from run to run."""
+    gc.disable()
+    try:
+        run = Run(blobs((9, 8)), build_method("ditto"), Model(head=linear(3)), rounds=1)
+        run.execute()
+        server = weakref.ref(run.server)
+        del run
+        assert server() is None
+    finally:
+        gc.enable()
