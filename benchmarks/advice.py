@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
+from usage import usage
 
 import perfed
 from perfed.engine.metrics import metric_of
@@ -157,4 +158,5 @@ def follow(
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main(sys.argv[1], Path(sys.argv[2]))

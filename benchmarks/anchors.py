@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from usage import usage
+
 from perfed.experiment.comparison import ComparisonSpec, federated
 from perfed.experiment.config import find_experiment
 from perfed.experiment.overrides import override
@@ -77,4 +79,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main()

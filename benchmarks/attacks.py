@@ -24,6 +24,7 @@ from scipy import stats  # type: ignore[import-untyped]
 from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
+from usage import usage
 from watching import Watch
 
 from perfed import Evaluation, Federation, Model, Run, build_method, hidden_layer, linear, mlp
@@ -275,4 +276,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main()

@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from usage import usage
 from watching import Watch, along, unbiased
 
 from perfed import Evaluation, Federation, Model, Run, build_method
@@ -222,4 +223,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main()

@@ -25,6 +25,7 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from scipy.special import softmax  # type: ignore[import-untyped]
+from usage import usage
 
 from perfed import Federation, load
 from perfed.data.files import load_npz
@@ -246,4 +247,5 @@ def main(folder: Path, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main(Path(sys.argv[1]), sys.argv[2:])

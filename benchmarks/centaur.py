@@ -25,6 +25,7 @@ import torch
 from log_speedup import regression
 from scipy.stats import t as student  # type: ignore[import-untyped]
 from torch import Tensor
+from usage import usage
 
 from perfed import rng
 from perfed.datasets.linear import F64, Batch, key_of, orthonormalise
@@ -116,4 +117,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main()

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import avg_pool2d
+from usage import usage
 
 from perfed import Federation, Model, Run, linear
 from perfed.data.client import Client, Split
@@ -143,4 +144,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main()

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
+from usage import usage
 
 from perfed.datasets import load
 from perfed.engine.scores import c_index
@@ -200,4 +201,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main()

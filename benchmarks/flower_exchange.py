@@ -20,6 +20,7 @@ from socket import socket
 from tempfile import TemporaryDirectory
 
 from flower_server import superexec, superlink
+from usage import usage
 
 from perfed.engine.flower.node import Attendant, attend
 from perfed.engine.flower.probe import Server
@@ -113,4 +114,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main()

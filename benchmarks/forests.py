@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
+from usage import usage
 
 from perfed.data.federation import Federation
 from perfed.data.files import load_npz
@@ -115,4 +116,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main()

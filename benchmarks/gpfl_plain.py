@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
+from usage import usage
 
 from perfed import load
 
@@ -81,4 +82,5 @@ def main(rounds: int = 10, clients: int = 20, samples: int = 10_000) -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main(*map(int, sys.argv[1:]))

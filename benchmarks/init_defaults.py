@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 from scipy.stats import kendalltau  # type: ignore[import-untyped]
+from usage import usage
 
 from perfed.datasets.heart import CODES, hospitals
 from perfed.engine.metrics import metric_of
@@ -180,4 +181,5 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main(Path(sys.argv[1]))

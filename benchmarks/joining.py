@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import product
 
 import numpy as np
+from usage import usage
 
 from perfed.data.federation import Federation
 from perfed.experiment.config import find_experiment, validate
@@ -53,4 +54,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main()

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
+from usage import usage
 
 from perfed.run.callback import Callback
 
@@ -125,6 +126,7 @@ class Laps(Callback):
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     for threads in sorted({1, torch.get_num_threads()}):
         torch.set_num_threads(threads)
         print(f"{threads} threads: {measure()}")

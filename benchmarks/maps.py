@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import SVC
+from usage import usage
 
 from perfed import Evaluation, Federation, Model, Run, build_method, load
 from perfed.data.files import load_images
@@ -249,4 +250,5 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main(sys.argv[1:] or list(MAPS))

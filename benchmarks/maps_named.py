@@ -29,6 +29,7 @@ from scipy.special import softmax  # type: ignore[import-untyped]
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
+from usage import usage
 
 from perfed import Evaluation, Federation, Model, Run, build_method
 from perfed.data.held_out import fold_as_test, with_validation
@@ -184,4 +185,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main()

@@ -24,6 +24,7 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.metrics import log_loss, roc_auc_score
+from usage import usage
 
 from perfed import Federation
 from perfed.data.files import load_npz
@@ -153,4 +154,5 @@ def shown(name: str, found: dict[str, dict[str, list[float]]]) -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main()

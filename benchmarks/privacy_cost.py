@@ -12,6 +12,7 @@ import statistics
 import time
 
 import torch
+from usage import usage
 
 from perfed import Federation, Model, linear, mlp
 from perfed.data.client import Client, Split
@@ -72,4 +73,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main()

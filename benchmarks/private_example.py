@@ -13,6 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from usage import usage
+
 TOML = Path(__file__).with_suffix(".toml")
 FILE = Path(__file__).parent.parent / "docs/results/private-example.json"
 METHODS = ("local", "fedavg-ft", "mr-mtl")
@@ -53,4 +55,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main()

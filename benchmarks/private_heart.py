@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 from noise_by_client import NoiseByClient, privately_by_client, rdp_noise
+from usage import usage
 
 from perfed import Federation, Model, Run, build_method
 from perfed.datasets import load
@@ -122,4 +123,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main()

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 from torch import nn
+from usage import usage
 
 from perfed import Federation, Model, Run, build_method, linear
 from perfed.privacy.accountant import Releases, epsilon, noise_for
@@ -194,4 +195,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from blend import parkinsons, schools
 from forests import federation
+from usage import usage
 
 from perfed import Evaluation, Federation, Model, Run, build_method
 from perfed.model.presets import linear
@@ -68,4 +69,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main()

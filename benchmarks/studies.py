@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
+from usage import usage
 
 from perfed.data.federation import Federation
 from perfed.datasets import load
@@ -73,4 +74,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main()

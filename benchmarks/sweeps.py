@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from usage import usage
+
 DOCS = Path(__file__).parent.parent / "docs"
 KEPT = DOCS / "results/sweeps.json"
 ONE_THREAD = "plan.engine=stacked plan.threads=1"
@@ -92,4 +94,5 @@ def main(*names: str) -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main(*sys.argv[1:])

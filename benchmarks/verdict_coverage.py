@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from usage import usage
 
 from perfed.engine.evaluate import spread
 from perfed.engine.metrics import computed, metric_of
@@ -157,4 +158,5 @@ def measured(ties: int = TIES, comparisons: int = COMPARISONS) -> dict[str, Any]
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     KEPT.write_text(json.dumps(measured(), indent=1) + "\n")

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.neural_network import MLPClassifier
 from torch import Tensor
+from usage import usage
 
 from perfed.data.partition.shards import generator
 from perfed.datasets.digits import VIEWS, view_matrix
@@ -272,4 +273,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    usage(__doc__)
     main()

@@ -85,3 +85,12 @@ def test_one_round_of_fedrep_passes_as_many_files_as_contributing_says():
     contributing = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
     said = re.search(r"passes (\d+) files", contributing)
     assert said is not None and int(said[1]) == ONE_ROUND
+
+
+def test_help_of_a_benchmark_computes_nothing():
+    programs = [
+        file for file in (Path(__file__).parent.parent / "benchmarks").glob("*.py") if "__main__" in file.read_text()
+    ]
+    assert len(programs) > 40
+    for text in (file.read_text() for file in programs):
+        assert "ArgumentParser" in text or 'if __name__ == "__main__":\n    usage(__doc__)\n' in text, text[:100]
