@@ -223,7 +223,7 @@ class _StackedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         (grad,) = grads
-        x, weight = ctx.saved_tensors
+        x, weight = (saved.to(grad.dtype) for saved in ctx.saved_tensors)  # of 16 bits under autocast
         need_x, need_weight, need_bias = ctx.needs_input_grad
         return (
             torch.bmm(grad, weight) if need_x else None,

@@ -28,7 +28,7 @@ from perfed.training.private import PrivateTraining, check_rows_apart
 from perfed.training.settings import LocalTraining
 from perfed.training.step import Loss, Penalty, mean_loss, with_penalties
 from perfed.training.steprules import GradientTransform, StepRule, StepRules, Transform
-from perfed.training.trials import Trial
+from perfed.training.trials import Trial, quicker
 from perfed.training.view import ExchangeId, View
 
 
@@ -285,8 +285,8 @@ class Cohort(View):
 
     def _run(self, task: Task) -> None:
         """Do ``task`` by the plan, and count its losses and steps."""
-        trial = Trial(partial(fitting.rehearsal, task), int(task.steps.sum()), partial(self._workload, task))
-        kind, task = task.kind(self.layout.label), self.watch(task)
+        task = self._in_precision(task)
+        trial, kind, task = self._trial(task), task.kind(self.layout.label), self.watch(task)
         try:
             path = self.plan.path(kind, self.n, None if self.layout.unstackable else trial, parallel=self.parallel)
             parts = self.plan.spread(
@@ -299,6 +299,20 @@ class Cohort(View):
             self._loss_sum[first:stop] += losses.cpu().double()
             self._loss_steps[first:stop] += torch.from_numpy(done)
         self.forget()  # fused optimisers change tensors without raising their versions
+
+    def _trial(self, task: Task) -> Trial:
+        return Trial(partial(fitting.rehearsal, task), int(task.steps.sum()), partial(self._workload, task))
+
+    def _in_precision(self, task: Task) -> Task:
+        """``task``, with numbers of 16 bits where they are asked for and no trial finds that they are slower."""
+        if self.settings.precision == "full":
+            return task
+        if self.private is not None or task.samples.x.dtype != torch.float32:
+            raise PerfedError("precision = 'bf16' needs dtype = 'float32', and does not combine with [privacy]")
+        fast, label = replace(task, bf16=True), self.layout.label
+        found = partial(quicker, self._trial(fast), self._trial(task))
+        untried = self.n == 1 or self.layout.unstackable
+        return fast if untried or self.plan.prefers(fast.kind(label), task.kind(label), found) else task
 
     def _workload(self, task: Task) -> dict[str, Any]:
         """What the time of a step of ``task`` depends on beside machine, threads and clients, as plain values."""
@@ -327,9 +341,8 @@ class Cohort(View):
 
     def diverged(self, row: int, reason: str) -> ClientsDiverged:
         """What to raise where the function ``reason`` cannot factorise a matrix of the client in ``row``."""
-        who = self.ids[row]
-        said = f"training of client '{who}' diverged: {reason} failed on values that are no longer finite"
-        return ClientsDiverged(str(self.where), {who: said})
+        said = f"training of client '{self.ids[row]}' diverged: {reason} failed on values that are no longer finite"
+        return ClientsDiverged(str(self.where), {self.ids[row]: said})
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -357,8 +370,7 @@ class Cohort(View):
         if start > 0:
             samples = replace(samples, x=self._features(samples, start, target))
         if self.private:
-            balanced = self.settings.class_weights == "balanced"
-            check_rows_apart(self.chain, samples, self.task, self.per_domain, balanced)
+            check_rows_apart(self.chain, samples, self.task, self.per_domain, self.settings.class_weights == "balanced")
         batch_size = int(samples.counts.max()) if samples.batch_size == "all" else samples.batch_size
         return Task(
             chain=self.chain,

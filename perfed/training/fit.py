@@ -49,6 +49,7 @@ class Task:
         rows: position of each client in its cohort.
         private: how rows are kept private; ``None``: not at all.
         graphs: whether steps are replayed as CUDA graphs where they can be.
+        bf16: whether layers compute with numbers of 16 bits.
     """
 
     chain: Chain
@@ -70,6 +71,7 @@ class Task:
     rows: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     private: PrivateTraining | None = None
     graphs: bool = False
+    bf16: bool = False
 
     @property
     def clients(self) -> int:
@@ -79,7 +81,8 @@ class Task:
     @cached_property
     def dense(self) -> Dense | None:
         """The layers, where all are dense and the loss is the plain one: their gradients are written out."""
-        return Dense.of(self.chain, self.start) if self.loss is mean_loss and not self.per_domain else None
+        plain = self.loss is mean_loss and not (self.per_domain or self.bf16)
+        return Dense.of(self.chain, self.start) if plain else None
 
     @property
     def replayable(self) -> bool:
@@ -93,7 +96,8 @@ class Task:
         """Names the kind of work in the plan: stages, ``label``, and the size of mini-batches if it is their own."""
         stages = sorted({stage_of(name) for name in self.trained}, key=self.chain.stages.index)
         batch = self.samples.batch_size
-        return f"fit {'+'.join(stages)}{label}" + ("" if batch is None else f" (batch {batch})")
+        precision = " in bf16" if self.bf16 else ""
+        return f"fit {'+'.join(stages)}{label}" + ("" if batch is None else f" (batch {batch})") + precision
 
     def descend(self, state: OptimizerState, grads: Parameters, seen: Parameters) -> None:
         """The optimiser's step for the clients that are still active, of the entries ``seen``."""
@@ -216,6 +220,7 @@ def _steps(task: Task, sequences: Sequence[Iterator[Block]]) -> Iterator[Tensor]
                     marks=task.samples.mark,
                     per_domain=task.per_domain,
                     objective=task.objective,
+                    bf16=task.bf16,
                 )
                 for b in together
             ]

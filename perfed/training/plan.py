@@ -130,6 +130,11 @@ class Plan:
             self.on_choice()
         return self.paths[kind]
 
+    def prefers(self, kind: str, to: str, quicker: Callable[[], bool]) -> bool:
+        """Whether work is of ``kind`` and not of the kind ``to``: where ways are tried, what a trial has found."""
+        fixed = self.engine in ("stacked", "sequential")
+        return fixed or kind in self.paths or (to not in self.paths and quicker())
+
     def _chosen(self, kind: str, clients: int, trial: Tryable, parallel: bool) -> Path:
         """What an earlier trial of the same work has found, or one that is made now."""
         work = {"kind": kind, "clients": clients, "threads": self.threads, "parallel": parallel, **trial.workload()}

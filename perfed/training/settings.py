@@ -92,6 +92,12 @@ class LocalTraining(Scheduled):
         "that rare classes count as much",
         exclude_if=unless("none"),
     )
+    precision: Literal["full", "bf16"] = Field(
+        "full",
+        description="of the network's layers in local training; with 'bf16' numbers of 16 bits, where a trial of "
+        "engine = 'auto' finds that they are faster",
+        exclude_if=unless("full"),
+    )
     batch_size: int = Field(100, ge=1, description="samples of a local mini-batch")
     local_epochs: int = Field(10, ge=0, description="local epochs per round")
     local_steps: int | None = Field(

@@ -52,6 +52,7 @@ class Step:
         marks: what the samples are marked with ``(total,)``, if they are.
         per_domain: stages with parameters for each domain, ``(clients, domains, ...)``.
         objective: what the plain loss is.
+        bf16: whether layers compute with numbers of 16 bits; parameters and outputs stay as they are.
     """
 
     chain: Chain
@@ -68,6 +69,7 @@ class Step:
     marks: Tensor | None = None
     per_domain: frozenset[str] = frozenset()
     objective: Objective = field(default_factory=Objective)
+    bf16: bool = False
     _outputs: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -172,7 +174,10 @@ class Step:
         run = Pass(values, self.keys, training=stage in self.trained)
         module = self.chain.get_submodule(stage)
         if stage not in self.per_domain:
-            return apply_module(module, stage, x, run)
+            if not self.bf16:
+                return apply_module(module, stage, x, run)
+            with torch.autocast(x.device.type, torch.bfloat16):
+                return apply_module(module, stage, x, run).to(x.dtype)
         domain = self.domain if domain is None else domain
         assert domain is not None
         return apply_per_domain(module, stage, x, run, domain)

@@ -26,6 +26,7 @@ _WORSE = 1.15  # times the best stack's time: no larger stack is tried
 _SHARE = 0.5  # of the work at hand, what its trials may take
 _ALWAYS = 0.1  # seconds that they may take anyway
 _THREADS_PAY = 0.9  # of one thread's time: what more of them must save, since a busy machine slows them most
+_CLEARLY = 0.95  # of another way's time: what a way must take less than
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,12 @@ def fastest(
     together = {chunk: race.wall_seconds(chunk, threads) for chunk in {alone, largest}}
     best = min(together, key=together.__getitem__)
     return (best, threads) if together[best] < _THREADS_PAY * race.wall_seconds(alone, 1) else (alone, 1)
+
+
+def quicker(one: Trial, other: Trial) -> bool:
+    """Whether a step of one client on one thread takes clearly less time in ``one`` than in ``other``."""
+    seconds = [_Race(trial, 1, 1, now, now).wall_seconds(1, 1) for trial in (one, other)]
+    return seconds[0] < _CLEARLY * seconds[1]
 
 
 class _Race:
