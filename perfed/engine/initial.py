@@ -68,6 +68,8 @@ class Initialiser:
         self.secure = secure
         if secure is not None:
             _check_incoming(method)
+        if method.precision != "full" and (dtype != torch.float32 or any(e.private() for e in method.extensions)):
+            raise PerfedError("precision = 'bf16' needs dtype = 'float32', and does not combine with [privacy] of rows")
         self._chains: dict[Shape, Chain] = {}
         self._places: dict[Shape, dict[str, Placement]] = {}
         self._values: dict[Any, Parameters] = {}

@@ -307,8 +307,6 @@ class Cohort(View):
         """``task``, with numbers of 16 bits where they are asked for and no trial finds that they are slower."""
         if self.settings.precision == "full":
             return task
-        if self.private is not None or task.samples.x.dtype != torch.float32:
-            raise PerfedError("precision = 'bf16' needs dtype = 'float32', and does not combine with [privacy]")
         fast, label = replace(task, bf16=True), self.layout.label
         found = partial(quicker, self._trial(fast), self._trial(task))
         untried = self.n == 1 or self.layout.unstackable

@@ -12,6 +12,7 @@ from torch import nn
 
 from perfed import Federation, Model, linear, mlp
 from perfed.errors import PerfedError
+from perfed.privacy.sample import SamplePrivacy
 from perfed.training.plan import Path, Plan
 from perfed.training.trials import Trial, quicker
 
@@ -64,10 +65,12 @@ def test_stacks_train_in_it_too_near_full_precision_and_not_equal_to_it(name):
     assert 1e-5 < max(gaps) < 0.05
 
 
-def test_what_it_does_not_combine_with_is_one_line():
-    server = serve(make("fedavg", **SETTINGS), blobs((9, 8)), model=network(), dtype=torch.float64)
-    with pytest.raises(PerfedError, match=r"precision = 'bf16' needs dtype = 'float32'"):
-        train(server, 1)
+@pytest.mark.parametrize(
+    ("dtype", "more"), [(torch.float64, ()), (torch.float32, (SamplePrivacy(entries=("shared", "num_samples")),))]
+)
+def test_what_it_does_not_combine_with_is_one_line(dtype, more):
+    with pytest.raises(PerfedError, match=r"precision = 'bf16' needs dtype = 'float32', and does not combine with"):
+        serve(make("fedavg", **SETTINGS, more_extensions=more), blobs((9, 8)), model=network(), dtype=dtype)
 
 
 @pytest.mark.parametrize("faster", [True, False])
