@@ -36,7 +36,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from problem import SHAPES, Problem, make
+from problem import ROWS, SHAPES, Problem, make
 
 HERE = Path(__file__).parent
 PERSONAL = {"perfed", "fluke", "pfllib", "flower"}
@@ -45,13 +45,15 @@ NOISE, ORDERS = 0.02, 5
 """What accuracies after ten rounds (mean over 100 clients) may always differ by; runs that say what else is noise."""
 
 
-def run(program: str, python: str, folder: Path, threads: int, timeout: float) -> dict[str, Any]:
-    """Run one program on one problem and return its result with the peak memory of its processes, in MB."""
+def run(
+    program: str, python: str, folder: Path, threads: int, timeout: float, checkout: Path = HERE.parents[1]
+) -> dict[str, Any]:
+    """Run one program, perfed's from ``checkout``, on one problem; return its result with its peak memory in MB."""
     import psutil
 
     out = folder / f"{program}.json"
     out.unlink(missing_ok=True)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]),
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(checkout)]),
                                 "OMP_NUM_THREADS": str(threads), "RAY_DEDUP_LOGS": "0"}  # fmt: skip
     command = [python, str(HERE / f"run_{program}.py"), str(folder), "--out", str(out), "--threads", str(threads)]
     with (folder / f"{program}.log").open("w") as log:
@@ -175,8 +177,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for model, method in product(arguments.models.split(","), arguments.methods.split(",")):
             folder = Path(scratch) / f"{model}-{method}"
-            rows = 40 if model == "cnn" else 60
-            problem = Problem(model, method, clients=arguments.clients, rows=rows, rounds=arguments.rounds)
+            problem = Problem(model, method, clients=arguments.clients, rows=ROWS[model], rounds=arguments.rounds)
             make(problem, folder, Path(arguments.data_dir))
             for program in [name for name in programs if name in METHODS[method]]:
                 load = os.getloadavg()[0]

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 Arrays = tuple[np.ndarray, np.ndarray]  # x (rows, *shape) float32, y (rows,) int64
 
 SHAPES = {"mlp-small": (15,), "mlp-large": (784,), "cnn": (1, 28, 28)}
+ROWS = {"mlp-small": 60, "mlp-large": 60, "cnn": 40}
+"""Of a client."""
 CLASSES = {"mlp-small": 20, "mlp-large": 10, "cnn": 10}
 
 

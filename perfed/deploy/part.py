@@ -262,7 +262,10 @@ class Part:
     @property
     def plan(self) -> Plan:
         """One client at a time, on the study's threads."""
-        return Plan("sequential", threads=self.experiment.plan.threads)
+        given = self.experiment.plan
+        plan = Plan("sequential", threads=given.threads, graphs=given.graphs)
+        plan.check(self.device)
+        return plan
 
     @cached_property
     def allowed(self) -> Allowed:

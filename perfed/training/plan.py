@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import torch
@@ -108,10 +108,12 @@ class Plan:
         """Whether this plan can be followed on ``device``.
 
         Raises:
-            PerfedError: CUDA graphs anywhere else.
+            PerfedError: CUDA graphs anywhere else, or on Ray's workers, whose plans have none.
         """
         if self.graphs and device.type != "cuda":
             raise PerfedError(f"plan.graphs = true needs device = 'cuda'; this is '{device}'")
+        if self.graphs and self.engine == "ray":
+            raise PerfedError("plan.graphs = true is for engines of this process; this is 'ray'")
 
     def path(self, kind: str, clients: int, trial: Tryable | None, *, parallel: bool = False) -> Path:
         """The path for ``kind`` of work with ``clients`` clients at hand.
@@ -211,8 +213,10 @@ class PlanSettings(Table):
     def build(self) -> Plan:
         """A plan of its own, with the recorded choices."""
         hold = self.hold_megabytes << 20
-        plan = Plan(self.engine, self.chunk, self.threads, dict(self.paths), hold=hold, remember=self.remember)
-        return replace(plan, graphs=self.graphs)
+        return Plan(
+            self.engine, self.chunk, self.threads, dict(self.paths),
+            hold=hold, remember=self.remember, graphs=self.graphs,
+        )  # fmt: skip
 
 
 def busy(chunk: int, threads: int, clients: int, free: int) -> int:

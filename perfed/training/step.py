@@ -170,14 +170,17 @@ class Step:
 
         ``domain`` ``(clients, any batch)``: default, that of the mini-batch.
         """
+        if self.bf16:
+            with torch.autocast(x.device.type, torch.bfloat16):
+                return self._apply(stage, x, params, domain).to(x.dtype)
+        return self._apply(stage, x, params, domain)
+
+    def _apply(self, stage: str, x: Tensor, params: Parameters | None, domain: Tensor | None) -> Tensor:
         values = self.params if params is None else {**self.params, **params}
         run = Pass(values, self.keys, training=stage in self.trained)
         module = self.chain.get_submodule(stage)
         if stage not in self.per_domain:
-            if not self.bf16:
-                return apply_module(module, stage, x, run)
-            with torch.autocast(x.device.type, torch.bfloat16):
-                return apply_module(module, stage, x, run).to(x.dtype)
+            return apply_module(module, stage, x, run)
         domain = self.domain if domain is None else domain
         assert domain is not None
         return apply_per_domain(module, stage, x, run, domain)

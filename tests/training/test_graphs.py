@@ -123,3 +123,5 @@ def test_graphs_without_a_gpu_are_one_line():
     assert "graphs" not in Plan().to_dict()
     with pytest.raises(PerfedError, match=r"plan\.graphs = true needs device = 'cuda'; this is 'cpu'"):
         Plan(graphs=True).check(torch.device("cpu"))
+    with pytest.raises(PerfedError, match=r"plan\.graphs = true is for engines of this process; this is 'ray'"):
+        Plan("ray", graphs=True).check(torch.device("cuda"))

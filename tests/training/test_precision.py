@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 import torch.nn.functional as F
-from engines import blobs, make, serve, train
+from engines import awkward_domains, blobs, make, serve, train
 from torch import nn
 
 from perfed import Federation, Model, linear, mlp
@@ -110,3 +110,13 @@ def test_quicker_is_clearly_quicker():
         return Trial(steps, 100)
 
     assert quicker(waits(0.001), waits(0.003)) and not quicker(waits(0.003), waits(0.001))
+
+
+def test_banks_of_domains_compute_in_it_too():
+    runs = []
+    for precision in ("full", "bf16"):
+        method = make("feddar-wa", **{**SETTINGS, "precision": precision})
+        model = Model(body=lambda shape: nn.Identity(), head=linear(3))
+        runs.append(shared(train(serve(method, awkward_domains(), model=model, dtype=torch.float32), 1)))
+    gaps = [float((runs[0][key] - runs[1][key]).abs().max()) for key in runs[0]]
+    assert 1e-6 < max(gaps) < 0.05

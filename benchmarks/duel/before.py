@@ -1,7 +1,7 @@
 """Before and now: rounds of training in another checkout of perfed and in this one, in turns.
 
-``python benchmarks/before.py CHECKOUT --data-dir DIR [--turns N]`` trains the problems of the duel
-(``benchmarks/duel/problem.py``) in both, one thread each, and prints a table: milliseconds of a round (the median of
+``python benchmarks/duel/before.py CHECKOUT --data-dir DIR [--turns N]`` trains the problems of the duel
+(``problem.py``) in both, one thread each, and prints a table: milliseconds of a round (the median of
 rounds 2 to 10) and of all ten rounds, the least of all turns each, and before over now. Both run with this
 interpreter's packages. Needs psutil. With 1,000 clients a problem has three rounds.
 """
@@ -9,31 +9,26 @@ interpreter's packages. Needs psutil. With 1,000 clients a problem has three rou
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-sys.path.insert(0, str(Path(__file__).parent / "duel"))
-from problem import Problem, make
+from duel import HERE, METHODS, run
+from problem import ROWS, Problem, make
 
-HERE = Path(__file__).resolve().parent
 PROBLEMS = [
-    *(Problem(model, method) for model in ("mlp-small", "mlp-large") for method in ("fedavg", "fedrep", "ditto")),
-    *(Problem("cnn", method, rows=40) for method in ("fedavg", "fedrep", "ditto")),
+    *(Problem(model, method, rows=rows) for model, rows in ROWS.items() for method in METHODS),
     *(Problem(model, "fedavg", clients=1000, rounds=3) for model in ("mlp-small", "mlp-large")),
 ]
+TIMEOUT = 600.0
 
 
 def trained(checkout: Path, folder: Path) -> tuple[float, float]:
     """Return milliseconds of a round and of all, of the problem in ``folder`` trained by a checkout."""
-    out = folder / "result.json"
-    command = [sys.executable, str(HERE / "duel/run_perfed.py"), str(folder), "--out", str(out), "--threads", "1"]
-    path = os.pathsep.join([str(HERE / "duel"), str(checkout)])
-    subprocess.run(command, env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, check=True)
-    found = json.loads(out.read_text())
+    found = run("perfed", sys.executable, folder, 1, TIMEOUT, checkout)
+    if "error" in found:
+        sys.exit(f"{checkout}: {found['error']}")
     return 1e3 * found["round"], 1e3 * found["all_rounds"]
 
 
@@ -44,7 +39,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("PERFED_DATA"), help="holds mnist.npz")
     parser.add_argument("--turns", type=int, default=3)
     arguments = parser.parse_args()
-    checkouts = (arguments.checkout.resolve(), HERE.parent)
+    checkouts = (arguments.checkout.resolve(), HERE.parents[1])
     print("| network | method | clients | a round: before | now | ratio | all rounds: before | now | ratio |")
     print("|---|---|---|---|---|---|---|---|---|")
     for problem in PROBLEMS:
