@@ -34,7 +34,8 @@ from perfed.run.directory import RunDirectory
 from perfed.system import locked
 
 METHODS = ["local", "hetfedrep", "sklearn:logistic"]
-SETTINGS = (*TINY, "rounds=30", "checkpoint_seconds=1000")
+LENGTH = 100  # rounds: a signal takes as long as 30 to reach tasks on Ray
+SETTINGS = (*TINY, f"rounds={LENGTH}", "checkpoint_seconds=1000")
 
 
 @pytest.fixture(autouse=True)
@@ -202,7 +203,7 @@ def test_a_run_whose_process_is_killed_goes_on_in_another_one(alone, tmp_path):
     assert len(outcomes) == 6 and not any(isinstance(outcome, PerfedError) for *_, outcome in outcomes)
     said = [remark for news in heard for remark in news.remarks]
     assert said[0] == "its process ended (signal SIGKILL); it is tried once more, from its last checkpoint"
-    assert said[-1].startswith("continues from round ") and said[-1].endswith(" to 30")
+    assert said[-1].startswith("continues from round ") and said[-1].endswith(f" to {LENGTH}")
     assert int(said[-1].split()[3]) >= 4  # not from the start
     study.conclude()
     assert_same_but_for_checkpoints(tmp_path / "out", alone)
@@ -234,7 +235,7 @@ def test_ctrl_c_leaves_checkpoints_of_all_runs(alone, tmp_path):
     cut = assert_whole_rounds(out)
     resumed = perfed("resume", out, "--jobs", 9)
     assert resumed.code == 0, resumed.err
-    assert all(f"{label}: continues from round {done} to 30" in resumed.out for label, done in cut.items())
+    assert all(f"{label}: continues from round {done} to {LENGTH}" in resumed.out for label, done in cut.items())
     assert_same(out, alone)
 
 
