@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import isclose
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from perfed.data.labels import Classes, Task
-from perfed.data.tables.kinds import Column, Kind
+from perfed.data.tables.kinds import MISSING_CATEGORY, Column, Kind
 from perfed.data.tables.options import TableOptions, agreed_kinds, shared_columns, words
 from perfed.data.tables.problems import nowhere, refuse
+from perfed.data.tables.public import Known
 from perfed.data.tables.targets import CONSTANT, FEW, LabelsAre, contradictions, named
 from perfed.data.target_scale import Sums, TargetScale, varying_scale
 from perfed.errors import PerfedError, first_problem, shorten_list
@@ -328,6 +330,45 @@ def _domains(tolds: Mapping[str, SiteMetadata]) -> tuple[str, ...] | int | None:
     names = {name for held in found if isinstance(held, tuple) for name in held}
     numbers = [held for held in found if isinstance(held, int)]
     return tuple(sorted(names)) if names else max(numbers, default=None)
+
+
+def find_beyond_public(agreement: FederationSchema, metadata: SiteMetadata, public: Mapping[str, Known]) -> list[str]:
+    """Return where an agreement differs from what a study says in ``data.public``, a line each.
+
+    Under ``data.public`` classes, domains, categories and scales follow from the study alone, so that a server that
+    sends others would learn something of the rows from the replies.
+
+    Args:
+        agreement: as the server sent it.
+        metadata: what the site tells before it trains, which is public.
+        public: by column what the study says.
+    """
+    expected = agreed({"": metadata.model_copy(update={"columns": None, "named": None})})
+    differing = [name for name in ("classes", "domains") if getattr(agreement, name) != getattr(expected, name)]
+    if not _equal_scales(agreement.scale, expected.scale):
+        differing.append("scale")
+    problems = [f"the server's agreement has other {name} of the target than data.public" for name in differing]
+    for column in agreement.columns or ():
+        if (known := public.get(column.name)) is None:
+            problems.append(f"column '{column.name}' of the server's agreement is not in data.public")
+            continue
+        levels = {*known.levels, *([MISSING_CATEGORY] if column.masked and known.levels else [])}
+        scale = None if known.scale is None else Scale(mean=known.scale[:1], std=known.scale[1:])
+        agreed_scale = None if column.scale is None else Scale(mean=column.scale[:1], std=column.scale[1:])
+        if set(column.levels) != levels or not _equal_scales(agreed_scale, scale):
+            problems.append(f"column '{column.name}' of the server's agreement has other values than data.public")
+    return problems
+
+
+def _equal_scales(one: Scale | None, other: Scale | None) -> bool:
+    """Return whether two scales are equal up to the rounding of their sums over any number of sites."""
+    if one is None or other is None:
+        return one is other
+    first, second = ((*scale.mean, *scale.std) for scale in (one, other))
+    tolerance = 1e-9 * max(*other.std, *map(abs, other.mean))
+    return len(first) == len(second) and all(
+        isclose(a, b, rel_tol=0, abs_tol=tolerance) for a, b in zip(first, second, strict=True)
+    )
 
 
 def in_words(tolds: Mapping[str, SiteMetadata], agreement: FederationSchema) -> list[str]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from perfed.data.checks import check_client, check_finite, check_ids, check_range, refuse_mixed_domains
 from perfed.data.client import Client, Split
 from perfed.data.facts import SPLITS, ClientFacts, SplitFacts
-from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed
+from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed, find_beyond_public
 from perfed.data.inputs import Parts, arrays_of
 from perfed.data.labels import Classes, Task, as_classes, classes_of, task_of, whole
 from perfed.data.reading import reason_of
@@ -241,6 +241,8 @@ class SiteArrays:
         """
         if self.task != schema.task:
             raise PerfedError(f"site '{self.site}': the target is of {self.task}, and the study is of {schema.task}")
+        if self.public is not None and (problems := find_beyond_public(schema, self.public, {})):
+            raise PerfedError(f"site '{self.site}': {problems[0]}")
         facts = self.seen.facts(schema)
         splits = {
             name: Split(x, _scaled(f"client '{self.site}': {name}", y, schema), domain).with_facts(facts.splits[name])

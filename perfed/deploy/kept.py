@@ -10,7 +10,7 @@ from typing import Any
 from perfed.deploy.part import Part
 from perfed.engine.evaluate import Outputs
 from perfed.engine.executor import ChunkTask, LocalExecutor
-from perfed.engine.flower.site import background_of, digest_of, model_message
+from perfed.engine.flower.site import background_of, hash_request, model_message
 from perfed.engine.flower.wire import work_of
 from perfed.engine.server import Server
 from perfed.participation.settings import Participation
@@ -59,7 +59,7 @@ class Here(Server):
         background = background_of(client, self.header, self.initialiser.info(self.federation))
         executor = LocalExecutor([client], background, self.initialiser, self.plan)
         if self.budget is not None:
-            executor.noise = self.budget.noise(digest_of(self._content))
+            executor.noise = self.budget.noise(hash_request(self._content, self._state))
         return work, executor
 
 

@@ -47,6 +47,9 @@ class Opening:
         run: id of the run.
         place: what the sites are told of where the results are.
         deadline: seconds of an exchange.
+
+    Attributes:
+        sent_agreement: whether an agreement was sent, so that some sites may have joined the run.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Opening:
         self._transport, self._sites, self._deadline = transport, sites, deadline
         self._experiment = experiment
         self._fields = {"run": run, "study": study, "place": str(place.resolve()), "opening": uuid4().hex}
+        self.sent_agreement = False
         self._heard: dict[str, dict[str, Any]] = {}  # the header of each site's last reply, or an error in its place
 
     def clients(self, file: Path) -> tuple[tuple[Client, ...], FederationSchema]:
@@ -76,6 +80,7 @@ class Opening:
         if known is not None and known["study"] != study:
             raise PerfedError(f"{file.parent}: holds a run of another study; submit with another --out")
         agreement = self._agreement() if known is None else FederationSchema.of_plain(known["agreement"], str(file))
+        self.sent_agreement = True
         told = self._ask("agreement", {"agreement": agreement.plain()}, "facts")
         facts = {site: ClientFacts.of_plain(values, site) for site, values in told.items()}
         plain = {site: facts[site].plain() for site in sorted(facts)}

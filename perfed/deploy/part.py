@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
+from perfed.codec import encode
 from perfed.data.client import Client
 from perfed.data.domain_input import completed_by
-from perfed.data.facts import Counts, SplitFacts
+from perfed.data.facts import SPLITS, Counts, SplitFacts
 from perfed.data.federation import Federation, federation_of
 from perfed.data.federation_schema import FederationSchema
 from perfed.data.reading import checked, read_json
@@ -28,6 +29,7 @@ from perfed.deploy.spending import SiteBudget, secret_in
 from perfed.deploy.trial import method_of, private_in, protocol_of
 from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.dry_run import allowed_by
+from perfed.engine.flower.refusal import Refused, Said
 from perfed.engine.flower.store import SiteStore, Stored
 from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError, shorten_list
@@ -121,6 +123,7 @@ class _Held(BaseModel):
     place: str
     since: str
     agreement: dict[str, Any]
+    rows_hash: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ class Part:
         place: the directory of its results on the server.
         since: when the site first agreed to it.
         own: the data, where they have been read already.
+        rows_hash: hash of the rows with which the site joined; empty where these may change.
     """
 
     site: str
@@ -146,6 +150,7 @@ class Part:
     place: str
     since: str
     own: SiteData | None = field(default=None, compare=False, repr=False)
+    rows_hash: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, folder: Path, site: str, data: Path) -> Part | None:
@@ -170,6 +175,16 @@ class Part:
         return cls._in(file, site, data)
 
     @classmethod
+    def joined(cls, folder: Path, site: str, data: Path, run: str) -> Part | None:
+        """Return the run with the id ``run`` if the site in ``folder`` has ever joined it, and ``None`` otherwise.
+
+        Raises:
+            PerfedError: ``run`` cannot be an id, or the run's file is damaged.
+        """
+        file = Stored(folder / _RUNS, run).path / _RUN
+        return cls._in(file, site, data) if file.exists() else None
+
+    @classmethod
     def all_kept(cls, folder: Path, site: str, data: Path) -> Iterator[Part]:
         """All runs in which the site in ``folder`` is or was.
 
@@ -183,11 +198,12 @@ class Part:
     def _in(cls, file: Path, site: str, data: Path) -> Part:
         held = checked(_Held, read_json(file), file)
         agreement = FederationSchema.of_plain(held.agreement, str(file))
-        return cls(site, data, held.run, held.study, agreement, held.place, held.since)
+        return cls(site, data, held.run, held.study, agreement, held.place, held.since, rows_hash=held.rows_hash)
 
     def write(self, folder: Path) -> None:
         """Let :meth:`of` and, once the site is in another run, :meth:`earlier` find it."""
         content = {name: getattr(self, name) for name in ("run", "place", "since", "study")}
+        content["rows_hash"] = self.rows_hash or ("" if self.private is None else self.current_rows_hash)
         content["agreement"] = self.agreement.plain()
         kept = self.stored(folder).path
         kept.mkdir(parents=True, exist_ok=True)
@@ -244,14 +260,45 @@ class Part:
         """The study's method under ``[privacy]``, and the plan of what it tells; ``None`` without that table."""
         return private_in(self.experiment)
 
+    @cached_property
+    def current_rows_hash(self) -> str:
+        """SHA-256 of the inputs, targets and domains of all the site's rows, as training and evaluation use them."""
+        (client,) = self.rows
+        tensors: dict[str, dict[str, torch.Tensor]] = {}
+        for name in SPLITS:
+            if (split := client.split(name)) is not None:
+                domain = {} if split.domain is None else {"domain": split.domain}
+                tensors[name] = {"x": split.x, "y": split.y, **domain}
+        return hashlib.sha256(encode(tensors)).hexdigest()
+
+    @property
+    def binding(self) -> bytes:
+        """SHA-256 of what all replies of the site depend on: the study, the agreement and the site's rows."""
+        content = [self.run, self.study, self.agreement.plain(), self.current_rows_hash]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
+
+    def check_rows(self) -> None:
+        """Do nothing where the site's rows are those with which it joined a private run.
+
+        Raises:
+            Refused: they have changed. Replies before and after the change would differ by the changed rows only.
+        """
+        if self.rows_hash and self.rows_hash != self.current_rows_hash:
+            raise Refused(
+                Said.ROWS,
+                f"{self.data}: the rows have changed since this site joined run {self.run}, which has [privacy]; "
+                "restore the file, or submit the study again with another --out, which counts as a further run",
+            )
+
     def budget(self, folder: Path, most: float | None = None, delta: float | None = None) -> SiteBudget | None:
-        """What the site in ``folder`` may tell in the run; ``None`` without a table ``[privacy]``.
+        """Return what the site in ``folder`` may tell in the run; ``None`` without a table ``[privacy]``.
 
         ``most``, ``delta``: as of :class:`~perfed.deploy.spending.SiteBudget`.
         """
         if self.private is None:
             return None
-        return SiteBudget(folder, self.stored(folder).path, self.experiment.name, self.private, most, delta)
+        run, name = self.stored(folder).path, self.experiment.name
+        return SiteBudget(folder, run, name, self.private, self.binding, most, delta)
 
     def facts(self, folder: Path) -> dict[str, Any]:
         """What the site in ``folder`` tells once all have agreed; see :func:`facts_by`."""

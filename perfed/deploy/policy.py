@@ -83,12 +83,12 @@ class Policy(BaseModel):
         """
         _refuse(self._said(study))
 
-    def check_budget(self, folder: Path, run: str, plan: PrivateMethod | None, data: SiteData) -> None:
+    def check_budget(self, folder: Path, line: str, plan: PrivateMethod | None, data: SiteData) -> None:
         """Refuse a run that would spend more than the policy allows over all runs of the site in ``folder``.
 
         Args:
             folder: of the site.
-            run: id of the run; empty where it is not known yet.
+            line: name of the ledger's line of the run; empty where the site has not joined it yet.
             plan: of what it tells; ``None`` without a table ``[privacy]``.
             data: of the site.
 
@@ -102,7 +102,7 @@ class Policy(BaseModel):
             rows, _ = data.counts()
             beyond = _above(plan.settings.delta * rows, 1.0) and [f"{plan.settings.delta:g}, with {rows} rows"]
             _refuse(iter([("delta", beyond, "at most one over the number of rows, or delta of the policy")]))
-        check_planned(folder, run, plan, self.epsilon, self.delta)
+        check_planned(folder, line, plan, self.epsilon, self.delta)
 
     def check_data(self, data: SiteData) -> None:
         """Refuse to take part with so few rows; how many there are is not told.

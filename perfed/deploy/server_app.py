@@ -17,6 +17,7 @@ import torch
 from perfed.data.client import Client
 from perfed.data.federation import Federation, federation_of
 from perfed.data.federation_schema import FederationSchema
+from perfed.data.reading import checked, read_json
 from perfed.deploy.candidates import (
     CandidateRun,
     blending_of,
@@ -49,12 +50,13 @@ from perfed.report import load_runs, write_report
 from perfed.run.callback import Callback, Running
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
-from perfed.system import locked, private_files
+from perfed.system import locked, private_files, write_atomic
 
 LOOK = 10.0
 """Seconds between two looks for who is missing."""
 REPORT = "report.html"
 """The last file that a run writes."""
+_FAILED_OPENINGS = "failed-openings.json"  # in a run's journal: how many agreements some sites have refused
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,12 @@ class Submitted:
         there = [site for site in self.sites if site not in missing]
         deadline = self.settings.deadline
         opening = Opening(self.transport, there, experiment, study, _id(study, out), self.place, deadline)
-        return opening.clients(out / AGREED)
+        try:
+            return opening.clients(out / AGREED)
+        except PerfedError:
+            if not begun and opening.sent_agreement:
+                _count_failed_opening(out)
+            raise
 
     def _server(
         self, study: str, out: Path, journal: Journal, allowed: Allowed | None
@@ -256,8 +263,22 @@ class Learnt(Callback):
 
 
 def _id(study: str, out: Path) -> str:
-    """Of the run of a study in a directory."""
-    return hashlib.sha256(f"{out.resolve()} {study}".encode()).hexdigest()[:16]
+    """Return the id of the run of a study in a directory.
+
+    A site accepts one agreement per run, so that the id changes after an agreement that some sites refused.
+    """
+    failed = _failed_openings(out)
+    return hashlib.sha256(f"{out.resolve()} {study}{f' {failed}' if failed else ''}".encode()).hexdigest()[:16]
+
+
+def _failed_openings(out: Path) -> int:
+    """Return how many agreements of the run in a directory some of its sites have refused."""
+    file = out / JOURNAL / _FAILED_OPENINGS
+    return checked(int, read_json(file), file) if file.exists() else 0
+
+
+def _count_failed_opening(out: Path) -> None:
+    write_atomic(made(out / JOURNAL) / _FAILED_OPENINGS, str(_failed_openings(out) + 1))
 
 
 def _place(run: CandidateRun, study: Experiment, out: Path) -> Path:

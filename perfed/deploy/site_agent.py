@@ -157,6 +157,10 @@ class Station:
         """The reply to a message before a run: what the site tells, or its facts when it has joined."""
         study = self._study_of(header)
         part, fields = self._part, {"site": self._name, "run": run, "round": 0, "program": kind}
+        with refusing(Said.MESSAGE):
+            joined = Part.joined(self._folder, self._name, self._data, run)
+        if joined is not None and joined.study != study:
+            raise Refused(Said.JOINED, f"{Said.JOINED} (run {run})")
         held = {} if part is None or part.run == run else part.held
         known = run in self._told
         self._told.add(run)
@@ -165,7 +169,8 @@ class Station:
             with refusing(Said.DATA):
                 found = site_data(self._name, self._data, table_options(read(study, "the study")))
                 self._policy.check_data(found)
-                self._policy.check_budget(self._folder, run, _private(study), found)
+                line = "" if joined is None else self._ledger_line(joined)
+                self._policy.check_budget(self._folder, line, _private(study), found)
                 self._read = {study: found}
                 told = told_by(self._read[study])
             return pack({"kind": "told", **fields, **held, "told": told}, {})
@@ -174,9 +179,13 @@ class Station:
             raise _Busy(held)
         with refusing(Said.MESSAGE):
             agreement = FederationSchema.of_plain(header.get("agreement"), "the server's agreement")
+        if joined is not None and joined.agreement != agreement:
+            raise Refused(Said.JOINED, f"{Said.JOINED} (run {run})")
         since = part.since if part is not None and part.run == run else f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
         own, place = self._read.pop(study, None), str(header.get("place"))
-        self._join(as_agreed(Part(self._name, self._data, run, study, agreement, place, since, own), self._folder))
+        rows_hash = "" if joined is None else joined.rows_hash
+        part = Part(self._name, self._data, run, study, agreement, place, since, own, rows_hash)
+        self._join(as_agreed(part, self._folder))
         self._at(run)
         facts = self._joined(run).facts(self._folder)
         return pack({"kind": "facts", **fields, "facts": facts}, {})
@@ -196,6 +205,7 @@ class Station:
             part.stored(self._folder)  # which finds out whether the run has a name
         with refusing(Said.DATA):
             part.federation  # noqa: B018 - which finds out whether the data fit
+            part.check_rows()
         with refusing(Said.UNFIT):
             allowed = part.allowed
         self._consents(part, allowed)
@@ -217,7 +227,12 @@ class Station:
             own = part.own or site_data(self._name, self._data, table_options(part.experiment))
             self._policy.check_data(own)
         with refusing(Said.UNFIT):
-            self._policy.check_budget(self._folder, part.run, part.private, own)
+            self._policy.check_budget(self._folder, self._ledger_line(part), part.private, own)
+
+    def _ledger_line(self, part: Part) -> str:
+        """Return the name of the ledger's line of a run; empty where it is not private."""
+        budget = part.budget(self._folder)
+        return "" if budget is None else budget.line
 
     def _joined(self, run: str) -> Part:
         """The run with the id ``run``, in which the site must be."""
@@ -231,6 +246,7 @@ class Station:
         if self._site is None:
             if self._study is not None and not belongs(part.study, self._study):  # it was started again with another
                 raise Refused(Said.STUDY)
+            part.check_rows()
             self._consents(part, part.allowed)
             (client,) = part.federation
             self._store = part.states(self._folder)
@@ -301,8 +317,9 @@ def check_site(settings: SiteSettings) -> None:
             settings.policy.check(allowed)
         own = site_data(settings.name, settings.data, options)
         settings.policy.check_data(own)
-        run = part.run if part is not None and going_on else ""
-        settings.policy.check_budget(settings.folder, run, private_in(experiment), own)
+        budget = None if part is None or not going_on else part.budget(settings.folder)
+        line = "" if budget is None else budget.line
+        settings.policy.check_budget(settings.folder, line, private_in(experiment), own)
 
 
 def run_site(settings: SiteSettings, note: Note, stop: threading.Event) -> None:

@@ -1,11 +1,20 @@
-"""What a site has spent of privacy: a secret for each run, and a ledger over all of them in the site's folder."""
+"""What a site has spent of privacy: the source of its noise, and a ledger of its releases over all runs.
+
+Two releases with the same noise would reveal their difference. Noise and ledger entries are therefore bound to
+everything that a reply depends on: the study, the agreement, the site's rows (together the *binding* of a run), the
+site's state, and the whole message.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from math import inf, sqrt
 from pathlib import Path
@@ -20,13 +29,14 @@ from perfed.method.declared import FederationInfo
 from perfed.privacy.accountant import Releases, epsilon
 from perfed.privacy.apply import PrivateMethod
 from perfed.rng import Noise
-from perfed.system import sync_folder, write_atomic
+from perfed.system import locked, sync_folder, write_atomic
 
 LEDGER = "spent.json"
-"""File of a site's folder: what each run was told."""
+"""File of a site's folder that lists what each run was told; a symbolic link where several deployments share one."""
 SECRET = "secret"
 """File of a run: 32 bytes that its noise is made with. It never leaves, and is in no log."""
 _BYTES = 32
+_PATIENCE = 30.0  # seconds in which another process must have finished writing a shared ledger
 _SLACK = 1 + 1e-9
 
 
@@ -55,13 +65,15 @@ class Told:
 
     Attributes:
         run: its id.
-        noise_of: names its secret, without saying it; a run with another one is told anew.
+        noise_of: name of the secret of its noise, which is bound to the study, the agreement and the rows. What is
+            told with another secret adds up, also in a run with the same id.
         study: its name.
         unit, delta, noise: of its table ``[privacy]``, with the noise that was found.
         ahead: releases that belong to no round.
         rounds: releases by the number of the round.
         metrics: releases of test rows by the number of the round: metrics that left with noise.
         metrics_noise: of these.
+        answers: by exchange the hash of the state and the message that was answered.
     """
 
     run: str
@@ -74,6 +86,7 @@ class Told:
     rounds: dict[str, int] = field(default_factory=dict)
     metrics: dict[str, int] = field(default_factory=dict)
     metrics_noise: float = 0.0
+    answers: dict[str, str] = field(default_factory=dict)
 
     @property
     def squares(self) -> float:
@@ -92,10 +105,32 @@ def ledger(folder: Path) -> list[Told]:
     """Return what all runs were told by the site in ``folder``.
 
     Raises:
-        PerfedError: the file that says so is damaged.
+        PerfedError: the ledger is damaged.
     """
     file = folder / LEDGER
     return checked(list[Told], read_json(file), file) if file.exists() else []
+
+
+@contextmanager
+def _locked_ledger(folder: Path) -> Iterator[Path]:
+    """Yield the file of a site's ledger, which no other process changes meanwhile.
+
+    Raises:
+        Refused: another process has been changing it for too long.
+    """
+    file = (folder / LEDGER).resolve()  # replacing a symbolic link would leave the shared file unchanged
+    lock, deadline = file.with_name(f"{LEDGER}.lock"), time.monotonic() + _PATIENCE
+    lock.mkdir(mode=0o700, exist_ok=True)
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked(lock))
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise Refused(Said.BUDGET, f"{file}: another process is changing the ledger") from None
+                time.sleep(0.01)
+        yield file
 
 
 def total(told: Sequence[Told], unit: str, delta: float, more: float = 0.0) -> float:
@@ -116,9 +151,10 @@ class SiteBudget:
 
     Args:
         folder: of the site.
-        run: id of the run, and the folder of what is kept of it.
-        study: its name.
+        run: folder of what the site keeps of the run; its name is the run's id.
+        study: name of the study.
         plan: of the study.
+        binding: 32 bytes that name the study, the agreement and the site's rows.
         most: epsilon of all runs that the site's policy allows; ``None``: any.
         delta: at which that is counted; ``None``: that of the study.
     """
@@ -129,32 +165,46 @@ class SiteBudget:
         run: Path,
         study: str,
         plan: PrivateMethod,
+        binding: bytes,
         most: float | None = None,
         delta: float | None = None,
     ) -> None:
         self._folder, self._plan = folder, plan
         self._most, self._delta = most, plan.settings.delta if delta is None else delta
-        self._secret = secret_in(run)
-        stated, unit = plan.settings, plan.settings.unit
-        kept = (run.name, _name(self._secret), study, unit, stated.delta, plan.noise, plan.ahead.whole)
-        self._new = Told(*kept, metrics_noise=0.0 if plan.metrics is None else plan.metrics.noise)
+        self._secret = hmac.digest(secret_in(run), binding, "sha256")
+        self._unspent = Told(
+            run=run.name,
+            noise_of=hashlib.sha256(b"name of " + self._secret).hexdigest()[:16],
+            study=study,
+            unit=plan.settings.unit,
+            delta=plan.settings.delta,
+            noise=plan.noise,
+            ahead=plan.ahead.whole,
+            metrics_noise=0.0 if plan.metrics is None else plan.metrics.noise,
+        )
+
+    @property
+    def line(self) -> str:
+        """Name of the ledger's line that counts what is told with this budget (:attr:`Told.noise_of`)."""
+        return self._unspent.noise_of
 
     def noise(self, message: bytes) -> Noise:
-        """Return where the noise of the answer to ``message`` comes from."""
+        """Return the source of the noise in the answer to ``message``, the hash of a state and a message."""
         return Noise(self._secret, message)
 
-    def spend(self, round_: int) -> None:
-        """Note that the site answers in round ``round_``; 0 is the preparation. A round counts once.
+    def spend(self, round_: int, exchange: str, message: bytes) -> None:
+        """Note that the site answers ``message`` in round ``round_``, before it does; 0 is the preparation.
+
+        A round counts once. Each of its exchanges is answered for one message only, so that nothing beyond what the
+        round counts for is told.
 
         Raises:
-            Refused: the budget of the study, or that of the policy over all runs, would be exceeded.
+            Refused: the exchange was answered for another message, or the budget of the study, or that of the policy
+                over all runs, would be exceeded.
         """
-        mine, others = self._lines()
-        known = mine or self._new
-        if mine is not None and (not round_ or str(round_) in known.rounds):
-            return
-        told = {str(round_): self._plan.in_round(round_).whole} if round_ else {}
-        self._write(replace(known, rounds={**known.rounds, **told}), others, round_)
+        with self._line_to_write(round_, exchange, message) as line:
+            if round_:
+                line.rounds.setdefault(str(round_), self._plan.in_round(round_).whole)
 
     def measured(
         self, round_: int, message: bytes, outputs: Outputs, info: FederationInfo, scale: TargetScale | None
@@ -163,7 +213,7 @@ class SiteBudget:
 
         Args:
             round_: number of the round.
-            message: names the message that is answered.
+            message: hash of the state and the message that is answered.
             outputs: what the site's model says of its test rows, in the unit of the data.
             info: of the federation.
             scale: what targets were standardised by.
@@ -173,50 +223,59 @@ class SiteBudget:
         """
         metrics = self._plan.metrics
         assert metrics is not None
-        mine, others = self._lines()
-        known = mine or self._new
-        if str(round_) not in known.metrics:
-            told = {**known.metrics, str(round_): metrics.each}
-            self._write(replace(known, metrics=told), others, round_)
+        with self._line_to_write(round_, f"metrics of round {round_}", message) as line:
+            line.metrics.setdefault(str(round_), metrics.each)
         return metrics.told(outputs, metrics.bounds(info.task, info.num_classes, scale), self.noise(message))
 
-    def _write(self, known: Told, others: Sequence[Told], round_: int) -> None:
-        """Let the ledger say what this run was told, if it may be.
+    @contextmanager
+    def _line_to_write(self, round_: int, exchange: str, message: bytes) -> Iterator[Told]:
+        """Yield this run's line of the ledger to be changed; write it if what it then says may be told.
 
         Raises:
             Refused: it may not.
         """
-        budget, stated = self._plan.budget, self._plan.settings
-        spent = total([known], stated.unit, stated.delta)
-        if budget is not None and spent > budget * _SLACK:
-            raise Refused(Said.BUDGET, f"round {round_} would make epsilon {spent:.4g}; privacy.epsilon is {budget:g}")
-        check_most([*others, known], stated.unit, self._most, self._delta)
-        write_atomic(self._folder / LEDGER, json.dumps([asdict(one) for one in (*others, known)], indent=1) + "\n")
-        sync_folder(self._folder)
+        budget, settings = self._plan.budget, self._plan.settings
+        with _locked_ledger(self._folder) as file:
+            lines = ledger(self._folder)
+            line = self._find_line(lines)
+            if line is None:
+                line = deepcopy(self._unspent)
+                lines.append(line)
+            before = deepcopy(line)
+            if line.answers.setdefault(exchange, message.hex()) != message.hex():
+                why = "a server that goes on asks the same again"
+                said = f"the server's message: exchange {exchange} was asked with another payload already; {why}"
+                raise Refused(Said.MESSAGE, said)
+            yield line
+            spent = total([line], settings.unit, settings.delta)
+            if budget is not None and spent > budget * _SLACK:
+                beyond = f"round {round_} would make epsilon {spent:.4g}; privacy.epsilon is {budget:g}"
+                raise Refused(Said.BUDGET, beyond)
+            check_most(lines, settings.unit, self._most, self._delta)
+            if line != before or not file.exists():
+                write_atomic(file, json.dumps([asdict(each) for each in lines], indent=1) + "\n", mode=0o600)
+                sync_folder(file.parent)
+
+    def _find_line(self, lines: Sequence[Told]) -> Told | None:
+        """Return this run's line of the ledger."""
+        return next((line for line in lines if line.noise_of == self.line), None)
 
     def stated(self) -> dict[str, Any]:
         """Return the settings of the study and what the run has spent, for a model's card."""
-        mine, settings = self._lines()[0], self._plan.settings
-        told = [] if mine is None else [mine]
+        line, settings = self._find_line(ledger(self._folder)), self._plan.settings
         rounds = self._plan.affordable
         most = self._plan.spent(rounds, self._plan.evaluations(rounds))
-        spent = total(told, settings.unit, settings.delta)
+        spent = total([] if line is None else [line], settings.unit, settings.delta)
         return {**self._plan.stated(), "spent": spent, "most": most}
 
-    def _lines(self) -> tuple[Told | None, list[Told]]:
-        """This run's line of the ledger, and the others'."""
-        found = ledger(self._folder)
-        key = (self._new.run, self._new.noise_of)
-        mine = [one for one in found if (one.run, one.noise_of) == key]
-        return next(iter(mine), None), [one for one in found if one not in mine]
 
-
-def check_planned(folder: Path, run: str, plan: PrivateMethod, most: float | None, delta: float | None) -> None:
+def check_planned(folder: Path, line: str, plan: PrivateMethod, most: float | None, delta: float | None) -> None:
     """Refuse a run that would take the site beyond what its policy allows over all runs.
 
     Args:
         folder: of the site.
-        run: id of the run; empty where it is not known yet.
+        line: name of the ledger's line that already counts a part of the run (:attr:`SiteBudget.line`); empty for a
+            run that the site has not joined.
         plan: of its study.
         most, delta: as of :class:`SiteBudget`.
 
@@ -228,8 +287,8 @@ def check_planned(folder: Path, run: str, plan: PrivateMethod, most: float | Non
     ahead = Told("", "", "", settings.unit, settings.delta, plan.noise, plan.told(rounds).whole)
     if metrics is not None:
         ahead = replace(ahead, metrics={"": metrics.each * plan.evaluations(rounds)}, metrics_noise=metrics.noise)
-    told = [*(one for one in ledger(folder) if one.run != run), ahead]
-    check_most(told, settings.unit, most, settings.delta if delta is None else delta)
+    others = [told for told in ledger(folder) if told.noise_of != line]
+    check_most([*others, ahead], settings.unit, most, settings.delta if delta is None else delta)
 
 
 def check_most(told: Sequence[Told], unit: str, most: float | None, delta: float) -> None:
@@ -242,7 +301,3 @@ def check_most(told: Sequence[Told], unit: str, most: float | None, delta: float
     if spent > (inf if most is None else most * _SLACK):
         why = f"all runs of this site would make epsilon {spent:.4g} at delta {delta:g}; allowed: at most {most:g}"
         raise Refused(Said.POLICY, f"epsilon: {why}", "epsilon")
-
-
-def _name(secret: bytes) -> str:
-    return hashlib.sha256(b"name of " + secret).hexdigest()[:16]

@@ -12,7 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from perfed.data.client import Client
-from perfed.data.federation_schema import AgreedColumn, FederationSchema, SiteMetadata, ToldColumn
+from perfed.data.federation_schema import (
+    AgreedColumn,
+    FederationSchema,
+    SiteMetadata,
+    ToldColumn,
+    find_beyond_public,
+)
 from perfed.data.labels import Task
 from perfed.data.site_arrays import SiteArrays, counted
 from perfed.data.tables.checks import UNDECIDED, Checked, Part, checked, holders, like_persons, unreadable
@@ -239,6 +245,8 @@ class SiteTableData:
         where = named(self.options.target)
         if agreement.task != self.task:
             return [f"{self.main.source}: {where} is of {self.task}, and the study is of {agreement.task}"]
+        if public := self.options.public:
+            refuse([f"{self.main.source}: {p}" for p in find_beyond_public(agreement, self.told(), public)])
         found = [problem for part in self._parts for problem in part.said(self._unknown(part, agreement))]
         columns, contradicting = self.as_agreed(agreement)
         pairs = zip(self.columns, columns, strict=True)

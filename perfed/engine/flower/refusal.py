@@ -17,6 +17,8 @@ class Said(StrEnum):
     UNFIT = "the site cannot take part in this study; its administrator sees why"
     POLICY = "the policy of this site does not allow what the study needs; its administrator sees more"
     DATA = "the site's data do not fit the study; its administrator sees why"
+    JOINED = "this site has joined this run with another study or agreement; submit with another --out"
+    ROWS = "the rows of this site have changed since it joined this run; its administrator sees more"
     AWAY = "this site is not in that run; the server must begin with the study"
     LEFT = "this site has left the study"
     BUDGET = "the privacy budget of this site is spent; its administrator sees how"

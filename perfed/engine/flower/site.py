@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from perfed.codec import encode
 from perfed.data.client import Client
 from perfed.data.target_scale import TargetScale
 from perfed.engine.evaluate import Outputs
@@ -21,7 +22,7 @@ from perfed.engine.flower.masking import KINDS, Masking, masked_message, without
 from perfed.engine.flower.message import frame, unframe, unpack
 from perfed.engine.flower.refusal import Refused, Said, refusing
 from perfed.engine.flower.store import TRIES, SiteStore
-from perfed.engine.flower.wire import MEASURED, done_message, exchange_of, reply_tree, work_of
+from perfed.engine.flower.wire import MEASURED, done_message, reply_tree, work_of
 from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo
@@ -40,13 +41,13 @@ class Budget(Protocol):
     """What a site may tell under ``[privacy]``, and the noise on it."""
 
     def noise(self, message: bytes) -> Noise:
-        """Return where the noise of the answer to ``message``, named by 32 bytes, comes from."""
+        """Return the source of the noise in the answer to ``message``, a hash of 32 bytes (:func:`hash_request`)."""
 
-    def spend(self, round_: int) -> None:
-        """Note that the site answers in a round, before it does.
+    def spend(self, round_: int, exchange: str, message: bytes) -> None:
+        """Note that the site answers ``message`` in an exchange of a round, before it does.
 
         Raises:
-            Refused: it would tell more than it may.
+            Refused: it would tell more than it may, or has answered another message in this exchange.
         """
 
     def measured(
@@ -56,7 +57,7 @@ class Budget(Protocol):
 
         Args:
             round_: number of the round.
-            message: names the message that is answered, as for :meth:`noise`.
+            message: hash of what is answered, as for :meth:`noise`.
             outputs: what the site's model says of its test rows, in the unit of the data.
             info: of the federation.
             scale: what targets were standardised by.
@@ -127,15 +128,15 @@ class Site:
         if self._last is not None and self._last[0] == asked:  # an evaluation, which leaves no state
             return self._last[1]
         content, lasting = content_of(header, data), header["index"] >= 0
-        alone = self._budget is not None and (lasting or self._allowed.tells(exchange_of(header)))
-        if not self._store.admit(sequence, content, alone=alone):
-            why = "a server that goes on asks the same again"
-            tries = "another payload" if alone else f"{TRIES} payloads"
-            said = f"the server's message: exchange {sequence} was asked with {tries} already; {why}"
-            raise Refused(Said.MESSAGE, said)
+        with refusing(Said.STATE):
+            state = self._store.state(header["base"])
         if self._budget is not None and lasting:
-            self._budget.spend(header["round"])
-        done, reply = self._done(header, tree, secure, asked, content)
+            self._budget.spend(header["round"], str(sequence), hash_request(content, state))
+        elif not self._store.admit(sequence, content):
+            why = "a server that goes on asks the same again"
+            said = f"the server's message: exchange {sequence} was asked with {TRIES} payloads already; {why}"
+            raise Refused(Said.MESSAGE, said)
+        done, reply = self._done(header, tree, secure, asked, content, state)
         if done.states:
             self._store.put(sequence, done.states[self.client.id], reply)
             self._store.forget({*header["keep"], *self._needed(header["base"], sequence)})
@@ -145,24 +146,28 @@ class Site:
         return reply
 
     def _done(
-        self, header: Mapping[str, Any], tree: Mapping[str, Any], secure: Any, asked: str, content: str
+        self,
+        header: Mapping[str, Any],
+        tree: Mapping[str, Any],
+        secure: Any,
+        asked: str,
+        content: str,
+        state: dict[str, Any] | None,
     ) -> tuple[ChunkResult, bytes]:
-        """What was done, and the reply that leaves: in a sum under masks, which are the last that is made of it."""
-        with refusing(Said.STATE):
-            state = self._store.state(header["base"])
+        """Return what was done, and the reply that leaves; under masks these are added last."""
         work = work_of(header, tree, self.client.id, state, self._scale)
         terms = self._allowed.terms(work.exchange) if self._masking is not None else ()
         going = self._masking.joined(header["sequence"], secure) if self._masking is not None and terms else None
         host = self._at(header)
         if self._budget is not None:
-            host.noise = self._budget.noise(digest_of(content))
+            host.noise = self._budget.noise(hash_request(content, state))
         noisy = self._allowed.discreet and self._allowed.tells(work.exchange)
         exact = host.run(replace(work, keeps=noisy))
         done = self._told(header, exact)
         if problem := self._allowed.wrong_reply(header, reply_tree(done)):
             raise Refused(Said.MESSAGE, problem)
         if noisy and exact.outputs:
-            done = self._measured(header["round"], digest_of(content), done, exact.outputs[0])
+            done = self._measured(header["round"], hash_request(content, state), done, exact.outputs[0])
         fields = {**header, "asked": asked}
         if self._masking is None:
             return done, done_message(done, fields)
@@ -205,9 +210,11 @@ class Site:
         return self._host
 
 
-def digest_of(content: str) -> bytes:
-    """The 32 bytes that name what is asked."""
-    return hashlib.sha256(content.encode()).digest()
+def hash_request(content: str, state: Mapping[str, Any] | None) -> bytes:
+    """Return the SHA-256 of a request: of the message's content (:func:`content_of`) and the state it starts from."""
+    digest = hashlib.sha256(content.encode())
+    digest.update(b"" if state is None else hashlib.sha256(encode(state)).digest())
+    return digest.digest()
 
 
 def content_of(header: Mapping[str, Any], data: bytes) -> str:

@@ -147,20 +147,19 @@ class SiteStore(Stored):
         """Let other processes work on the folder."""
         self._held.close()
 
-    def admit(self, sequence: int, content: str, *, alone: bool = False) -> bool:
-        """Whether an exchange may be done with this content: one of three, noted on disk for good.
+    def admit(self, sequence: int, content: str) -> bool:
+        """Return whether an exchange may be done with this content, one of at most three, and note it on disk.
 
         Args:
             sequence: number of the exchange.
             content: program, split and hash of what was sent, with spaces between them.
-            alone: whether it must be the only one, whatever the program and the split.
 
         Raises:
             OSError: the disk is full, or the like.
         """
         line = f"{sequence} {content}"
-        kind = f"{sequence} " if alone else line.rpartition(" ")[0] + " "
-        if line not in self._asked and sum(known.startswith(kind) for known in self._asked) >= (1 if alone else TRIES):
+        kind = line.rpartition(" ")[0] + " "
+        if line not in self._asked and sum(known.startswith(kind) for known in self._asked) >= TRIES:
             return False
         if line not in self._asked:
             with (self.path / _ASKED).open("a") as file:

@@ -79,7 +79,7 @@ class Free:
     def noise(self, message: bytes) -> Noise:
         return Noise(self._secret, message)
 
-    def spend(self, round_: int) -> None:
+    def spend(self, round_: int, exchange: str, message: bytes) -> None:
         pass
 
 
