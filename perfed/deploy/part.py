@@ -175,7 +175,7 @@ class Part:
         return cls._in(file, site, data)
 
     @classmethod
-    def joined(cls, folder: Path, site: str, data: Path, run: str) -> Part | None:
+    def find_joined(cls, folder: Path, site: str, data: Path, run: str) -> Part | None:
         """Return the run with the id ``run`` if the site in ``folder`` has ever joined it, and ``None`` otherwise.
 
         Raises:
@@ -262,7 +262,7 @@ class Part:
 
     @cached_property
     def current_rows_hash(self) -> str:
-        """SHA-256 of the inputs, targets and domains of all the site's rows, as training and evaluation use them."""
+        """The SHA-256 of inputs, targets and domains of all the site's rows, as training and evaluation use them."""
         (client,) = self.rows
         tensors: dict[str, dict[str, torch.Tensor]] = {}
         for name in SPLITS:
@@ -273,7 +273,7 @@ class Part:
 
     @property
     def binding(self) -> bytes:
-        """SHA-256 of what all replies of the site depend on: the study, the agreement and the site's rows."""
+        """The SHA-256 of what all replies of the site depend on: the study, the agreement and the site's rows."""
         content = [self.run, self.study, self.agreement.plain(), self.current_rows_hash]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
 

@@ -158,7 +158,7 @@ class Station:
         study = self._study_of(header)
         part, fields = self._part, {"site": self._name, "run": run, "round": 0, "program": kind}
         with refusing(Said.MESSAGE):
-            joined = Part.joined(self._folder, self._name, self._data, run)
+            joined = Part.find_joined(self._folder, self._name, self._data, run)
         if joined is not None and joined.study != study:
             raise Refused(Said.JOINED, f"{Said.JOINED} (run {run})")
         held = {} if part is None or part.run == run else part.held

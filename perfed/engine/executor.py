@@ -237,6 +237,7 @@ class LocalExecutor:
         private = next((p for e in self.initialiser.method.extensions if (p := e.private())), None)
         made.private = None if private is None else private.at(made.num_samples, self.noise)
         made.noise = self.noise
+        made.discreet = any(extension.discreet for extension in self.initialiser.method.extensions)
         if exchange.lasting and self.initialiser.watched.intersection(made.ids):
             made.watch = LossCurve()
         return made

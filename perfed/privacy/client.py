@@ -148,19 +148,28 @@ def _norms(changes: _Vectors) -> Tensor:
 def _cut(
     reply: Mapping[str, Any], received: Mapping[str, Any], clip: float, share: Callable[[int], Tensor] | None = None
 ) -> dict[str, Any]:
-    """A reply, a client axis in front, whose changes of what was received have together at most the norm ``clip``.
+    """Return a reply, with a leading client axis, whose changes of what was received are clipped together to ``clip``.
 
-    ``share``: makes so many numbers of noise for each client, which are added then.
+    A change that is not finite becomes zero, so that it cannot be seen from a reply whether training diverged.
+
+    Args:
+        reply, received: what a client sends and what it got.
+        clip: largest norm of all changes of a client together.
+        share: makes the given number of noise values for each client, which are added to the clipped changes.
     """
     new = _vectors(reply)
     if not new:
         return dict(reply)
     old, changes = _vectors(received), _changes(new, received)
-    factor = (clip / _norms(changes)).clamp(max=1)
-    cut = {
-        path: old[path] + change * factor.to(change).view(-1, *[1] * (change.ndim - 1))
-        for path, change in changes.items()
-    }
+    norms = _norms(changes)
+    overflowed = ~torch.isfinite(norms)
+    factor = (clip / norms).clamp(max=1)
+
+    def cut_change(change: Tensor) -> Tensor:
+        shape = (-1, *[1] * (change.ndim - 1))
+        return (change * factor.to(change).view(shape)).masked_fill(overflowed.to(change.device).view(shape), 0)
+
+    cut = {path: old[path] + cut_change(change) for path, change in changes.items()}
     if share is not None:
         sizes = [tensor[0].numel() for tensor in cut.values()]
         drawn = share(sum(sizes)).split(sizes, 1)

@@ -60,6 +60,7 @@ class Cohort(View):
         watch: sees what is fitted before it is (:class:`perfed.training.fit.LossCurve`).
         private: how rows are kept private in all that is fitted and counted; ``None``: not at all.
         noise: where noise on what leaves comes from.
+        discreet: whether losses stay at the client, so that no error may tell that one of them is not finite.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Cohort(View):
         self.watch: Callable[[Task], Task] = lambda task: task
         self.private: PrivateTraining | None = None
         self.noise = rng.Noise()
+        self.discreet = False
         self._fits = self._sums = 0
         self._penalties: Sequence[Penalty] | None = None
         self._transforms: Sequence[Transform] | None = None
@@ -391,7 +393,9 @@ class Cohort(View):
         )
 
     def _check(self, losses: Tensor) -> None:
-        """``losses`` ``(clients,)`` are finite."""
+        """Raise an error if some of the ``losses`` ``(clients,)`` are not finite and may be told to be so."""
+        if self.discreet:
+            return
         bad = torch.nonzero(~torch.isfinite(losses)).flatten().tolist()
         if bad:
             found = {self.ids[r]: f"the training loss of client '{self.ids[r]}' became {losses[r].item()}" for r in bad}

@@ -29,6 +29,8 @@ def clipped_by_layers(loss: Loss, step: Step, params: Parameters, clip: float) -
         params: that are trained, ``(clients, ...)`` by name.
         clip: largest norm of a row's gradient, over all of them together.
 
+    A row whose loss or gradient is not finite contributes zero: it must not decide whether training fails.
+
     Returns:
         Nothing where the loss is not the plain mean, or the stages from the first trained one on are not made of linear
         and element-wise layers alone.
@@ -44,15 +46,18 @@ def clipped_by_layers(loss: Loss, step: Step, params: Parameters, clip: float) -
     for (name, x, _), g in zip(passes, grads, strict=True):
         inputs = x.square().sum(2) if f"{name}.weight" in params else torch.zeros_like(each)
         squares.addcmul_(g.square().sum(2), inputs.add_(1) if f"{name}.bias" in params else inputs)
+    overflowed = ~(torch.isfinite(squares) & torch.isfinite(each))
     factor = ((clip / squares.sqrt()).clamp(max=1) * step.weight).unsqueeze(2)
     sums: Parameters = {}
     for (name, x, _), g in zip(passes, grads, strict=True):
-        scaled = g * factor
+        scaled = (g * factor).masked_fill_(overflowed.unsqueeze(2), 0)
         if f"{name}.weight" in params:
-            sums[f"{name}.weight"] = torch.bmm(scaled.transpose(1, 2), x)
+            finite = x.masked_fill(overflowed.unsqueeze(2), 0)
+            sums[f"{name}.weight"] = torch.bmm(scaled.transpose(1, 2), finite)
         if f"{name}.bias" in params:
             sums[f"{name}.bias"] = scaled.sum(1)
-    return (each.detach() * step.weight).sum(1), {name: sums[name] for name in params}
+    losses = (each.detach().masked_fill(overflowed, 0) * step.weight).sum(1)
+    return losses, {name: sums[name] for name in params}
 
 
 def _layers(chain: Chain, start: int) -> list[tuple[str, nn.Module]] | None:

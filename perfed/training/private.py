@@ -65,8 +65,8 @@ class PrivateTraining:
 
         ``w (sum_b g_b min(1, C / |g_b|) + z C N(0, 1))``, w = 1 / size of a whole mini-batch, also in a smaller last
         one, whose mean would have more noise; the norm is over all trained parameters together, and g_b the gradient
-        of the loss of row b alone. Noise depends on the randomness of the step, and on ``count``, the number of the
-        gradient within it.
+        of the loss of row b alone, which counts as zero where it is not finite. Noise depends on the randomness of the
+        step, and on ``count``, the number of the gradient within it.
 
         Raises:
             PerfedError: a layer or a loss that is not of rows one by one.
@@ -95,11 +95,13 @@ class PrivateTraining:
         for first in range(0, step.width, rows):
             of = slice(first, min(first + rows, step.width))
             found, grads = _row_gradients(loss, step, params, of)
-            losses = losses + (found * step.weight[:, of]).sum(1)
             squares = sum((g.flatten(2).square().sum(2) for g in grads.values()), torch.zeros_like(found))
-            factor = (self.clip / squares.sqrt()).clamp(max=1) * step.weight[:, of]
+            overflowed = ~(torch.isfinite(squares) & torch.isfinite(found))
+            factor = ((self.clip / squares.sqrt()).clamp(max=1) * step.weight[:, of]).masked_fill(overflowed, 0)
+            losses = losses + (found.masked_fill(overflowed, 0) * step.weight[:, of]).sum(1)
             for name, g in grads.items():
-                sums[name] += torch.bmm(factor.unsqueeze(1), g.flatten(2)).view_as(sums[name])
+                finite = g.flatten(2).masked_fill(overflowed.unsqueeze(2), 0)
+                sums[name] += torch.bmm(factor.unsqueeze(1), finite).view_as(sums[name])
         return losses, sums
 
     def noisy_counts(self, counts: Tensor, seed: int, ids: Sequence[str], what: str) -> Tensor:
@@ -112,7 +114,9 @@ class PrivateTraining:
         return (counts + self._noise_of(noise) * noise).clamp_min(0)
 
     def noisy_sums(self, rows: Tensor, place: Tensor, places: int, keys: Tensor) -> Tensor:
-        """Return sums of ``rows`` ``(total, k)``, cut to the norm R, by ``place`` ``(total,)``, with noise ``z R``.
+        """Return noisy sums of ``rows`` ``(total, k)`` by ``place`` ``(total,)``, with noise ``z R``.
+
+        Each row is clipped to the norm R; a row whose norm is not finite is left out.
 
         Args:
             rows: of all clients.
@@ -123,7 +127,9 @@ class PrivateTraining:
         Returns:
             ``(clients, places, k)``; a row is in one of the sums.
         """
-        cut = rows * (self.rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)).clamp(max=1)
+        norms = rows.norm(dim=1, keepdim=True)
+        cut = rows * (self.rows / norms.clamp_min(1e-12)).clamp(max=1)
+        cut = cut.masked_fill(~torch.isfinite(norms), 0)
         sums = rows.new_zeros(len(keys) * places, rows.shape[1]).index_add_(0, place, cut).view(len(keys), places, -1)
         noise = self._noise(sums, rng.key(keys, "privacy", 0))
         return sums + self._noise_of(noise) * self.rows * noise

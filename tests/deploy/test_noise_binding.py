@@ -190,7 +190,7 @@ def test_noise_depends_on_study_agreement_rows_and_run_also_where_it_is_drawn_on
     ]
     found = [noise_of(first, folder), *(noise_of(part, folder) for part in others)]
     assert len({tuple(noise.tolist()) for noise in found}) == 3
-    with pytest.raises(PerfedError, match="has other domains of the target than data.public"):
+    with pytest.raises(PerfedError, match=r"has other domains of the target than data\.public"):
         noise_of(part_of(path, text, domains), folder)
     change_a_label(path / "north.csv")
     assert not torch.equal(noise_of(part_of(path, text, schema), folder), found[0])

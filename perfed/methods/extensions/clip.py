@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from perfed.method.extension import Extension, register_extension
 from perfed.model.chain import Parameters
@@ -18,7 +20,8 @@ from perfed.training.steprules import Transform
 class Clip(Extension):
     """Gradients of a larger norm are scaled down: ``g <- g min(1, clip_norm / |g|)`` (Pascanu et al. 2013, alg. 1).
 
-    The norm is over all parameters that a step trains, for each client and mini-batch apart.
+    The norm is over all parameters that a step trains, for each client and mini-batch apart. A gradient whose norm is
+    not finite has no direction and becomes zero.
 
     Example:
         >>> from perfed import build_method
@@ -35,7 +38,15 @@ class Clip(Extension):
 
         def clipped(step: Step, grads: Parameters) -> Parameters:
             squares = [g.flatten(1).square().sum(1) for g in grads.values()]
-            factor = (self.clip_norm / sum(squares[1:], squares[0]).sqrt()).clamp(max=1) if squares else step.weight
-            return {name: g * factor.view(-1, *[1] * (g.ndim - 1)) for name, g in grads.items()}
+            if not squares:
+                return grads
+            norms = sum(squares[1:], squares[0]).sqrt()
+            factor, overflowed = (self.clip_norm / norms).clamp(max=1), ~torch.isfinite(norms)
+
+            def clip_gradient(gradient: Tensor) -> Tensor:
+                shape = (-1, *[1] * (gradient.ndim - 1))
+                return (gradient * factor.view(shape)).masked_fill(overflowed.view(shape), 0)
+
+            return {name: clip_gradient(gradient) for name, gradient in grads.items()}
 
         return clipped
