@@ -9,11 +9,12 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from perfed.errors import PerfedError, shorten_list
+from perfed.errors import PerfedError
 from perfed.system import by_sigterm
 
 SKLEARN = "sklearn:"
@@ -27,7 +28,17 @@ BLEND = "blend"
 IMPORTED: dict[str, None] = {}
 """The modules that ``module:NAME`` has named since the command began, each once."""
 T = TypeVar("T")
-_ALLOWED: ContextVar[Collection[str] | None] = ContextVar("allowed", default=None)
+
+
+@dataclass(frozen=True)
+class _Restriction:
+    """Modules that may be imported, and why no others may."""
+
+    allowed: Collection[str]
+    reason: str
+
+
+_RESTRICTION: ContextVar[_Restriction | None] = ContextVar("restriction", default=None)
 
 
 def bare_name(name: str) -> str:
@@ -67,32 +78,52 @@ def own_name(name: str, what: str) -> str:
 
 
 def own_module(module: str) -> ModuleType:
-    """The module of this name, imported: whatever it does when it is imported is done.
+    """Import and return the module of this name, which may run any code.
+
+    It is looked for in the working directory too, which is added to the end of Python's path only now: files that lie
+    there are not imported unless a module there is named.
 
     Raises:
-        PerfedError: it is one of Python's own, where no method, data set or transformer is, it ends the program, or
-            :func:`only_modules` does not allow it.
+        PerfedError: it is one of Python's standard modules, which hold no method, data set or transformer, it ends the
+            program, or :func:`only_modules` does not allow it.
     """
-    allowed = _ALLOWED.get()
-    if allowed is not None and module not in allowed:
-        raise PerfedError(
-            f"'{module}' is not imported: others name it; allowed: {shorten_list(sorted(allowed)) or 'none'}"
-        )
+    restriction = _RESTRICTION.get()
+    installed = module.partition(".")[0] == "sklearn"  # a dependency of perfed, which it imports anyway
+    if restriction is not None and module not in restriction.allowed and not installed:
+        raise PerfedError(f"'{module}' is not imported: {restriction.reason}")
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise PerfedError(f"'{module}' is a module of Python's own; name one of yours, or of an installed package")
     IMPORTED[module] = None
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.append(folder)
     with endings_refused():
         return importlib.import_module(module)
 
 
 @contextmanager
-def only_modules(allowed: Collection[str]) -> Iterator[None]:
-    """Let :func:`own_module` import the modules ``allowed`` and no others: somebody else wrote the settings."""
-    before = _ALLOWED.set(allowed)
+def only_modules(allowed: Collection[str], reason: str) -> Iterator[None]:
+    """Let :func:`own_module` import the modules ``allowed`` and no others, because somebody else wrote the settings.
+
+    Args:
+        allowed: names of modules.
+        reason: for the message about any other module, which follows "is not imported: ".
+    """
+    before = _RESTRICTION.set(_Restriction(allowed, reason))
     try:
         yield
     finally:
-        _ALLOWED.reset(before)
+        _RESTRICTION.reset(before)
+
+
+@contextmanager
+def no_modules_of(directory: Path, trust: bool, named: Collection[str] = ()) -> Iterator[None]:
+    """Import no module that a run directory names, unless the user trusts it or has ``named`` the module too."""
+    if trust:
+        yield
+        return
+    reason = f"{directory} names it, and its code would run; --trust imports it, if you know who made the directory"
+    with only_modules(named, reason):
+        yield
 
 
 @contextmanager

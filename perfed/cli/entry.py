@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import io
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -25,7 +24,6 @@ from perfed.cli import list_commands, deploy_commands, site_commands  # noqa: F4
 def main() -> None:
     """Entry point: errors of the user are one line and exit code 2."""
     gc.set_threshold(50_000)  # else it looks at all of torch while that is imported: a seventh of the imports' time
-    sys.path.append(str(Path.cwd()))  # for modules of the user: methods, data sets and stages
     IMPORTED.clear()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without the plus-minus sign

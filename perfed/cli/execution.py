@@ -33,7 +33,7 @@ from perfed.experiment.start import is_done, resume
 from perfed.experiment.study import Study, extend
 from perfed.method.registry import method_id
 from perfed.methods.titles import display_name
-from perfed.plugins import BLEND
+from perfed.plugins import BLEND, IMPORTED, no_modules_of
 from perfed.report import load_runs, write_report
 from perfed.report.against import needs_no_federation
 from perfed.run.directory import RunDirectory
@@ -54,7 +54,7 @@ def device_of(how: Training) -> torch.device | None:
 
 def resources_of(how: Training) -> Resources:
     """Return what runs are made with."""
-    return Resources(how.data_dir, device_of(how))
+    return Resources(how.data_dir, device_of(how), how.trust)
 
 
 def settings_of(how: Training, settings: Sequence[str] | None) -> list[str]:
@@ -155,7 +155,9 @@ def extended(
     names = parse_names(methods, baselines=True) if methods else []
     numbers = [] if seeds is None else parse_seeds(seeds)
     given = None if experiment is None else find_experiment(experiment)
-    return extend(path, names, numbers, given, shared_settings(how, settings), resources_of(how))
+    named = [name.partition(":")[0] for name in names]
+    with no_modules_of(path, how.trust, named):
+        return extend(path, names, numbers, given, shared_settings(how, settings), resources_of(how))
 
 
 # How it is executed ----------------------------------------------------------------------------------------
@@ -177,6 +179,7 @@ def resumable(directory: Path, how: Training, *, resumed: bool = False) -> Itera
         options: dict[str, object] = {"--data-dir": how.data_dir, "--device": how.device if resumed else None}
         options |= {"--workers": how.workers, "--ray-address": how.ray_address}
         words = [str(directory), *(word for name, value in options.items() if value for word in (name, str(value)))]
+        words += ["--trust"] if IMPORTED else []
         raise Stopped(f"{INTERRUPTED[code]}; 'perfed resume {shlex.join(words)}' continues", code) from None
 
 

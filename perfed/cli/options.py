@@ -36,6 +36,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="print JSON alone; all 
 FormatOption = Annotated[str, typer.Option("--format", help="onnx, pt2 or safetensors")]
 
 
+TrustOption = Annotated[
+    bool, typer.Option("--trust", help="run code that the directory holds or names: you know who made it")
+]
+
+
 @dataclass(frozen=True)
 class Training:
     """How a command that trains does it: a block of options, as they were given."""
@@ -66,6 +71,7 @@ class Training:
     jobs: Annotated[
         int, typer.Option("--jobs", min=1, metavar="N", help="runs side by side, each in a process of its own")
     ] = 1
+    trust: TrustOption = False
 
     @property
     def asked_engine(self) -> str | None:
@@ -91,14 +97,12 @@ class Shown:
 
 @dataclass(frozen=True)
 class Source:
-    """Which site's model of which run is meant; ``trust``: its files may run code."""
+    """Which site's model of which run is meant; ``trust``: files and modules of the run may run code."""
 
     directory: Annotated[Path, typer.Argument(help="a run's directory", autocompletion=complete.run_directories)]
     site: Annotated[str, typer.Option("--site", help="the client's id")]
     data_dir: DataOption = None
-    trust: Annotated[
-        bool, typer.Option("--trust", help="read files of a joined site that can run code: you know who made them")
-    ] = False
+    trust: TrustOption = False
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def predict_command(
 
 @app.command("join", epilog="Example: perfed join runs/one west.csv --site west")
 def join_command(
-    source: Annotated[Source, Without("trust")],
+    source: Source,
     file: Annotated[Path, typer.Argument(help="the new site's table, or arrays x and y in a .npz file")],
 ) -> None:
     """Let a new site train its own part of the model of a finished run, of which no other file changes."""

@@ -16,9 +16,10 @@ import typer
 
 from perfed.cli.app import App, app
 from perfed.cli.console import print_json, say, say_where, say_whole
-from perfed.cli.options import FormatOption, JsonOption, check_new, file_name
+from perfed.cli.options import FormatOption, JsonOption, TrustOption, check_new, file_name
 from perfed.engine.flower.hash_chain import BEGINNING, LOG, read, verify
 from perfed.errors import PerfedError
+from perfed.plugins import no_modules_of
 from perfed.system import private_files, write_atomic
 
 SITE = "site.json"
@@ -268,6 +269,7 @@ def site_export_command(
         str | None, typer.Option("--run", help="an earlier run, by its folder in runs/; the present one if not given")
     ] = None,
     folder: SiteFolder = None,
+    trust: TrustOption = False,
 ) -> None:
     """Write the site's own model, which the server does not have, and a model card."""
     from perfed.cli.sites import check_format, write_model
@@ -281,7 +283,8 @@ def site_export_command(
         name, table = str(known["name"]), Path(known["data"])
     target = out or place / f"{file_name(name)}.{format_}"
     check_new(target)
-    write_model(site_model(place, name, data or table, run), target, format_)
+    with no_modules_of(place, trust):
+        write_model(site_model(place, name, data or table, run), target, format_)
 
 
 def site_folder(folder: Path | None) -> Path:

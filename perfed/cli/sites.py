@@ -21,6 +21,7 @@ from perfed.errors import PerfedError
 from perfed.experiment.blended_models import opened_models
 from perfed.experiment.kept_models import KeptModels
 from perfed.experiment.start import opened
+from perfed.plugins import no_modules_of
 from perfed.run.card import card, is_card_of, shown_metrics
 from perfed.run.export import FORMATS, export
 from perfed.run.saved_site import joined_sites, load_site
@@ -87,8 +88,9 @@ def join(source: Source, file: Path) -> None:
     folder = source.directory / "joined" / file_name(site)
     if (folder / FACTS).exists():
         raise PerfedError(f"{folder}: site '{site}' has joined already")
-    found = opened_models(source.directory, data_dir=source.data_dir)
-    run = opened(source.directory) if isinstance(found, KeptModels) else found  # which says that nobody joins such
+    with no_modules_of(source.directory, source.trust):
+        found = opened_models(source.directory, data_dir=source.data_dir)
+        run = opened(source.directory) if isinstance(found, KeptModels) else found  # which says that nobody joins such
     model = run.join(_newcomer(run.federation, site, file, run.seed))
     model.save(folder)
     write_atomic(folder / "card.md", card(model.facts))
@@ -102,7 +104,8 @@ def model_of(source: Source) -> SiteModel:
     joined = joined_sites(source.directory)
     if source.site in joined:
         return load_site(joined[source.site], source.trust)
-    return opened_models(source.directory, data_dir=source.data_dir, site=source.site).site(source.site)
+    with no_modules_of(source.directory, source.trust):
+        return opened_models(source.directory, data_dir=source.data_dir, site=source.site).site(source.site)
 
 
 def _newcomer(federation: Federation, site: str, file: Path, seed: int) -> Client:

@@ -25,6 +25,7 @@ from perfed.cli.options import (
     with_seed,
 )
 from perfed.errors import PerfedError
+from perfed.plugins import no_modules_of
 
 InTurn = Annotated[Training, Without("jobs")]
 JsonAlone = Annotated[Shown, Without("all_metrics", "verbose")]
@@ -87,7 +88,11 @@ def resume_command(
         )
     if how.jobs > 1 and not kind:
         raise PerfedError(f"{directory}: is one run, if any; --jobs is for comparisons, searches and campaigns")
-    with execution.resumable(directory, how, resumed=True), alone_on_stdout(show.as_json):
+    with (
+        no_modules_of(directory, how.trust),
+        execution.resumable(directory, how, resumed=True),
+        alone_on_stdout(show.as_json),
+    ):
         if kind == "leaderboard":
             execution.finish_board(Leaderboard.read(directory), how, show)
         elif kind == "search":

@@ -131,7 +131,8 @@ class Station:
         try:
             with refusing(Said.MESSAGE):
                 header, _ = unframe(data)
-            with only_modules(self._modules):  # whatever the server's study names
+            allowed = f"the server names it; allowed: {', '.join(self._modules) or 'none'}"
+            with only_modules(self._modules, allowed):
                 return self._answered(header, data)
         except _Busy as error:  # the server says next whether that run is over
             return pack({"kind": "error", "site": self._name, "error": str(error), **error.held}, {})

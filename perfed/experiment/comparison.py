@@ -43,10 +43,12 @@ class Resources:
     Attributes:
         data_dir: first folder in which data files are looked for.
         device: in place of the experiments'.
+        trust: whether modules that run directories name are imported.
     """
 
     data_dir: Path | None = None
     device: torch.device | None = None
+    trust: bool = True
 
     def with_device(self, table: dict[str, Any]) -> dict[str, Any]:
         """Return an experiment's table with the device that was chosen."""
