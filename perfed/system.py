@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import os
 import platform
+import shlex
 import shutil
 import signal
 import sys
@@ -21,6 +23,8 @@ from functools import cache, partial
 from importlib import import_module, metadata
 from pathlib import Path
 from types import FrameType, ModuleType
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 
 def _if_there(module: str) -> ModuleType | None:
@@ -47,6 +51,22 @@ def installed_version() -> str:
         return metadata.version("perfed")
     except metadata.PackageNotFoundError:
         return "unknown"
+
+
+def extra_command(extra: str) -> str:
+    """Return the command that adds an extra to the perfed in use, from the wheel or checkout that it came from.
+
+    It never names perfed without a file: perfed is on no package index, and whoever registers the name there would
+    have their code run.
+
+    Args:
+        extra: its name in ``pyproject.toml``.
+    """
+    with suppress(metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
+        source = json.loads(metadata.distribution("perfed").read_text("direct_url.json") or "")["url"]
+        if source.startswith("file://"):
+            return f"pip install {shlex.quote(f'{url2pathname(urlsplit(source).path)}[{extra}]')}"
+    return f"pip install 'FILE[{extra}]', with the wheel or the checkout that perfed was installed from as FILE"
 
 
 def processor() -> str:

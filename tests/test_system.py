@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import subprocess
 import sys
 import weakref
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import torch
 from command_line import EXPERIMENT, TINY
 
 from perfed import Model, Run, build_method, linear
-from perfed.system import frozen_objects, peak_memory_mb
+from perfed.system import extra_command, frozen_objects, peak_memory_mb
 from perfed.testing.federations import blobs
 from perfed.training.plan import arithmetic
 
@@ -189,3 +191,37 @@ def test_nothing_of_a_run_waits_for_the_collector():
         assert server() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("direct_url", "command"),
+    [
+        (
+            {"url": "file:///srv/perfed-0.2.0-py3-none-any.whl"},
+            "pip install '/srv/perfed-0.2.0-py3-none-any.whl[onnx]'",
+        ),
+        (
+            {"url": "file:///home/me/my%20clone", "dir_info": {"editable": True}},
+            "pip install '/home/me/my clone[onnx]'",
+        ),
+        ({"url": "https://example.org/perfed.whl"}, "pip install 'FILE[onnx]', with the wheel or the checkout"),
+        (None, "pip install 'FILE[onnx]', with the wheel or the checkout"),
+    ],
+)
+def test_an_extra_is_added_from_the_file_that_perfed_came_from(monkeypatch, direct_url, command):
+    """perfed is on no package index, where anybody could register its name."""
+
+    class Installed:
+        def read_text(self, name):
+            return None if direct_url is None else json.dumps(direct_url)
+
+    monkeypatch.setattr(metadata, "distribution", lambda name: Installed())
+    assert extra_command("onnx").startswith(command)
+
+
+def test_no_command_installs_perfed_by_its_name_alone():
+    root = Path(__file__).parents[1]
+    sources = [*(root / "perfed").rglob("*"), *(root / "docs").rglob("*.md"), *root.glob("*.md")]
+    texts = {file: file.read_text() for file in sources if file.suffix in (".py", ".md", ".yaml", ".sh", ".toml")}
+    by_name = re.compile(r"""pip install[^\n]*[ '"`]perfed(\[|==|['"` ]|$)""", re.MULTILINE)
+    assert [str(file) for file, text in texts.items() if by_name.search(text)] == []

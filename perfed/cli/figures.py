@@ -12,7 +12,7 @@ from perfed.cli.console import say, say_where, say_whole
 from perfed.errors import PerfedError, shorten_list
 from perfed.report.page.gallery import gallery, title_of
 from perfed.report.page.paper import FAMILY, SPACE
-from perfed.system import write_atomic
+from perfed.system import extra_command, write_atomic
 
 BOLD = f"{FAMILY}-Bold"
 POINTS, DOTS = 72, 300  # in an inch, of a PDF and of a PNG
@@ -73,7 +73,7 @@ def picture_maker() -> Maker:
         from svglib.svglib import svg2rlg
     except ImportError:
         raise PerfedError(
-            'PDF and PNG need svglib, matplotlib and pypdfium2: pip install "perfed[figures]"; the SVGs are there'
+            f"PDF and PNG need svglib, matplotlib and pypdfium2: {extra_command('figures')}; the SVGs are there"
         ) from None
     fonts, folder = FontMap(), Path(get_data_path()) / "fonts" / "ttf"
     fonts.register_font(FAMILY, str(folder / "DejaVuSans.ttf"), rlgFontName=FAMILY)

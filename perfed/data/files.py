@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from perfed.data.originals.sources import how_to_get
 from perfed.errors import PerfedError
+from perfed.system import extra_command
 
 SHIPPED = Path(__file__).with_name("shipped")
 """Folder of the small files that come with perfed, under their own terms (its NOTICE.md)."""
@@ -132,5 +133,5 @@ def optional_package(module: str, needed_for: str, extra: str = "datasets") -> A
     except ImportError:
         package = module.partition(".")[0]
         raise PerfedError(
-            f"{needed_for} needs the package '{package}', which is not installed: pip install \"perfed[{extra}]\""
+            f"{needed_for} needs the package '{package}', which is not installed: {extra_command(extra)}"
         ) from None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from perfed.errors import PerfedError
-from perfed.system import write_atomic
+from perfed.system import extra_command, write_atomic
 
 CA_DAYS = 3650
 """How long a certificate authority is valid."""
@@ -31,7 +31,7 @@ def check_installed() -> None:
     try:
         import cryptography.x509  # noqa: F401
     except ImportError:
-        raise PerfedError("TLS needs cryptography: pip install 'perfed[flower]'") from None
+        raise PerfedError(f"TLS needs cryptography: {extra_command('flower')}") from None
 
 
 def make_authority(key_file: Path, certificate_file: Path, name: str) -> None:

@@ -26,7 +26,7 @@ FOLDER, POOLED_FILE = "estimators", "pooled.skops"
 MOST = 200
 """Clients of whom each has a model: of more none is kept."""
 NOT_KEPT = f"the models are not kept, as there are more than {MOST}"
-NO_SKOPS = "the models are not kept, as skops is not installed; install perfed[tables]"
+NO_SKOPS = "the models are not kept, as skops is not installed; it comes with the extra 'tables'"
 ODD_TYPES = "the models are not kept, as they hold types that are not scikit-learn's own"
 
 

@@ -10,6 +10,7 @@ from math import inf, sqrt
 from typing import Any
 
 from perfed.errors import PerfedError
+from perfed.system import extra_command
 
 _LARGEST_NOISE = 1e5
 _EXACT = 1e-3
@@ -97,5 +98,5 @@ def noise_for(budget: float, delta: float, releases: Releases) -> float:
 
 def _library() -> Any:
     if find_spec("dp_accounting") is None:
-        raise PerfedError("[privacy] needs dp-accounting: pip install 'perfed[privacy]'")
+        raise PerfedError(f"[privacy] needs dp-accounting: {extra_command('privacy')}")
     return import_module("dp_accounting")

@@ -22,6 +22,7 @@ from perfed.run.directory import RunDirectory
 from perfed.run.settings import Evaluation
 from perfed.run.totals import RunProgress
 from perfed.settings import STRICT
+from perfed.system import extra_command
 
 
 class Running(Protocol):
@@ -168,9 +169,7 @@ def check_installed(callbacks: Sequence[Callback]) -> None:
     """
     for callback in callbacks:
         if callback.needs and find_spec(callback.needs) is None:
-            raise PerfedError(
-                f"callback '{callback.name}' needs {callback.needs}: pip install 'perfed[{callback.name}]'"
-            )
+            raise PerfedError(f"callback '{callback.name}' needs {callback.needs}: {extra_command(callback.name)}")
 
 
 def copied(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 from command_line import contents, perfed
 from deployments import SITES, deploy, deployed
 
-pytest.importorskip("cryptography", reason="pip install 'perfed[flower]'")
+pytest.importorskip("cryptography", reason="needs the extra flower")
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec

@@ -14,7 +14,7 @@ from deployments import deployed
 
 from perfed.engine.flower.processes import SWITCHES
 
-pytest.importorskip("flwr", reason="pip install 'perfed[flower]'")
+pytest.importorskip("flwr", reason="needs the extra flower")
 
 
 def flwr(folder: Path, *arguments: object) -> str:

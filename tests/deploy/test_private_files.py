@@ -39,7 +39,7 @@ class Heard(Stations):
 @pytest.mark.long
 def test_what_a_site_writes(tables, monkeypatch):
     """Asked what the server has asked another site of its name and table."""
-    pytest.importorskip("flwr", reason="pip install 'perfed[flower]'")
+    pytest.importorskip("flwr", reason="needs the extra flower")
     text = study(tables)
     heard = submit(tables, text, Heard(tables))
     (tables / "study.toml").write_text(text)
@@ -80,7 +80,7 @@ def test_what_a_simulation_writes_is_as_the_user_has_it(tables):
 @pytest.mark.parametrize("options", [(), ("--tls",)], ids=["trial", "tls"])
 def test_a_deployment(tmp_path, options):
     if options:
-        pytest.importorskip("cryptography", reason="pip install 'perfed[flower]'")
+        pytest.importorskip("cryptography", reason="needs the extra flower")
     folder = deployed(tmp_path, *options)
     assert not open_to_others(folder)
     assert perfed("deploy", "--extend", folder, "--sites", "east").code == 0

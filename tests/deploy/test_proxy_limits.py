@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from deployments import deployed
 
-pytest.importorskip("cryptography", reason="pip install 'perfed[flower]'")
+pytest.importorskip("cryptography", reason="needs the extra flower")
 
 MAIN = """\
 daemon off;
@@ -208,7 +208,7 @@ def test_all_addresses_together_have_a_limit(proxy):
 
 def test_a_site_that_is_refused_for_the_number_tries_again(proxy):
     """As Flower's client does after 503; it gives up after 429."""
-    retry = pytest.importorskip("flwr.supercore.retry.http_retry", reason="pip install 'perfed[flower]'")
+    retry = pytest.importorskip("flwr.supercore.retry.http_retry", reason="needs the extra flower")
     httpx = pytest.importorskip("httpx")
     answers = [503, 503, 200]
 

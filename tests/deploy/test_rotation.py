@@ -9,7 +9,7 @@ import pytest
 from command_line import contents, perfed
 from deployments import deployed
 
-pytest.importorskip("cryptography", reason="pip install 'perfed[flower]'")
+pytest.importorskip("cryptography", reason="needs the extra flower")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from perfed.deploy.site_agent import Station
 from perfed.engine.flower.hash_chain import LOG, read, verify
 from perfed.experiment.config import read as read_study
 
-pytest.importorskip("flwr", reason="pip install 'perfed[flower]'")
+pytest.importorskip("flwr", reason="needs the extra flower")
 
 
 def said(tables, given: str | None, app: str) -> str:

@@ -13,7 +13,7 @@ from perfed.engine.flower.hash_chain import LOG, read
 from perfed.engine.flower.message import pack
 
 tls = pytest.importorskip("perfed.deploy.tls")
-pytest.importorskip("cryptography", reason="pip install 'perfed[flower]'")
+pytest.importorskip("cryptography", reason="needs the extra flower")
 
 
 @pytest.fixture

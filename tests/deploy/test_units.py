@@ -18,7 +18,7 @@ UNITS = ("server/perfed-superlink.service", "server/perfed-superexec.service", "
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
     """For a server that has an address; tests only read it."""
-    pytest.importorskip("cryptography", reason="pip install 'perfed[flower]'")
+    pytest.importorskip("cryptography", reason="needs the extra flower")
     folder = tmp_path_factory.mktemp("made")
     return deployed(folder, "--tls", "--host", "10.0.0.7", "--dir-on-server", "/srv/study")
 
@@ -72,7 +72,7 @@ def test_the_exposure_that_systemd_computes(made, tmp_path, unit, host):
 
 
 def test_a_server_with_a_name_has_no_address_that_a_unit_could_know(tmp_path):
-    pytest.importorskip("cryptography", reason="pip install 'perfed[flower]'")
+    pytest.importorskip("cryptography", reason="needs the extra flower")
     unit = deployed(tmp_path, "--tls", "--host", "fed.example.org") / "sites/north/perfed-site.service"
     assert "IPAddressAllow" not in settings(unit)
     assert "# fed.example.org is a name" in unit.read_text()

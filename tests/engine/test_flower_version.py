@@ -9,6 +9,7 @@ import pytest
 
 from perfed.engine.flower.processes import check_flower, command
 from perfed.errors import PerfedError
+from perfed.system import extra_command
 
 
 @pytest.mark.parametrize("version", ["1.41.0", "1.42.3", "1.41.0.dev20261101"])
@@ -23,7 +24,7 @@ def test_another_version_is_refused_in_one_line(monkeypatch, version):
     with pytest.raises(PerfedError) as error:
         command("flower-superlink")
     assert str(error.value) == (
-        f"flwr {version} is installed, but perfed needs flwr >=1.41,<1.43: pip install 'perfed[flower]'"
+        f"flwr {version} is installed, but perfed needs flwr >=1.41,<1.43: {extra_command('flower')}"
     )
 
 
@@ -45,7 +46,7 @@ def test_without_flower_the_extra_is_named(use, monkeypatch):
         monkeypatch.delitem(sys.modules, f"perfed.engine.flower.{name}", raising=False)
     with pytest.raises(PerfedError) as error:
         use()
-    assert str(error.value) == "a federation of sites needs flwr >=1.41,<1.43: pip install 'perfed[flower]'"
+    assert str(error.value) == f"a federation of sites needs flwr >=1.41,<1.43: {extra_command('flower')}"
 
 
 def test_a_flower_without_what_a_site_needs_of_it_is_refused_in_one_line(monkeypatch):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr", reason="flwr is not installed: pip install 'perfed[flower]'")
+pytest.importorskip("flwr", reason="needs the extra flower")
 
 from perfed.deploy.deployment import Deployment
 from perfed.deploy.write import deploy, rotate

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr", reason="flwr is not installed: pip install 'perfed[flower]'")
+pytest.importorskip("flwr", reason="needs the extra flower")
 
 from loopback import same_bits
 

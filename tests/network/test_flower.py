@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-pytest.importorskip("flwr", reason="flwr is not installed: pip install 'perfed[flower]'")
+pytest.importorskip("flwr", reason="needs the extra flower")
 
 from command_line import perfed
 from loopback import RECORDER, SERVER, Authority, Loopback, free_port, same_bits, site_key, until, write_app

@@ -16,6 +16,7 @@ from typing import IO
 
 from perfed.engine.flower import guard
 from perfed.errors import PerfedError
+from perfed.system import extra_command
 
 OLDEST, BEFORE = (1, 41), (1, 43)
 RANGE = f"flwr >={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, BEFORE))}"
@@ -31,9 +32,9 @@ def check_flower() -> None:
     try:
         version = metadata.version("flwr")
     except metadata.PackageNotFoundError:
-        raise PerfedError(f"a federation of sites needs {RANGE}: pip install 'perfed[flower]'") from None
+        raise PerfedError(f"a federation of sites needs {RANGE}: {extra_command('flower')}") from None
     if not OLDEST <= tuple(int(part) for part in version.split(".")[:2]) < BEFORE:
-        raise PerfedError(f"flwr {version} is installed, but perfed needs {RANGE}: pip install 'perfed[flower]'")
+        raise PerfedError(f"flwr {version} is installed, but perfed needs {RANGE}: {extra_command('flower')}")
 
 
 STOP = guard.GRACE + 3
@@ -58,7 +59,7 @@ def command(name: str, *arguments: object) -> list[str]:
     check_flower()
     path = Path(sys.executable).with_name(name)
     if not path.exists():
-        raise PerfedError(f"{path} is missing: pip install 'perfed[flower]' in this environment")
+        raise PerfedError(f"{path} is missing in this environment: {extra_command('flower')}")
     return [str(path), *map(str, arguments)]
 
 

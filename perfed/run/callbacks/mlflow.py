@@ -1,4 +1,4 @@
-"""MLflow: settings as parameters, the numbers of every round as metrics (``pip install 'perfed[mlflow]'``)."""
+"""MLflow: settings as parameters, the numbers of every round as metrics (extra ``mlflow``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorBoard: the numbers of every round as scalars (``pip install 'perfed[tensorboard]'``)."""
+"""TensorBoard: the numbers of every round as scalars (extra ``tensorboard``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights & Biases: the configuration, and the numbers of every round (``pip install 'perfed[wandb]'``)."""
+"""Weights & Biases: the configuration, and the numbers of every round (extra ``wandb``)."""
 
 from __future__ import annotations
 

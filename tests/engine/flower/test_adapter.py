@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("flwr", reason="flwr is not installed: pip install 'perfed[flower]'")
+pytest.importorskip("flwr", reason="needs the extra flower")
 
 from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-pytest.importorskip("flwr", reason="flwr is not installed: pip install 'perfed[flower]'")
+pytest.importorskip("flwr", reason="needs the extra flower")
 
 import httpx
 from flwr.app import Message, RecordDict

