@@ -80,7 +80,7 @@ def test_files_in_the_working_directory_are_not_imported(tmp_path):
     """Optional packages are looked for by name: a file of that name must not take their place."""
     for name in ("dill", "cloudpickle", "numexpr", "bottleneck", "tomli", "jax", "cupy", "my_own"):
         (tmp_path / f"{name}.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
-    rows = "\n".join(f"{n},{'yes' if n % 2 else 'no'}" for n in range(40))
+    rows = "\n".join(f"{n % 7 + 0.5},{'yes' if n % 2 else 'no'}" for n in range(40))
     (tmp_path / "north.csv").write_text(f"age,sick\n{rows}\n")
     words = [sys.executable, "-m", "perfed", "init", "north.csv", "--target", "sick"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
