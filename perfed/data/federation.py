@@ -22,6 +22,7 @@ from perfed.data.folder import ClientFolder
 from perfed.data.inputs import arrays_of
 from perfed.data.labels import Classes, Task, task_of
 from perfed.data.lazy import HOLD, lazy_clients, refuse_read
+from perfed.data.names import refuse_control_characters
 from perfed.data.site_arrays import (
     Arrays,
     FromArrays,
@@ -89,6 +90,8 @@ class Federation:
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(sorted(self.clients, key=lambda c: c.id)))
         refuse_unusable(self.name, self.ids)
+        for what, names in (("client", self.ids), ("class", self.class_names), ("domain", self.domain_names)):
+            refuse_control_characters(what, names or ())
         for client in self.clients:
             check_client(client, self.num_classes, self.survival)
             if self.augment is not None and len(client.input_shape) != 3:
