@@ -471,10 +471,15 @@ def of_tables(frames: Mapping[str, Any], options: TableOptions, *, name: str = "
     return federation_of(clients.values(), schema, name, notes=notes)
 
 
+_RESERVED = frozenset({"", "__metadata__"})  # of files of tensors, see :mod:`perfed.codec`
+
+
 def refuse_unusable(name: str, ids: Sequence[str]) -> None:
-    """Refuse no clients, and two of one id."""
+    """Refuse no clients, two of one id, and ids that files of tensors cannot hold."""
     if not ids:
         raise PerfedError(f"federation '{name}' has no clients; at least one is needed")
+    if unusable := sorted(_RESERVED & {*ids}):
+        raise PerfedError(f"a client id is '{unusable[0]}'; ids are not empty, and not '__metadata__'")
     for first, second in pairwise(sorted(ids)):
         if first == second:
             raise PerfedError(f"client id '{first}' occurs twice; ids must be unique")
