@@ -90,8 +90,8 @@ class Federation:
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(sorted(self.clients, key=lambda c: c.id)))
         refuse_unusable(self.name, self.ids)
-        for what, names in (("client", self.ids), ("class", self.class_names), ("domain", self.domain_names)):
-            refuse_control_characters(what, names or ())
+        for role, names in (("client", self.ids), ("class", self.class_names), ("domain", self.domain_names)):
+            refuse_control_characters(role, names or ())
         for client in self.clients:
             check_client(client, self.num_classes, self.survival)
             if self.augment is not None and len(client.input_shape) != 3:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from perfed.errors import PerfedError
 
 _LINE_BREAKS_AND_TABS = "\t\n\r"
+_NOT_IN_XML = "\ufffe\uffff"
 _REORDERING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # they show text in another order than it has
 _MARKDOWN = re.compile(r"[\\`*\[\]~$]|(?<![^\W_])_|_(?![^\W_])")  # an underscore between letters is no markup
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;"}
@@ -18,7 +19,7 @@ def find_control_character(name: str) -> str | None:
     r"""Return the code point of the first control character that no name may hold, or ``None``.
 
     Line breaks and tabs are allowed, since spreadsheets have them in headers. Besides the other control characters,
-    those that reorder bidirectional text and surrogates, which no file can hold, are not allowed.
+    those that reorder bidirectional text, and code points that files or drawings cannot hold, are not allowed.
 
     Example:
         >>> find_control_character("age\x00"), find_control_character("Age\n(years)")
@@ -27,17 +28,17 @@ def find_control_character(name: str) -> str | None:
     if name.isprintable():
         return None
     for character in name:
-        control = unicodedata.category(character) in ("Cc", "Cs") or character in _REORDERING
+        control = unicodedata.category(character) in ("Cc", "Cs") or character in _REORDERING + _NOT_IN_XML
         if control and character not in _LINE_BREAKS_AND_TABS:
             return f"U+{ord(character):04X}"
     return None
 
 
-def describe_control_character(what: str, name: str) -> str | None:
+def describe_control_character(role: str, name: str) -> str | None:
     r"""Return what is wrong with a name that holds a control character, or ``None``.
 
     Args:
-        what: is called so, for the message.
+        role: what it names, for the message.
         name: the name.
 
     Example:
@@ -47,25 +48,25 @@ def describe_control_character(what: str, name: str) -> str | None:
     character = find_control_character(name)
     if character is None:
         return None
-    return f"{what} {quote(name)} holds the control character {character}; {ALLOWED}"
+    return f"{role} {quote_name(name)} holds the control character {character}; {ALLOWED}"
 
 
 ALLOWED = "of these, names may hold line breaks and tabs only"
 """What a message says of control characters."""
 
 
-def refuse_control_characters(what: str, names: Iterable[str]) -> None:
+def refuse_control_characters(role: str, names: Iterable[str]) -> None:
     """Refuse names that hold control characters.
 
     Args:
-        what: each is called so, for the message.
+        role: what they name, for the message.
         names: the names.
 
     Raises:
         PerfedError: one does; names it and the character.
     """
     for name in names:
-        if (problem := describe_control_character(what, name)) is not None:
+        if (problem := describe_control_character(role, name)) is not None:
             raise PerfedError(problem)
 
 
@@ -79,17 +80,17 @@ def check_name(name: str) -> str:
     return name
 
 
-def quote(text: str) -> str:
+def quote_name(text: str) -> str:
     r"""Return a text in double quotes on one line, as TOML and Python write it: only printable characters are left.
 
     Example:
-        >>> print(quote('Age\n(years), "all"'))
+        >>> print(quote_name('Age\n(years), "all"'))
         "Age\n(years), \"all\""
     """
-    return '"' + "".join(map(_escape, text)) + '"'
+    return '"' + "".join(map(_escape_character, text)) + '"'
 
 
-def _escape(character: str) -> str:
+def _escape_character(character: str) -> str:
     if character in '"\\':
         return f"\\{character}"
     if character.isprintable():
@@ -107,7 +108,7 @@ def quote_unless_plain(name: str) -> str:
         age "Age\n(years)" "a, b"
     """
     plain = name.isprintable() and name == name.strip() and not set(name) & set(',;:"\\')
-    return name if plain and name else quote(name)
+    return name if plain and name else quote_name(name)
 
 
 def markdown_text(text: str) -> str:
@@ -140,4 +141,4 @@ def _on_one_line(text: str) -> str:
 
 
 def _escape_unprintable(character: str) -> str:
-    return character if character.isprintable() else _escape(character)
+    return character if character.isprintable() else _escape_character(character)

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import tomli_w
 
-from perfed.data.names import quote
+from perfed.data.names import quote_name
 from perfed.errors import PerfedError
 
 FILE = "deployment.toml"
@@ -148,13 +148,13 @@ def _check_name(study: str) -> None:
     """Refuse what would be another line of a unit or a script, and names longer than Flower takes."""
     if not study.isprintable():
         raise PerfedError(
-            f"name = {quote(study)}: a study's name stands in files of systemd; it may hold neither line breaks nor "
-            "other control characters"
+            f"name = {quote_name(study)}: a study's name stands in files of systemd; it may hold neither line breaks "
+            "nor other control characters"
         )
     if len(app := app_name(study)) > _LONGEST_APP:
         raise PerfedError(
-            f"name = {quote(study)}: Flower takes apps whose names have at most {_LONGEST_APP} characters, and this "
-            f"study's would be '{app}' ({len(app)}); give the study a shorter name"
+            f"name = {quote_name(study)}: Flower takes apps whose names have at most {_LONGEST_APP} characters, and "
+            f"this study's would be '{app}' ({len(app)}); give the study a shorter name"
         )
 
 

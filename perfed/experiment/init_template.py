@@ -11,7 +11,7 @@ from typing import Any
 
 from perfed.data.federation import Federation
 from perfed.data.labels import Task
-from perfed.data.names import quote, quote_unless_plain
+from perfed.data.names import quote_name, quote_unless_plain
 from perfed.data.summary import columns_of
 from perfed.data.tables.problems import TableProblems
 from perfed.datasets import load
@@ -234,5 +234,5 @@ def _in_comment(names: Sequence[str]) -> str:
 def _toml(key: str, value: Any) -> str:
     """Return a key and its value, a text, a number or a list of texts, in one line of TOML."""
     if isinstance(value, str):
-        return f"{key} = {quote(value)}"
-    return f"{key} = [{', '.join(map(quote, value))}]" if isinstance(value, list) else f"{key} = {value}"
+        return f"{key} = {quote_name(value)}"
+    return f"{key} = [{', '.join(map(quote_name, value))}]" if isinstance(value, list) else f"{key} = {value}"

@@ -255,8 +255,8 @@ def _privacy(of: dict[str, Any]) -> str:
 
 
 def _few(names: list[Any]) -> str:
-    shown = ", ".join(markdown_text(str(name)) for name in names[:10])
-    return shown + (f", ... ({len(names)})" if len(names) > 10 else "")
+    listed = ", ".join(markdown_text(str(name)) for name in names[:10])
+    return listed + (f", ... ({len(names)})" if len(names) > 10 else "")
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:

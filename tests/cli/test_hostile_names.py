@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 
 from perfed import Federation, PerfedError
 from perfed.data.federation_schema import FederationSchema, SiteMetadata
-from perfed.data.names import markdown_code, markdown_text, quote, quote_unless_plain
+from perfed.data.names import markdown_code, markdown_text, quote_name, quote_unless_plain
 from perfed.experiment.init_template import check_settings, fitting, study_text
 
 ACCEPTED = [
@@ -163,9 +163,9 @@ def test_a_text_with_other_settings_is_refused(text):
 
 @pytest.mark.parametrize("name", [*ACCEPTED, "", " a", "a, b", "\U0010ffff", "\ufeff"])
 def test_quoted_names_come_back_from_toml(name):
-    assert tomllib.loads(f"x = {quote(name)}") == {"x": name} and quote(name).isprintable()
+    assert tomllib.loads(f"x = {quote_name(name)}") == {"x": name} and quote_name(name).isprintable()
     shown = quote_unless_plain(name)
-    assert shown.isprintable() and (shown == quote(name) or (shown == name and not set(name) & set(',"\\')))
+    assert shown.isprintable() and (shown == quote_name(name) or (shown == name and not set(name) & set(',"\\')))
 
 
 @pytest.mark.parametrize("name", ACCEPTED)

@@ -10,7 +10,7 @@ from command_line import perfed
 from deployments import SITES, deploy, study
 from markdown_it import MarkdownIt
 
-from perfed.data.names import quote
+from perfed.data.names import quote_name
 from perfed.deploy.policy import Policy
 
 UNITS = ("server/perfed-superlink.service", "server/perfed-superexec.service", "sites/north/perfed-site.service")
@@ -45,7 +45,7 @@ def deployed(folder: Path, *replaced: tuple[str, str], options: tuple[object, ..
 
 
 def called(name: str) -> tuple[str, str]:
-    return 'name = "Heart study"', f"name = {quote(name)}"
+    return 'name = "Heart study"', f"name = {quote_name(name)}"
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,10 @@ def test_a_study_name_is_in_the_description_of_units_and_nowhere_else(tmp_path, 
 
 @pytest.mark.parametrize("name", ODD)
 def test_pages_show_names_and_no_markup_of_them(tmp_path, name):
-    columns = f"drop = [{quote(name)}, {quote('`<i>`')}]"
-    folder = deployed(tmp_path, called(name), ('drop = ["patient"]', columns), ('"Who has', f'"{quote(name)[1:-1]}'))
+    columns = f"drop = [{quote_name(name)}, {quote_name('`<i>`')}]"
+    folder = deployed(
+        tmp_path, called(name), ('drop = ["patient"]', columns), ('"Who has', f'"{quote_name(name)[1:-1]}')
+    )
     parser = MarkdownIt("gfm-like", {"html": True, "linkify": False})
     for page in ("README.md", "sites/north/README.md"):
         tokens = parser.parse((folder / page).read_text())
