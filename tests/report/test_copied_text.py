@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
+import re
+import shlex
 import shutil
 import subprocess
 from importlib import resources
 
 import pytest
 from markdown_it import MarkdownIt
+from test_report import write_run
 
 from perfed.data.csv_text import escaped as escaped_cell
+from perfed.report import load_runs, write_report
 from perfed.report.papers import escaped as escaped_latex
 
 NAMES = [
@@ -71,3 +76,14 @@ def test_markdown_shows_the_names(copied):
     assert {child.type for cell in cells for child in cell} <= {"text", "text_special"}
     shown = ["".join(child.content for child in cell) for cell in cells]
     assert shown == [" ".join(text.split()) for name in NAMES for value in VALUES for text in (name, value)]
+
+
+def test_the_commands_that_make_a_run_again_are_two_lines_of_a_shell(tmp_path):
+    run = write_run(tmp_path / "a; touch b $(c)", "fedavg", 0)
+    for name in ("config.toml", "summary.json"):
+        text = (run / name).read_text()
+        (run / name).write_text(text.replace('"fedavg"', r'"x\ntouch b"'))
+    page = write_report(load_runs([run]), tmp_path / "report.html", title="a").read_text()
+    shown, *_ = re.findall("<pre>(.*?)</pre>", page, re.DOTALL)
+    comment, command = html.unescape(shown).split("\n")
+    assert comment.startswith("# ") and shlex.split(command) == ["perfed", "run", str(run / "config.toml")]
