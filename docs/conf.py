@@ -33,6 +33,7 @@ myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence", "deflist", "html_image"]
 suppress_warnings = ["toc.empty_glob"]  # a folder of pages may be empty
 highlight_language = "none"
+smartquotes = False  # they print --event as a dash, and commands are copied from pages
 
 # Docstrings also refer to what is not public: its name is shown. What is public is on the page on Python.
 nitpicky = True

@@ -63,7 +63,12 @@ lr = 3e-3
 
 On the command line a key is `KEY=VALUE`, with the name of its table in front where it is not alone:
 `rounds=5`, `training.lr=1e-2`.
-A number that may be a *schedule* may also be a table, such as `{ kind = "cosine", first = 0.1, last = 0.01 }`.
+A number that may be a *schedule* may also be a table:
+
+```toml
+[training]
+lr = { kind = "cosine", start = 0.1, end = 0.01, rounds = 20 }
+```
 """
 _DATASETS = """# Data sets and experiments
 

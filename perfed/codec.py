@@ -1,6 +1,7 @@
 """Bytes for trees of tensors: what goes over a wire and into a checkpoint.
 
-The format is safetensors (names, dtypes including bfloat16, shapes; no pickle); nested names are joined by "/".
+The format is safetensors (names, dtypes including bfloat16, shapes; no pickle); nested names are joined by "/", which
+:data:`perfed.tree.SLASH` stands for in names that hold one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from perfed.errors import PerfedError
-from perfed.tree import Tree
+from perfed.tree import SLASH, Tree, path_part, split_path
 
 EMPTY = "//empty"
 """What the name of an empty dictionary ends with once it is flattened, behind one more "/"."""
@@ -23,34 +24,37 @@ _DEEPEST = 64
 
 
 def flatten(tree: Tree) -> dict[str, Tensor]:
-    """One level of names joined by "/"; an empty dictionary leaves a zero-size marker so that it survives.
+    """Return the tensors of a tree by their paths; an empty dictionary leaves a zero-size marker so that it survives.
 
     Raises:
-        PerfedError: a name is empty, reserved or holds "/"; a value is neither a tensor nor a dictionary; more than 64
-            dictionaries are inside each other.
+        PerfedError: a name is empty, reserved or holds :data:`perfed.tree.SLASH`; a value is neither a tensor nor a
+            dictionary; more than 64 dictionaries are inside each other.
     """
     flat: dict[str, Tensor] = {}
     for name, value in tree.items():
-        if not name or "/" in name or name == _RESERVED:
-            raise PerfedError(f"'{name}' cannot name a tensor; names are not empty, not '{_RESERVED}' and hold no '/'")
+        if not name or SLASH in name or name == _RESERVED:
+            raise PerfedError(
+                f"{name!r} cannot name a tensor; names are not empty, not '{_RESERVED}' and hold no U+001F"
+            )
+        part = path_part(name)
         if isinstance(value, Tensor):
-            flat[name] = value
+            flat[part] = value
         elif not isinstance(value, Mapping):
             raise PerfedError(f"'{name}' is a {type(value).__name__}; only tensors and dictionaries of them are sent")
         else:
             inner = flatten(value) if value else {EMPTY: torch.zeros(0)}
-            flat.update({f"{name}/{path}": tensor for path, tensor in inner.items()})
+            flat.update({f"{part}/{path}": tensor for path, tensor in inner.items()})
             if any(path.count("/") > _DEEPEST for path in inner):
                 raise PerfedError(f"'{name}' holds more than {_DEEPEST} dictionaries inside each other")
     return flat
 
 
 def unflatten(flat: dict[str, Tensor]) -> dict[str, Any]:
-    """The inverse of :func:`flatten`."""
+    """Return the tree that :func:`flatten` made paths of."""
     tree: dict[str, Any] = {}
     for path, tensor in sorted(flat.items()):
         marker = path.endswith(EMPTY)
-        parts = path[: -len(EMPTY) - 1].split("/") if marker else path.split("/")
+        parts = split_path(path[: -len(EMPTY) - 1] if marker else path)
         node = tree
         for part in parts[:-1]:
             node = node.setdefault(part, {})

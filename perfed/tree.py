@@ -10,6 +10,24 @@ from torch import Tensor
 
 Tree = Mapping[str, Union[Tensor, "Tree"]]
 
+SLASH = "\x1f"
+"""What stands for "/" in a name that is part of a path; no name holds it (:mod:`perfed.data.names`)."""
+
+
+def path_part(name: str) -> str:
+    """Return a name as part of a path, whose names are joined by "/"; sites may have one in their names.
+
+    Example:
+        >>> split_path(f"{path_part('Kiel/Nord')}/{path_part('weight')}")
+        ['Kiel/Nord', 'weight']
+    """
+    return name.replace("/", SLASH)
+
+
+def split_path(path: str) -> list[str]:
+    """Return the names that a path was joined from."""
+    return [part.replace(SLASH, "/") for part in path.split("/")]
+
 
 def map_leaves(tree: Tree, fn: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor | Tree]:
     """Apply ``fn(name, tensor)`` to every tensor; ``name`` is the last part of its path."""
@@ -19,7 +37,7 @@ def map_leaves(tree: Tree, fn: Callable[[str, Tensor], Tensor]) -> dict[str, Ten
 
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor with its path, names joined by "/".
+    """Return every tensor with its path: the names as :func:`path_part`, joined by "/".
 
     Example:
         >>> [(path, t.tolist()) for path, t in leaves({"w": torch.ones(1), "term": {"m": torch.zeros(1)}})]
@@ -27,9 +45,9 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """
     for name, value in tree.items():
         if isinstance(value, Tensor):
-            yield path + name, value
+            yield path + path_part(name), value
         else:
-            yield from leaves(value, f"{path}{name}/")
+            yield from leaves(value, f"{path}{path_part(name)}/")
 
 
 def copy(tree: Tree) -> dict[str, Tensor | Tree]:

@@ -7,7 +7,7 @@ import torch
 from engines import leaves
 from safetensors.torch import save
 
-from perfed.codec import decode, encode
+from perfed.codec import decode, encode, flatten
 from perfed.errors import PerfedError
 
 DTYPES = [
@@ -93,7 +93,16 @@ def test_a_name_that_is_both_a_tensor_and_a_dictionary_is_refused():
         decode(save({"a": torch.ones(1), "a/b": torch.ones(1)}))
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "/", "__metadata__"])
+@pytest.mark.parametrize("name", ["a/b", "/", "//", "a//empty", "/empty", "~1", "%2F", "a/__metadata__"])
+def test_names_with_a_slash_come_back(name):
+    """Sites may have one in their names."""
+    tree = {name: torch.ones(1), "a": {name: torch.zeros(2), "b": {name: {}}}, "e": {name: {name: torch.ones(3)}}}
+    same(decode(encode(tree)), tree)
+    assert decode(encode(tree))["a"]["b"] == {name: {}}
+    assert dict(leaves(tree)).keys() < flatten(tree).keys()
+
+
+@pytest.mark.parametrize("name", ["", "\x1f", "a\x1fb", "__metadata__"])
 def test_names_that_could_not_be_read_back_are_refused(name):
     for tree in ({name: torch.ones(1)}, {"inner": {name: torch.ones(1)}}, {name: {}}):
         if name == "__metadata__" and name not in tree:

@@ -112,3 +112,13 @@ def test_what_is_deprecated_is_not_overdue():
     ends = re.findall(r"until (\d+)\.(\d+)", unreleased)
     now = tuple(int(part) for part in PROJECT["version"].split(".")[:2])
     assert ends and all((int(major), int(minor)) > now for major, minor in ends)
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
+def test_workflows_run_actions_by_their_commits(file):
+    """A tag can be moved to other code, a commit cannot."""
+    actions = re.findall(r"uses: (.+)", file.read_text())
+    assert actions
+    for action in actions:
+        pinned = re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action)
+        assert pinned or action.startswith("./.github/"), action

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import time
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -15,11 +17,14 @@ import glossary_links
 import method_pages
 import pytest
 import reference_pages
+import typer
 from command_line import perfed as perfed_command
 from documents import ROOT
 from site_text import from_docstring
 
 import perfed
+from perfed.cli import entry as _program  # noqa: F401 - it adds all commands
+from perfed.cli.app import app
 from perfed.cli.index import index
 from perfed.experiment.config import Experiment
 from perfed.method.registry import entry, known_names
@@ -103,6 +108,34 @@ def test_the_page_on_python_has_the_public_interface():
     assert sorted(listed) == sorted({*perfed.__all__, *modules})
 
 
+def test_the_examples_of_the_settings_run():
+    """The first block is an experiment; each further one shows other settings of it."""
+    first, *others = re.findall(r"^```toml\n(.*?)^```$", REFERENCE["reference/settings.md"], re.DOTALL | re.MULTILINE)
+    table = tomllib.loads(first)
+    for more in ({}, *map(tomllib.loads, others)):
+        whole = {key: {**table[key], **more[key]} if key in more else table[key] for key in table}
+        assert more.keys() <= table.keys()
+        assert perfed.start(perfed.validate({**whole, "rounds": 1})).execute()["rounds"] == 1
+    assert others
+
+
+SHOWN_COMMANDS = {
+    command
+    for page in (*REFERENCE.values(), *method_pages.pages().values())
+    for command in re.findall(r"(?:`|^ *)(perfed [a-z][^`\n]*)", page.replace("\\\n", " "), re.MULTILINE)
+    if "..." not in command and not re.search(r"\b[A-Z]{2,}", command)
+}
+
+
+def test_the_commands_of_the_reference_can_be_given():
+    assert len(SHOWN_COMMANDS) > 60
+    for shown in sorted(SHOWN_COMMANDS):
+        command, words = typer.main.get_command(app), shlex.split(shown, comments=True)[1:]
+        while words and words[0] in getattr(command, "commands", ()):
+            command = command.commands[words.pop(0)]
+        command.make_parser(typer.Context(command)).parse_args(words)
+
+
 def test_docstrings_become_markdown():
     text = "See :class:`~perfed.method.Method` and :func:`start <perfed.start>`, ``a_i <- b``."
     assert from_docstring(text) == "See `Method` and `start`, `a_i <- b`."
@@ -158,6 +191,14 @@ def test_every_link_of_the_built_site_leads_somewhere(site):
             known = target not in pages or not parts.fragment or unquote(parts.fragment) in pages[target].marks
             lost += [] if target.exists() and known else [f"{file.relative_to(site.resolve())}: {link}"]
     assert not lost, lost[:20]
+
+
+@pytest.mark.long
+def test_options_keep_their_dashes(site):
+    """Outside of code too, where typography makes one dash of two."""
+    text = (site / "reference" / "command-line.html").read_text()
+    plain = re.sub(r"<(code|pre)\b.*?</\1>", "", text, flags=re.DOTALL)
+    assert "--event" in plain and not re.search("[\N{EN DASH}\N{EM DASH}](?=[a-z])", plain)
 
 
 @pytest.mark.long

@@ -49,6 +49,7 @@ def init_command(
 ) -> None:
     """Write a commented experiment for tables of your own, after checking them."""
     from perfed.cli.terminal import print_federation
+    from perfed.data.names import quote_name
     from perfed.data.tables.files import table_files
     from perfed.experiment.config import validate
     from perfed.experiment.init_template import compared, fitting, study_text, tune_command
@@ -58,6 +59,8 @@ def init_command(
         raise PerfedError(f"{out} is there already; name another file with --out, or edit it")
     if out.suffix != ".toml" or not out.parent.is_dir():
         raise PerfedError(f"--out {out}: a .toml file in a folder that is there is needed")
+    if not out.stem.isprintable():
+        raise PerfedError(f"--out {quote_name(str(out))}: a study's name holds no line breaks or control characters")
     _check_mode(inputs)
     roles = {
         "columns": inputs,

@@ -22,6 +22,7 @@ from perfed.data.folder import ClientFolder
 from perfed.data.inputs import arrays_of
 from perfed.data.labels import Classes, Task, task_of
 from perfed.data.lazy import HOLD, lazy_clients, refuse_read
+from perfed.data.names import refuse_control_characters
 from perfed.data.site_arrays import (
     Arrays,
     FromArrays,
@@ -89,6 +90,8 @@ class Federation:
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(sorted(self.clients, key=lambda c: c.id)))
         refuse_unusable(self.name, self.ids)
+        for role, names in (("client", self.ids), ("class", self.class_names), ("domain", self.domain_names)):
+            refuse_control_characters(role, names or ())
         for client in self.clients:
             check_client(client, self.num_classes, self.survival)
             if self.augment is not None and len(client.input_shape) != 3:
@@ -468,10 +471,15 @@ def of_tables(frames: Mapping[str, Any], options: TableOptions, *, name: str = "
     return federation_of(clients.values(), schema, name, notes=notes)
 
 
+_RESERVED = frozenset({"", "__metadata__"})  # of files of tensors, see :mod:`perfed.codec`
+
+
 def refuse_unusable(name: str, ids: Sequence[str]) -> None:
-    """Refuse no clients, and two of one id."""
+    """Refuse no clients, two of one id, and ids that files of tensors cannot hold."""
     if not ids:
         raise PerfedError(f"federation '{name}' has no clients; at least one is needed")
+    if unusable := sorted(_RESERVED & {*ids}):
+        raise PerfedError(f"a client id is '{unusable[0]}'; ids are not empty, and not '__metadata__'")
     for first, second in pairwise(sorted(ids)):
         if first == second:
             raise PerfedError(f"client id '{first}' occurs twice; ids must be unique")

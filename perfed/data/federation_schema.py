@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from math import isclose
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from perfed.data.labels import Classes, Task
+from perfed.data.names import check_name
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, Kind
 from perfed.data.tables.options import TableOptions, agreed_kinds, shared_columns, words
 from perfed.data.tables.problems import nowhere, refuse
@@ -18,7 +19,7 @@ from perfed.data.tables.targets import CONSTANT, FEW, LabelsAre, contradictions,
 from perfed.data.target_scale import Sums, TargetScale, varying_scale
 from perfed.errors import PerfedError, first_problem, shorten_list
 
-_Name = Annotated[str, Field(max_length=1000)]
+_Name = Annotated[str, Field(max_length=1000), AfterValidator(check_name)]
 _Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 _Names = Annotated[tuple[_Name, ...], Field(max_length=100_000)]
 _Domains = _Names | Annotated[int, Field(ge=1, le=100_000)]

@@ -13,6 +13,7 @@ from rich.progress import track
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from perfed.data.names import refuse_control_characters
 from perfed.errors import PerfedError
 
 Parts = dict[str, tuple[Tensor, Tensor | NDArray[np.str_], Tensor | None]]
@@ -201,6 +202,7 @@ def arrays_of(
             parts[split] = (xt if torch.is_floating_point(xt) else xt.float(), yt, ids)
     if only is None and "train" not in parts:
         raise PerfedError(f"client '{client}' has no training data; 'x_train' and 'y_train' are needed")
+    refuse_control_characters(f"client '{client}': column", map(str, names or ()))
     return parts, names
 
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import tomli_w
 
+from perfed.data.names import quote_name
 from perfed.errors import PerfedError
 
 FILE = "deployment.toml"
@@ -24,6 +25,8 @@ _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _PATH = re.compile(r"/[\w./+-]*")
+_LONGEST_APP = 32
+"""Characters of an app's name that Flower takes."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,8 @@ class Deployment:
         server_names: further names and addresses in the server's certificate.
 
     Raises:
-        PerfedError: a site named twice or with odd characters, a name, address, port or path that cannot be one, or
-            another machine without TLS.
+        PerfedError: a study's name that files of systemd or Flower cannot have, a site named twice or with odd
+            characters, a name, address, port or path that cannot be one, or another machine without TLS.
 
     Example:
         >>> Deployment("heart", ("north", "south"), "/srv/heart", tls=True, host="fed.example.org").address
@@ -60,6 +63,7 @@ class Deployment:
     server_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        _check_name(self.name)
         _check_sites(self.sites)
         object.__setattr__(self, "sites", tuple(sorted(self.sites)))
         for name in (self.host, *self.server_names):
@@ -81,6 +85,11 @@ class Deployment:
                 f"--dir-on-server {self.directory!r}: must be absolute, of letters, digits and . _ - + / alone: it "
                 "stands in files of systemd and of the proxy"
             )
+
+    @property
+    def listens_on_ipv6(self) -> bool:
+        """Whether sites may reach the proxy by an IPv6 address."""
+        return any(":" in name for name in (self.host, *self.server_names))
 
     @property
     def address(self) -> str:
@@ -125,6 +134,30 @@ class Deployment:
         return replace(self, sites=(*self.sites, *names))
 
 
+def app_name(study: str) -> str:
+    """Return the name of the Flower app of a study of this name.
+
+    Example:
+        >>> app_name("Heart study")
+        'perfed-Heart-study'
+    """
+    return f"perfed-{re.sub(r'[^A-Za-z0-9]+', '-', study).strip('-')}".rstrip("-")
+
+
+def _check_name(study: str) -> None:
+    """Refuse what would be another line of a unit or a script, and names longer than Flower takes."""
+    if not study.isprintable():
+        raise PerfedError(
+            f"name = {quote_name(study)}: a study's name stands in files of systemd; it may hold neither line breaks "
+            "nor other control characters"
+        )
+    if len(app := app_name(study)) > _LONGEST_APP:
+        raise PerfedError(
+            f"name = {quote_name(study)}: Flower takes apps whose names have at most {_LONGEST_APP} characters, and "
+            f"this study's would be '{app}' ({len(app)}); give the study a shorter name"
+        )
+
+
 def _check_sites(sites: Sequence[str]) -> None:
     if not sites:
         raise PerfedError("--sites: at least one name is needed, e.g. --sites north,south")
@@ -142,9 +175,9 @@ def _check_sites(sites: Sequence[str]) -> None:
 
 
 def _check_host(name: str) -> None:
-    """A host's name or an address; digits and points alone must be an address."""
+    """Refuse what is neither a host's name nor an address; a zone (``%eth0``), which may hold anything, is no part."""
     try:
-        ipaddress.ip_address(name)
+        ipaddress.ip_address(name.replace("%", " "))
     except ValueError:
         if len(name) > 253 or not _HOST.fullmatch(name) or re.fullmatch(r"[\d.]+", name):
             raise PerfedError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
+from perfed.data.names import markdown_code, markdown_text
 from perfed.deploy.candidates import entries_in, mixes, title_of
 from perfed.deploy.deployment import Deployment
 from perfed.deploy.part import own_modules
@@ -85,15 +86,19 @@ def site_files(deployment: Deployment, study: Experiment, site: str, credentials
     """A site's page and its systemd unit, by their paths in the deployment's directory."""
     command = f"perfed site --data {site}.csv --server {deployment.address} --name {site} --study study.toml"
     command += "" if credentials is None else f" --key {site}.key --ca ca.crt"
+    budget = None if study.privacy is None else study.privacy.epsilon
+    command += "" if budget is None else " --policy policy.toml"
     values = _common(deployment, study) | {
         "site": site,
         "calls": _calls(deployment.host),
         "command": command,
+        "budget": "# epsilon = 6.0" if budget is None else f"epsilon = {budget!r}",
+        "policy": "" if budget is None else _BUDGET.format(f"{budget:g}"),
         "preview": f"perfed site preview --data {site}.csv --study study.toml --name {site}",
-        "settings": "\n".join(f"* `{line}`" for line in settings_of(study)),
+        "settings": "\n".join(f"* {markdown_code(line)}" for line in settings_of(study)),
         "columns": _COLUMNS[study.data.options["columns"]],
         "app": _app(study),
-        "told": "; ".join(told_before(study)) or "nothing",
+        "told": markdown_text("; ".join(told_before(study))) or "nothing",
         "sent": "\n".join(f"  * `{name}`" for name in entries_in(study)) or "  * nothing",
         "masks": "" if study.secure_aggregation is None else _MASKS,
         "mixed": _MIXED if mixes(study) else "",
@@ -117,6 +122,10 @@ _MIXED = """
 _MASKS = """
   All of these leave under masks (secure aggregation): the server gets their sums over the sites, and no site's own."""
 
+
+_BUDGET = """
+It lets all runs of your site together spend an epsilon of {}, what one run of this study may spend. To take part in
+another run, decide on a larger one there."""
 
 _PLAIN = {
     "extra": "",
@@ -205,7 +214,7 @@ def _common(deployment: Deployment, study: Experiment) -> dict[str, Any]:
         f"\nThe study uses modules of its own: {', '.join(f'`{name}`' for name in modules)}. They must be importable "
     )
     return values_of(deployment) | {
-        "purpose": study.description or f"A study called {study.name}.",
+        "purpose": markdown_text(study.description or f"A study called {study.name}."),
         "method": title_of(study),
         "rounds": study.rounds,
         "sites_in_words": _in_words(list(deployment.sites)),

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from perfed.deploy.deployment import CONNECTION, Deployment
+from perfed.data.names import markdown_text
+from perfed.deploy.deployment import CONNECTION, Deployment, app_name
 from perfed.engine.flower.processes import SWITCHES
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment
@@ -44,9 +45,8 @@ STUDY_FILE = "app/perfed_app/study.toml"
 
 def app_files(study: Experiment) -> dict[str, str]:
     """The app's files by their paths in the deployment's directory; the same study gives the same bytes."""
-    name = re.sub(r"[^A-Za-z0-9]+", "-", study.name).strip("-")[:40].rstrip("-")
     return {
-        "app/pyproject.toml": filled("pyproject.toml", {"app": f"perfed-{name}".rstrip("-")}),
+        "app/pyproject.toml": filled("pyproject.toml", {"app": app_name(study.name)}),
         "app/perfed_app/__init__.py": _INIT,
         "app/perfed_app/server.py": _SERVER,
         STUDY_FILE: study.to_toml(),
@@ -70,6 +70,8 @@ BAR = "bar.sh"
 _SCRIPTS = ("environment.sh", "superlink.sh", "superexec.sh", "register.sh", BAR)
 _UNITS = ("perfed-superlink.service", "perfed-superexec.service")
 _PUBLIC = ("nginx.conf", "compose.yaml")
+_IPV6 = "listen [::]:{} ssl;"
+_NO_IPV6 = "# Where sites reach it by an IPv6 address, the same is needed for [::]:{}."
 _HOMES = ("/home/", "/root/", "/run/user/")
 
 
@@ -86,11 +88,13 @@ def values_of(deployment: Deployment) -> dict[str, Any]:
     files = f"--ssl-ca-certfile {here('ca.crt')} --ssl-certfile {here('server.crt')} \\\n"
     files += f"    --ssl-keyfile {here('server.key')}"
     return {
-        "name": deployment.name,
+        "name": markdown_text(deployment.name),
+        "unit_name": deployment.name.replace("%", "%%"),
         "address": deployment.address,
         "directory": deployment.directory,
         "port": deployment.port,
         "superlink_port": deployment.superlink_port,
+        "listen_ipv6": (_IPV6 if deployment.listens_on_ipv6 else _NO_IPV6).format(deployment.port),
         "sites_in_a_row": " ".join(deployment.sites),
         "connection": CONNECTION,
         "release": release(),

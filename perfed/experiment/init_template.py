@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import shlex
+import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import tomli_w
-
 from perfed.data.federation import Federation
 from perfed.data.labels import Task
+from perfed.data.names import quote_name, quote_unless_plain
 from perfed.data.summary import columns_of
 from perfed.data.tables.problems import TableProblems
 from perfed.datasets import load
+from perfed.errors import PerfedError
 from perfed.report.warnings import MOSTLY
 
 _WHAT = {
@@ -138,32 +139,68 @@ def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -
         name: of the experiment.
         settings: options of the data set "tables"; with ``columns = "named"`` the model has one body for all sites.
         federation: made with them.
+
+    Raises:
+        PerfedError: the text would not be read as the settings that it is written for.
     """
-    same, survival = settings["columns"] == "named", federation.task == "survival"
-    values = same and federation.task == "regression"
     data: dict[str, Any] = {"drop": [], "numbers": [], "dates": [], "categories": [], "missing": [], **settings}
-    lines = [f"{_toml(key, data[key])}  # {_WHAT[key]}" for key in _WHAT if key in data]
+    data = {key: data[key] for key in _WHAT if key in data}
+    lines = [f"{_toml(key, value)}  # {_WHAT[key]}" for key, value in data.items()]
     methods = compared(settings, federation)
+    rounds = 30 if federation.task == "survival" else 60
     tables = [client.table for client in federation if client.table is not None]
-    kinds = "\n".join(f"#   {kind}: {', '.join(names)}" for kind, names in columns_of(tables).items())
-    return f"""\
-# Written by 'perfed init'. What the sites hold, and what is wrong: perfed check {name}.toml
-# The verdict: perfed compare {name}.toml --methods {",".join(methods)} --seeds 0..4
+    kinds = [f"#   {kind}: {_in_comment(names)}" for kind, names in columns_of(tables).items()]
+    file, names = shlex.quote(f"{name}.toml"), ",".join(methods)
+    tune = tune_command(f"{name}.toml", settings, federation)
+    comments = [f"{tune} --out tuned", f"perfed compare tuned/chosen.toml --methods {names} --seeds 0..4"]
+    text = f"""\
+# Written by 'perfed init'. What the sites hold, and what is wrong: perfed check {file}
+# The verdict: perfed compare {file} --methods {names} --seeds 0..4
 # With a mixture of all at each site, in six times the time: perfed blend with the same --methods and --seeds
 {_toml("name", name)}
-method = "{methods[1]}"
-rounds = {30 if survival else 60}
+{_toml("method", methods[1])}
+rounds = {rounds}
 
 [data]
 name = "tables"
 {chr(10).join(lines)}
 # What the columns were taken for; drop, numbers, dates and categories say otherwise.
-{kinds}
+{chr(10).join(kinds)}
 
+{_model_and_training(settings, federation, comments)}"""
+    tables_of_settings = tomllib.loads(_model_and_training(settings, federation, []))
+    meant = {"name": name, "method": methods[1], "rounds": rounds, "data": {"name": "tables", **data}}
+    check_settings(text, {**meant, **tables_of_settings})
+    return text
+
+
+def check_settings(text: str, meant: Mapping[str, Any]) -> None:
+    """Refuse a TOML text that is not read as the settings it was written for.
+
+    Names of columns, files and sites come from the data: none of them may add or change a setting.
+
+    Raises:
+        PerfedError: the text is no TOML, or holds other settings.
+    """
+    try:
+        same = tomllib.loads(text) == meant
+    except tomllib.TOMLDecodeError:
+        same = False
+    if not same:
+        raise PerfedError(
+            "the experiment file would not hold the settings that it is written for; rename columns and files whose "
+            "names hold unusual characters"
+        )
+
+
+def _model_and_training(settings: Mapping[str, Any], federation: Federation, commands: Sequence[str]) -> str:
+    """Return the tables behind ``[data]``, with ``commands`` in a comment; nothing else in them depends on names."""
+    same, survival = settings["columns"] == "named", federation.task == "survival"
+    values = same and federation.task == "regression"
+    return f"""\
 {_SHARED if same else _OWN if survival else _OWN + _OWN_LABELS}
 # Rate and weight decay decide who wins. These do for a first look; yours are found on validation data alone:
-#   {tune_command(f"{name}.toml", settings, federation)} --out tuned
-#   perfed compare tuned/chosen.toml --methods {",".join(methods)} --seeds 0..4
+{chr(10).join(f"#   {command}" for command in commands)}
 [training]
 optimizer = "adam"
 {_VALUES if values else "lr = 3e-3"}
@@ -189,9 +226,13 @@ def _methods(settings: Mapping[str, Any], federation: Federation) -> list[str]:
     return ["local", "hetfedrep", *(["flic-class"] if federation.task != "survival" else [])]
 
 
+def _in_comment(names: Sequence[str]) -> str:
+    """Return names with commas on one line; those that hold line breaks, quotes or separators in quotes."""
+    return ", ".join(map(quote_unless_plain, names))
+
+
 def _toml(key: str, value: Any) -> str:
-    """A key and its value in one line of TOML."""
-    texts = (
-        [tomli_w.dumps({"x": text}).partition(" = ")[2].strip() for text in value] if isinstance(value, list) else []
-    )
-    return f"{key} = [{', '.join(texts)}]" if isinstance(value, list) else tomli_w.dumps({key: value}).strip()
+    """Return a key and its value, a text, a number or a list of texts, in one line of TOML."""
+    if isinstance(value, str):
+        return f"{key} = {quote_name(value)}"
+    return f"{key} = [{', '.join(map(quote_name, value))}]" if isinstance(value, list) else f"{key} = {value}"

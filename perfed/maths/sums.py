@@ -16,7 +16,7 @@ from torch import Tensor
 
 from perfed.codec import EMPTY
 from perfed.errors import PerfedError
-from perfed.tree import Tree, leaves
+from perfed.tree import Tree, leaves, split_path
 
 Term = tuple[str, ...]
 """Paths of the entries whose product is summed over clients, sorted: ``("num_samples", "shared/head.weight")``."""
@@ -157,7 +157,7 @@ def hidden(spec: Mapping[str, tuple[Sequence[int], torch.dtype]], source: Source
     """
     tree: dict[str, Any] = {}
     for path, (shape, dtype) in spec.items():
-        *parts, name = path.removesuffix(f"/{EMPTY}").split("/")
+        *parts, name = split_path(path.removesuffix(f"/{EMPTY}"))
         node = tree
         for part in parts:
             node = node.setdefault(part, {})

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from perfed.data.client import SPLITS, Client, Split
 from perfed.data.federation import Federation
 from perfed.data.labels import Task
+from perfed.data.names import markdown_code, markdown_text
 from perfed.engine.metrics import metrics_of
 
 _RESAMPLES = 1000
@@ -124,9 +125,10 @@ def card(facts: dict[str, Any]) -> str:
         facts: of its :class:`~perfed.run.site.SiteModel`.
     """
     parts = [
-        f"# Model of site {facts['site']}",
-        f"Trained by **{facts['method']}** (perfed {facts['versions']['perfed']}) on data set "
-        f"'{facts['dataset']}', {facts['rounds']} rounds, seed {facts['seed']}; written on {facts['date']}.",
+        f"# Model of site {markdown_text(facts['site'])}",
+        f"Trained by **{markdown_text(facts['method'])}** (perfed {facts['versions']['perfed']}) on data set "
+        f"'{markdown_text(facts['dataset'])}', {facts['rounds']} rounds, seed {facts['seed']}; "
+        f"written on {facts['date']}.",
         *([] if "joined" not in facts else [_JOINED.format(rounds=facts["joined"])]),
         "## What it does",
         _use(facts),
@@ -141,7 +143,7 @@ def card(facts: dict[str, Any]) -> str:
         _limits(facts),
         *([] if "privacy" not in facts else ["## Privacy", _privacy(facts["privacy"])]),
         "## Settings",
-        _table(("setting", "value"), [(key, f"`{value}`") for key, value in facts["settings"].items()]),
+        _table(("setting", "value"), [(key, markdown_code(str(value))) for key, value in facts["settings"].items()]),
         "## Versions",
         _table(("program", "version"), list(facts["versions"].items())),
     ]
@@ -159,29 +161,30 @@ def _use(facts: dict[str, Any]) -> str:
     inputs = f"numbers of shape {shape}"
     if facts["columns"] is not None:
         inputs = f"the columns {_few([column['name'] for column in facts['columns']])}"
-    domain = f", and the sample's domain ({', '.join(facts['domains'])})" if facts["domains"] is not None else ""
-    of = f" of `{target}`" if (target := facts.get("target")) else ""
+    domains = facts["domains"]
+    domain = "" if domains is None else f", and the sample's domain ({', '.join(map(markdown_text, domains))})"
+    of = f" of {markdown_code(target)}" if (target := facts.get("target")) else ""
     if facts["classes"] is None:
         return f"It takes {inputs}{domain}, and predicts {f'the value{of}' if of else 'a value'}."
     return f"It takes {inputs}{domain}, and predicts the probabilities of the classes{of}: {_few(facts['classes'])}."
 
 
 def _columns(columns: list[dict[str, str]], codes: list[str]) -> str:
-    rows = [(column["name"], column["kind"], _WRITTEN.get(column["kind"], "")) for column in columns]
+    rows = [(markdown_text(column["name"]), column["kind"], _WRITTEN.get(column["kind"], "")) for column in columns]
     also = f"\n\nTaken for missing, beside empty cells: {_few(codes)}." if codes else ""
     return _table(("column", "kind", "in an ONNX file"), rows) + also
 
 
 def _mixture(weights: dict[str, float]) -> str:
-    table = _table(("model", "weight"), [(name, f"{weight:.3f}") for name, weight in weights.items()])
+    table = _table(("model", "weight"), [(markdown_text(name), f"{weight:.3f}") for name, weight in weights.items()])
     return f"It is the mean of what these models say, with weights learnt from held-out training rows.\n\n{table}"
 
 
 def _data(facts: dict[str, Any]) -> str:
     data = facts["data"]
     rows = [(f"{name} samples", data[name]) for name in SPLITS]
-    rows += [(f"training samples of class {name}", n) for name, n in data.get("per_class", {}).items()]
-    rows += [(f"training samples of domain {name}", n) for name, n in data.get("per_domain", {}).items()]
+    rows += [(f"training samples of class {markdown_text(name)}", n) for name, n in data.get("per_class", {}).items()]
+    rows += [(f"training samples of domain {markdown_text(name)}", n) for name, n in data.get("per_domain", {}).items()]
     rows += [(f"{name} training target", f"{v:.4g}") for name, v in data.get("targets", {}).items()]
     return _table(("of", "number"), rows)
 
@@ -193,7 +196,7 @@ def _contributors(facts: dict[str, Any]) -> str:
     header, rows = ("site", "rounds in which its reply was used"), list[tuple[Any, ...]]()
     for site, rounds in [*found.items()][:_LISTED]:
         spent = () if privacy is None else (_spent_by(site, facts["site"], privacy),)
-        rows.append((site, "not known here" if rounds is None else rounds, *spent))
+        rows.append((markdown_text(site), "not known here" if rounds is None else rounds, *spent))
     more = f"\n\nAnd {len(found) - _LISTED} more." if len(found) > _LISTED else ""
     return _table((*header, *(() if privacy is None else ("epsilon spent",))), rows) + more
 
@@ -228,7 +231,7 @@ def shown_metrics(found: dict[str, Any]) -> list[tuple[str, str, str]]:
 def _limits(facts: dict[str, Any]) -> str:
     absent = [name for name, n in facts["data"].get("per_class", {}).items() if n == 0]
     lines = [
-        f"* For samples of other sites than {facts['site']}: the model is that site's own.",
+        f"* For samples of other sites than {markdown_text(facts['site'])}: the model is that site's own.",
         "* For samples unlike those it was trained on (other devices, years, groups): nothing was measured there.",
         "* As the only ground of a decision about a person: probabilities are not calibrated, nor is fairness tested.",
     ]
@@ -252,7 +255,8 @@ def _privacy(of: dict[str, Any]) -> str:
 
 
 def _few(names: list[Any]) -> str:
-    return ", ".join(map(str, names[:10])) + (f", ... ({len(names)})" if len(names) > 10 else "")
+    listed = ", ".join(markdown_text(str(name)) for name in names[:10])
+    return listed + (f", ... ({len(names)})" if len(names) > 10 else "")
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:

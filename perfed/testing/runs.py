@@ -28,7 +28,7 @@ from perfed.participation.clock import Clock
 from perfed.participation.invitation import Invitation
 from perfed.participation.settings import Participation
 from perfed.training.plan import Plan
-from perfed.tree import leaves
+from perfed.tree import leaves, split_path
 
 
 class Sent(ChunkResult):
@@ -151,9 +151,9 @@ def train(server: Server, rounds: int) -> Server:
 
 def every_tensor(server: Server) -> dict[tuple[str, ...], Tensor]:
     """Return all state of a run: the server's sets and every client's committed state."""
-    found = {("server", *path.split("/")): t for path, t in leaves(server.state.tree())}
+    found = {("server", *split_path(path)): t for path, t in leaves(server.state.tree())}
     for client, state in server.engine.states.items():
-        found |= {(client, *path.split("/")): t for path, t in leaves(dict(state))}
+        found |= {(client, *split_path(path)): t for path, t in leaves(dict(state))}
     return found
 
 

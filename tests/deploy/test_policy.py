@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from stations import Stations, study, submit
+from stations import Stations, answer_all, study, submit
 
 from perfed.deploy.policy import Policy
 from perfed.deploy.site_agent import SiteSettings, Station, check_site
@@ -146,3 +146,18 @@ def test_epsilon_at_most_is_that_of_the_study(tables):
     for epsilon, said in ((6.0, "epsilon: 6; allowed: at most 3"), (None, "epsilon: the study bounds none")):
         with pytest.raises(PerfedError, match=said):
             policy(tables, "epsilon = 3.0").check_study(Spends(epsilon))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "privacy", [{"unit": "client"}, {"unit": "sample", "metrics": "noisy"}], ids=["clients", "rows"]
+)
+def test_the_epsilon_of_the_study_allows_one_run_of_it(tables, privacy):
+    """As the policy does that a site gets with its deployment."""
+    more = {"method": "fedavg", "methods": {"fedavg": {"placement": {"embedding": "personal"}}}}
+    more |= {"training": {"local_epochs": 1, "optimizer": "sgd", "batch_size": 16}}
+    text = study(tables, **more, privacy={"epsilon": 6.0, "delta": 1e-3, **privacy}, evaluation={"every": 2}, rounds=2)
+    limited = Policy(epsilon=6.0)
+    submit(tables, text, Stations(tables, text, limited))
+    with pytest.raises(PerfedError, match=r"its administrator sees more \(epsilon\)"):
+        answer_all(tables, text, Stations(tables, text, limited), "second")

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.labels import Task
+from perfed.data.names import describe_control_character
 from perfed.data.tables.kinds import Column, Kind, Parsed
 from perfed.data.tables.options import TableOptions, agreed_kinds
 from perfed.data.tables.problems import (
@@ -130,6 +131,7 @@ def checked(
     main = [_part(str(site), frame, codes, sources) for site, frame in by_name(frames)]
     given = [_part(str(site), frame, codes, test_sources, " (test)") for site, frame in by_name(tests or {})]
     parts = [*main, *given]
+    refuse([problem for site in frames if (problem := describe_control_character("site", str(site))) is not None])
     refuse(_lines(_structure(part) for part in parts))
     refuse(_lines(_roles(part, options) for part in parts))
     names = list(dict.fromkeys(name for part in parts for name in part.frame.columns))
@@ -205,6 +207,7 @@ def _structure(part: Part) -> list[Problem]:
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     found = [f"several columns are called {listed(twice)}; names must differ"] if twice else []
     found += [] if len(part.frame) else ["there are no rows; every site needs some"]
+    found += filter(None, (describe_control_character("column", name) for name in names))
     return part.said(found)
 
 
@@ -221,6 +224,8 @@ def _roles(part: Part, options: TableOptions) -> list[Problem]:
         elif len(empty := part.frame.index[part.rows[name].found.isna()]):
             way = "leave these rows out" if role in ("target", "event") else "fill them in, or leave these rows out"
             found.append(f"column '{name}', the {role}, is missing {in_rows(empty)}; {way}")
+        elif role == "domain":
+            found += part.rows[name].read(Column(name, "category"))[1]
     return part.said(found)
 
 

@@ -215,7 +215,7 @@ def _decoded(path: Path) -> tuple[str, list[str]]:
 
 def _delimiter(path: Path, text: str) -> str:
     """The delimiter with which the first rows are all as wide as the header; of several the one with most columns."""
-    sample = [line for line in text.splitlines() if line.strip()][:_TRIED]
+    sample = [line for line in re.split(r"\r\n|\r|\n", text) if line.strip()][:_TRIED]
     fits: dict[str, tuple[bool, int]] = {}
     for delimiter in _DELIMITERS:
         try:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from perfed.data.names import ALLOWED, find_control_character
 from perfed.data.tables.missing import without_codes
 from perfed.data.tables.problems import Frame, Series, in_rows, pandas
 
@@ -231,7 +232,8 @@ def _read(cells: Cells, column: Column) -> tuple[Series, list[str]]:
         return _read_dates(found, column.format, where)
     if column.kind not in ("number", "boolean"):
         texts = found.astype(object).where(found.notna(), None).map(_text)
-        return texts.astype(object).where(texts.notna(), None), []
+        texts = texts.astype(object).where(texts.notna(), None)
+        return texts, describe_control_characters(texts, where) if column.kind == "category" else []
     numbers = cells.numbers
     if (column.kind == "boolean" or column.binary) and found.dtype == object:
         numbers = numbers.where(numbers.notna(), found.map(_truth)).astype(float)
@@ -246,6 +248,15 @@ def _read(cells: Cells, column: Column) -> tuple[Series, list[str]]:
     if (endless := np.isinf(values)).any():
         problems.append(f"{where} holds infinity {in_rows(found.index[endless])}; numbers must be finite, or missing")
     return numbers, problems
+
+
+def describe_control_characters(texts: Series, where: str) -> list[str]:
+    """Return a line on the rows of a column whose texts, names of categories or classes, hold control characters."""
+    characters = {text: find_control_character(str(text)) for text in texts.dropna().unique()}
+    bad = texts[texts.map(characters).notna()]
+    if bad.empty:
+        return []
+    return [f"{where} holds the control character {characters[bad.iloc[0]]} {in_rows(bad.index)}; {ALLOWED}"]
 
 
 def _read_dates(found: Series, form: str, where: str) -> tuple[Series, list[str]]:

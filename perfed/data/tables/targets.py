@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.labels import Classes, Task
-from perfed.data.tables.kinds import Cells, Column, words
+from perfed.data.tables.kinds import Cells, Column, describe_control_characters, words
 from perfed.data.tables.problems import Series, in_rows, pandas
 
 _EVENTS = {"1": 1.0, "1.0": 1.0, "true": 1.0, "yes": 1.0, "0": 0.0, "0.0": 0.0, "false": 0.0, "no": 0.0}
@@ -124,6 +124,8 @@ def targets_of(
         task = "regression" if all(numeric) and not (whole and len(found) <= FEW) else "classification"
     texts = [(source, n, f" {in_rows(n.index[n.isna()])}") for (source, _), n in zip(columns, numbers, strict=True)]
     problems = contradictions([(source, _kind(number), rows) for source, number, rows in texts], where)
+    pairs = zip(columns, held.texts, strict=True)
+    problems += [f"{source}: {line}" for (source, _), t in pairs for line in describe_control_characters(t, where)]
     if task == "regression":
         needed = "numbers are needed for regression"
         problems = [f"{s}: {where} holds texts{rows}; {needed}" for s, n, rows in texts if n.isna().any()]

@@ -90,14 +90,24 @@ if (board) {
 }
 
 // A table as text: shown, selected, and copied where the browser lets a page do that.
-const plain = (cell) => /^[=@\t\r]|^[+-](?![\d.])/.test(cell) ? `'${cell}` : cell;  // no formula of a spreadsheet
-const quoted = (cell) => /[",\n]/.test(cell) ? `"${plain(cell).replaceAll('"', '""')}"` : plain(cell);
-const escaped = (cell) => cell.replace(/[%&_#$]/g, "\\$&").replaceAll("±", "$\\pm$").replaceAll("–", "--");
+// Names are others' choice: none is a formula of a spreadsheet (perfed/data/csv_text.py), Markdown or LaTeX.
+const formula = /(^|[;|\t\r\n\v\f\x85\u2028\u2029])(?=[\s"'\ufeff\u200b-\u200f\u2060]*[=+\-@＝＋－＠])/g;
+const number = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?( ?[(\[±](\d|to|[\s.,+\-–±%()\[\]])*)?$/i;  // with its interval
+const plain = (cell) => number.test(cell) ? cell : cell.replace(formula, "$1'");
+const quoted = (cell) => /[",;\r\n]/.test(cell) ? `"${plain(cell).replaceAll('"', '""')}"` : plain(cell);
+const markup = /[\\`*\[\]|~$]|(?<![\p{L}\p{N}])_|_(?![\p{L}\p{N}])/gu;
+const entities = { "&": "&amp;", "<": "&lt;", ">": "&gt;" };
+const marked = (cell) => cell.replace(/\s+/g, " ").replace(markup, "\\$&").replace(/[&<>]/g, (sign) => entities[sign]);
+const signs = {
+  "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}",
+  "–": "--", "±": "$\\pm$", "Δ": "$\\Delta$",
+};
+const escaped = (cell) => cell.replace(/\s+/g, " ").replace(/[\\~^–±Δ&%$#_{}]/g, (sign) => signs[sign] ?? `\\${sign}`);
 const texts = {
   csv: (rows) => rows.map((row) => row.map(quoted).join(",")),
   markdown: ([head, ...rows]) => {
     const rule = head.map((_, i) => i ? "---:" : "---");
-    return [head, rule, ...rows].map((row) => `| ${row.join(" | ")} |`);
+    return [head.map(marked), rule, ...rows.map((row) => row.map(marked))].map((row) => `| ${row.join(" | ")} |`);
   },
   latex: ([head, ...rows], name) => {
     const line = (row) => `${row.map(escaped).join(" & ")} \\\\`;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 from collections.abc import Mapping
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
@@ -37,9 +38,11 @@ def reproduce_section(study: Study, command: str = "") -> str:
 
 
 def _commands(study: Study, command: str) -> str:
+    """Return commands that can be pasted into a shell, whatever methods and folders are called."""
     first = study.runs[0]
-    what = f"# one of these runs again: {display_name(first.method)} with seed {first.seed}"
-    again = f"{what}\nperfed run {first.directory / 'config.toml'}"
+    method = " ".join(display_name(first.method).split())
+    what = f"# one of these runs again: {method} with seed {first.seed}"
+    again = f"{what}\n{shlex.join(['perfed', 'run', str(first.directory / 'config.toml')])}"
     return f"{command}\n{again}" if command else again
 
 
