@@ -17,7 +17,7 @@ PER_CLIENT := sklearn:logistic,sklearn:svc
 OPTIONS := --seeds 0..2 --jobs 2 --engine stacked plan.threads=1 dtype=float64
 
 # Sites install these files and no others. Hashes are those of the index that pip is set to: a site's own index must have the same.
-LOCK := --extra flower --extra tables --constraint constraints.txt --generate-hashes --allow-unsafe --strip-extras --no-annotate --no-emit-index-url --no-emit-find-links
+LOCK := --extra flower --extra tables --extra privacy --constraint constraints.txt --generate-hashes --allow-unsafe --strip-extras --no-annotate --no-emit-index-url --no-emit-find-links
 
 .PHONY: run test test-long test-all types short docs site lock sbom dist smoke clean
 

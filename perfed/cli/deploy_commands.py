@@ -52,6 +52,10 @@ def deploy_command(
     dir_on_server: Annotated[
         str, typer.Option("--dir-on-server", help="where the files will be on the server; --out if not given")
     ] = "",
+    release: Annotated[
+        Path | None,
+        typer.Option("--release", help="folder with perfed's wheel and requirements.lock, which every site gets"),
+    ] = None,
     extend: Annotated[Path | None, typer.Option("--extend", help="a deployment, to which --sites are added")] = None,
     renew: Annotated[
         Path | None, typer.Option("--renew", help="a deployment, whose server gets a new certificate")
@@ -77,6 +81,7 @@ def deploy_command(
         raise PerfedError("--out: a directory for the files is needed")
     from perfed.cli.execution import chosen_experiment
     from perfed.deploy.deployment import Deployment
+    from perfed.deploy.release import FOLDER, Release
     from perfed.deploy.write import deploy
 
     mixed = [f"blend.candidates=[{blend}]"] if blend else []
@@ -84,11 +89,15 @@ def deploy_command(
     where = dir_on_server or str(out.absolute())
     names_of_server = tuple(server_name or ())
     deployment = Deployment(checked.name, tuple(names), where, tls, host, port, superlink_port, names_of_server)
-    deploy(checked, deployment, out, days)
+    deploy(checked, deployment, out, days, None if release is None else Release.read(release))
     say_where("deployment", out)
     say_where("the server's administrator reads", out / "README.md")
     for site in deployment.sites:
         say_where(f"for {site}", out / "sites" / site)
+    if release is None:
+        say_whole(
+            f"without --release: add perfed's wheel and requirements.lock to {out / FOLDER} and to each site's folder"
+        )
     if deployment.tls:
         say("Private keys are among them: hand each on over a channel that nobody else reads.")
 

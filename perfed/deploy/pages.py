@@ -11,6 +11,7 @@ from perfed.data.names import markdown_code, markdown_text
 from perfed.deploy.candidates import entries_in, mixes, title_of
 from perfed.deploy.deployment import Deployment
 from perfed.deploy.part import own_modules
+from perfed.deploy.release import Release
 from perfed.deploy.server_files import app_hash, filled, values_of
 from perfed.deploy.study import settings_of, told_before
 from perfed.engine.flower.processes import RANGE
@@ -37,9 +38,9 @@ class Credentials:
     keys: Mapping[str, str]
 
 
-def readme(deployment: Deployment, study: Experiment) -> str:
-    """The page of the server's administrator."""
-    values = _common(deployment, study) | {"rows": _rows(deployment.tls)}
+def readme(deployment: Deployment, study: Experiment, release: Release) -> str:
+    """Return the page of the server's administrator."""
+    values = _common(deployment, study, release) | {"rows": _rows(deployment.tls)}
     if deployment.tls:
         steps, later = (filled(name, values) for name in ("steps-tls.md", "later-tls.md"))
         values |= {"steps": steps, "later": later, "protection": _PROTECTION, "logs": _LOGS}
@@ -71,6 +72,7 @@ def _rows(tls: bool) -> str:
         ("`server/`", "SuperLink and SuperExec: the scripts that start them, and systemd units that call these"),
         ("`sites/NAME/`", "for site NAME: its page (`README.md`) and a systemd unit"),
         ("`deployment.toml`", "the names and addresses that all of it was made with"),
+        ("`release/`", "the wheel of perfed and the list of its packages, with which server and sites install it"),
     ]
     if tls:
         rows[1] = (
@@ -82,13 +84,15 @@ def _rows(tls: bool) -> str:
     return "\n".join(f"| {name} | {what} |" for name, what in rows)
 
 
-def site_files(deployment: Deployment, study: Experiment, site: str, credentials: Credentials | None) -> dict[str, str]:
-    """A site's page and its systemd unit, by their paths in the deployment's directory."""
+def site_files(
+    deployment: Deployment, study: Experiment, site: str, credentials: Credentials | None, release: Release
+) -> dict[str, str]:
+    """Return a site's page and its systemd unit, by their paths in the deployment's directory."""
     command = f"perfed site --data {site}.csv --server {deployment.address} --name {site} --study study.toml"
     command += "" if credentials is None else f" --key {site}.key --ca ca.crt"
     budget = None if study.privacy is None else study.privacy.epsilon
     command += "" if budget is None else " --policy policy.toml"
-    values = _common(deployment, study) | {
+    values = _common(deployment, study, release) | {
         "site": site,
         "calls": _calls(deployment.host),
         "command": command,
@@ -128,7 +132,6 @@ It lets all runs of your site together spend an epsilon of {}, what one run of t
 another run, decide on a larger one there."""
 
 _PLAIN = {
-    "extra": "",
     "measured": "With it, the loss of training and the metrics of your model on your test rows.",
     "counts": " (of each class, of each domain, or with an event)",
     "noise": "this deployment adds no noise to them.",
@@ -147,7 +150,6 @@ def _noisy(study: Experiment) -> str:
 
 _PRIVATE = {
     unit: {
-        "extra": ",privacy",
         "measured": "No loss of training and no metric: `metrics.jsonl` of the run's folder on your machine has them.",
         "counts": "",
         "noise": f"the study's table `[privacy]` bounds that for each {who}. What your machine has spent of it\n"
@@ -208,12 +210,12 @@ you another.
 """
 
 
-def _common(deployment: Deployment, study: Experiment) -> dict[str, Any]:
+def _common(deployment: Deployment, study: Experiment, release: Release) -> dict[str, Any]:
     modules = own_modules(study)
     named = (
         f"\nThe study uses modules of its own: {', '.join(f'`{name}`' for name in modules)}. They must be importable "
     )
-    return values_of(deployment) | {
+    return values_of(deployment, release) | {
         "purpose": markdown_text(study.description or f"A study called {study.name}."),
         "method": title_of(study),
         "rounds": study.rounds,

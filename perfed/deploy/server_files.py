@@ -9,10 +9,10 @@ from typing import Any
 
 from perfed.data.names import markdown_text
 from perfed.deploy.deployment import CONNECTION, Deployment, app_name
+from perfed.deploy.release import LOCK, Release
 from perfed.engine.flower.processes import SWITCHES
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment
-from perfed.system import installed_version
 
 
 def filled(template: str, values: Mapping[str, object]) -> str:
@@ -75,14 +75,8 @@ _NO_IPV6 = "# Where sites reach it by an IPv6 address, the same is needed for [:
 _HOMES = ("/home/", "/root/", "/run/user/")
 
 
-def release() -> str:
-    """``==VERSION`` behind perfed's name: the server and all sites have the same."""
-    version = installed_version()
-    return "" if version == "unknown" else f"=={version}"
-
-
-def values_of(deployment: Deployment) -> dict[str, Any]:
-    """What the templates of a deployment stand for, without its study."""
+def values_of(deployment: Deployment, release: Release) -> dict[str, Any]:
+    """Return the values of the templates' placeholders that do not depend on the study."""
     here = '"$here/tls/{}"'.format
     tls, ca = deployment.tls, f"{deployment.directory}/server/tls/ca.crt"
     files = f"--ssl-ca-certfile {here('ca.crt')} --ssl-certfile {here('server.crt')} \\\n"
@@ -97,7 +91,10 @@ def values_of(deployment: Deployment) -> dict[str, Any]:
         "listen_ipv6": (_IPV6 if deployment.listens_on_ipv6 else _NO_IPV6).format(deployment.port),
         "sites_in_a_row": " ".join(deployment.sites),
         "connection": CONNECTION,
-        "release": release(),
+        "wheel": release.wheel_name,
+        "lock": LOCK,
+        "release_rows": release.rows,
+        "release_steps": "\n".join(f"   {row}" for row in release.rows.splitlines()),
         "superlink_tls": f"\\\n    {files} --enable-supernode-auth" if tls else "--insecure",
         "superexec_tls": f"--root-certificates {here('ca.crt')}" if tls else "--insecure",
         "connection_tls": f'root-certificates = "{ca}"' if tls else "insecure = true",
@@ -109,9 +106,9 @@ def values_of(deployment: Deployment) -> dict[str, Any]:
     }
 
 
-def server_files(deployment: Deployment) -> dict[str, str]:
-    """The server's files by their paths in the deployment's directory; proxy and containers with TLS alone."""
-    values = values_of(deployment)
+def server_files(deployment: Deployment, release: Release) -> dict[str, str]:
+    """Return the server's files by their paths in the deployment's directory; proxy and containers only with TLS."""
+    values = values_of(deployment, release)
     names = (*_SCRIPTS, *_UNITS, *(_PUBLIC if deployment.tls else ()))
     files = {f"server/{name}": filled(name, values) for name in names}
     return {**files, "server/flwr/config.toml": filled("flwr-config.toml", values)}

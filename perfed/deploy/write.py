@@ -12,6 +12,7 @@ from pathlib import Path
 from perfed.deploy import tls
 from perfed.deploy.deployment import FILE, Deployment
 from perfed.deploy.pages import Credentials, readme, site_files
+from perfed.deploy.release import FOLDER, Release
 from perfed.deploy.server_files import BAR, STUDY_FILE, app_files, server_files
 from perfed.deploy.study import study_of
 from perfed.errors import PerfedError
@@ -23,7 +24,9 @@ DAYS = 365
 
 
 @private_files()
-def deploy(experiment: Experiment, deployment: Deployment, out: Path, days: int = DAYS) -> None:
+def deploy(
+    experiment: Experiment, deployment: Deployment, out: Path, days: int = DAYS, release: Release | None = None
+) -> None:
     """Write the files of a deployment into the new directory ``out``.
 
     Args:
@@ -31,6 +34,7 @@ def deploy(experiment: Experiment, deployment: Deployment, out: Path, days: int 
         deployment: server and sites.
         out: must not be there; it appears when everything is written.
         days: how long the server's certificate is valid.
+        release: the files from which server and sites install perfed; ``None``: they are added by hand.
 
     Raises:
         PerfedError: ``out`` is there, the experiment cannot be deployed, or cryptography is missing.
@@ -38,6 +42,7 @@ def deploy(experiment: Experiment, deployment: Deployment, out: Path, days: int 
     if out.exists():
         raise PerfedError(f"{out} is there already; name another directory with --out")
     study = study_of(experiment, deployment.sites)
+    release = release or Release.to_be_added()
     if deployment.tls:
         tls.check_installed()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -45,11 +50,13 @@ def deploy(experiment: Experiment, deployment: Deployment, out: Path, days: int 
     making.mkdir()
     try:
         credentials = _credentials(making, deployment, days) if deployment.tls else None
-        files = {FILE: deployment.to_toml(), **app_files(study), **server_files(deployment)}
-        files["README.md"] = readme(deployment, study)
+        files = {FILE: deployment.to_toml(), **app_files(study), **server_files(deployment, release)}
+        files["README.md"] = readme(deployment, study, release)
         for site in deployment.sites:
-            files |= site_files(deployment, study, site, credentials)
+            files |= site_files(deployment, study, site, credentials, release)
         _write(making, files)
+        for folder in (FOLDER, *(f"sites/{site}" for site in deployment.sites)):
+            _write_release(making / folder, release)
         making.rename(out)
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)
@@ -79,7 +86,7 @@ def extend(folder: Path, names: Sequence[str]) -> Deployment:
     before = Deployment.read(folder)
     if not names:
         raise PerfedError("--extend: the new sites are given with --sites, e.g. --sites east")
-    deployment = before.with_sites(names)
+    deployment, release = before.with_sites(names), Release.of_deployment(folder)
     study = study_of(study_in(folder), deployment.sites)
     for site in names:
         if (folder / "sites" / site).exists():
@@ -89,7 +96,8 @@ def extend(folder: Path, names: Sequence[str]) -> Deployment:
     try:
         credentials = _site_credentials(folder, names) if deployment.tls else None
         for site in names:
-            _write(folder, site_files(deployment, study, site, credentials))
+            _write(folder, site_files(deployment, study, site, credentials, release))
+            _write_release(folder / "sites" / site, release)
     except BaseException:
         for site in names:
             shutil.rmtree(folder / "sites" / site, ignore_errors=True)
@@ -148,12 +156,13 @@ def rotate(folder: Path, site: str) -> str:
         tls.make_site_key(key, public, site)
         found = Credentials(tls.certificate_fingerprint(authority), {site: tls.key_fingerprint(public)})
         page = f"sites/{site}/README.md"
-        text = site_files(deployment, study, site, found)[page]
+        text = site_files(deployment, study, site, found, Release.of_deployment(folder))[page]
         key.replace(own / f"{site}.key")
         public.replace(folder / f"server/keys/{site}.pub")
     write_atomic(folder / page, text)
     if not (folder / "server" / BAR).exists():  # of an older perfed
-        _write(folder, {f"server/{BAR}": server_files(deployment)[f"server/{BAR}"]})
+        files = server_files(deployment, Release.of_deployment(folder))
+        _write(folder, {f"server/{BAR}": files[f"server/{BAR}"]})
     return found.keys[site]
 
 
@@ -183,6 +192,12 @@ def _site_credentials(folder: Path, sites: Sequence[str]) -> Credentials:
         shutil.copyfile(folder / "tls/ca.crt", own / "ca.crt")
         keys[site] = tls.key_fingerprint(public)
     return Credentials(tls.certificate_fingerprint(folder / "tls/ca.crt"), keys)
+
+
+def _write_release(folder: Path, release: Release) -> None:
+    for name, content in release.files.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / name, content)
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
