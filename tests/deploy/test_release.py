@@ -10,7 +10,8 @@ import yaml
 from deployments import SITES, deploy, study
 
 WHEEL = "perfed-0.2.0-py3-none-any.whl"
-LOCK = f"# made by pip-compile\ntorch==2.13.0 \\\n    --hash=sha256:{'0' * 64}\nflwr==1.42.0 \\\n    --hash=sha256:{'1' * 64}\n"
+PINS = [f"{name} \\\n    --hash=sha256:{digit * 64}" for name, digit in (("torch==2.13.0", "0"), ("flwr==1.42.0", "1"))]
+LOCK = "\n".join(["# made by pip-compile", *PINS, ""])
 
 
 def write_release(folder: Path, lock: str = LOCK, wheels: tuple[str, ...] = (WHEEL,)) -> Path:
