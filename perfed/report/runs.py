@@ -22,8 +22,8 @@ from perfed.data.reading import checked, parsed, read_json, read_text, reason_of
 from perfed.engine.metrics import main_metric as main_of
 from perfed.engine.metrics import recall
 from perfed.errors import PerfedError
-from perfed.run.directory import marker_of
-from perfed.run.layout import layout_of
+from perfed.run.config_edits import check_edits
+from perfed.run.directory import RunDirectory, marker_of
 from perfed.run.records import Round, Summary
 
 Numbers = NDArray[np.float64]
@@ -208,7 +208,9 @@ def load_run(directory: Path) -> Run:
     if not config.is_file():
         kind = "a search (perfed tune)" if marker_of(directory)[0] == "search" else "not a run directory"
         raise PerfedError(f"{directory}: no config.toml, so {kind}")
-    layout_of(directory)
+    files = RunDirectory(directory)
+    check_edits(files)
+    files.refuse_damage()
     text = read_text(config)
     try:
         settings = tomllib.loads(text)
