@@ -204,6 +204,8 @@ def resume_run(directory: Path, rounds: int | None, how: Training, show: Shown) 
     """Go on with a run, if there is anything left to do."""
     report = directory / "report.html"
     files = RunDirectory(directory)
+    if files.finished:
+        files.check_summary()
     if is_done(directory) and files.is_intact and rounds in (None, files.newest()[0]):
         say("this run has finished")
         summary = files.read_summary()

@@ -11,10 +11,11 @@ from math import inf, sqrt
 from pathlib import Path
 from typing import Any
 
-from perfed.data.reading import checked, read_json
+from perfed.data.reading import check_seal, checked, read_json, seal
 from perfed.data.target_scale import TargetScale
 from perfed.engine.evaluate import Outputs
 from perfed.engine.flower.refusal import Refused, Said
+from perfed.engine.flower.store import Stored
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo
 from perfed.privacy.accountant import Releases, epsilon
@@ -24,6 +25,8 @@ from perfed.system import sync_folder, write_atomic
 
 LEDGER = "spent.json"
 """File of a site's folder: what each run was told."""
+RUNS = "runs"
+"""Folder of a site's folder with a folder for each run."""
 SECRET = "secret"
 """File of a run: 32 bytes that its noise is made with. It never leaves, and is in no log."""
 _BYTES = 32
@@ -92,10 +95,22 @@ def ledger(folder: Path) -> list[Told]:
     """Return what all runs were told by the site in ``folder``.
 
     Raises:
-        PerfedError: the file that says so is damaged.
+        PerfedError: the file that says so is damaged, or lacks a run of which the site has answered exchanges.
     """
     file = folder / LEDGER
-    return checked(list[Told], read_json(file), file) if file.exists() else []
+    entries = read_json(file) if file.exists() else []
+    if isinstance(entries, list):
+        entries = [check_seal(entry, file) for entry in entries]
+    lines = checked(list[Told], entries, file)
+    known = {line.run for line in lines}
+    for secret in sorted((folder / RUNS).glob(f"*/{SECRET}")):
+        run = secret.parent.name
+        if run not in known and Stored(folder / RUNS, run).sequences():
+            raise PerfedError(
+                f"{file}: lacks what run '{run}' was told, whose exchanges this site has answered; restore the file "
+                "from a backup"
+            )
+    return lines
 
 
 def total(told: Sequence[Told], unit: str, delta: float, more: float = 0.0) -> float:
@@ -191,7 +206,9 @@ class SiteBudget:
         if budget is not None and spent > budget * _SLACK:
             raise Refused(Said.BUDGET, f"round {round_} would make epsilon {spent:.4g}; privacy.epsilon is {budget:g}")
         check_most([*others, known], stated.unit, self._most, self._delta)
-        write_atomic(self._folder / LEDGER, json.dumps([asdict(one) for one in (*others, known)], indent=1) + "\n")
+        write_atomic(
+            self._folder / LEDGER, json.dumps([seal(asdict(one)) for one in (*others, known)], indent=1) + "\n"
+        )
         sync_folder(self._folder)
 
     def stated(self) -> dict[str, Any]:

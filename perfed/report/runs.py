@@ -209,8 +209,6 @@ def load_run(directory: Path) -> Run:
         kind = "a search (perfed tune)" if marker_of(directory)[0] == "search" else "not a run directory"
         raise PerfedError(f"{directory}: no config.toml, so {kind}")
     files = RunDirectory(directory)
-    check_edits(files)
-    files.refuse_damage()
     text = read_text(config)
     try:
         settings = tomllib.loads(text)
@@ -222,7 +220,7 @@ def load_run(directory: Path) -> Run:
     rounds, clients, summary = (directory / name for name in ("rounds.jsonl", "clients.csv", "summary.json"))
     found = checked(Summary, read_json(summary), summary) if summary.is_file() else None
     recall(found.own_metrics if found else {})
-    return Run(
+    run = Run(
         directory=directory,
         method=method,
         seed=seed,
@@ -231,6 +229,9 @@ def load_run(directory: Path) -> Run:
         clients=load_clients(clients, settings) if clients.is_file() else None,
         summary=found,
     )
+    check_edits(files)
+    files.refuse_damage()
+    return run
 
 
 def _load_rounds(file: Path) -> tuple[Round, ...]:

@@ -14,6 +14,8 @@ from perfed.system import write_atomic
 CHECKSUMS = "SHA256SUMS"
 """The file with the checksums."""
 
+_COMMENT = "# sha256 of the lines below: "
+
 
 def write_checksums(folder: Path, checksums: Mapping[str, str]) -> None:
     """Write the SHA-256 of files by their names in ``folder``; without any, the file is removed."""
@@ -79,6 +81,18 @@ def refuse_damage(folder: Path, problems: Mapping[str, str], remedy: str) -> Non
 def write_checksums_of(folder: Path, names: Iterable[str]) -> None:
     """Write the checksums of the files with these names as they are now."""
     write_checksums(folder, {name: hash_file(folder / name) for name in names})
+
+
+def add_checksum(text: str) -> str:
+    """Return a text in TOML behind a comment with its SHA-256."""
+    return f"{_COMMENT}{hashlib.sha256(text.encode()).hexdigest()}\n{text}"
+
+
+def matches_comment(text: str) -> bool:
+    """Return whether a text is as :func:`add_checksum` wrote it; one of an older version, without the comment, is."""
+    comment, _, rest = text.partition("\n")
+    checksum = hashlib.sha256(rest.encode()).hexdigest()
+    return not comment.startswith(_COMMENT) or comment == _COMMENT + checksum
 
 
 def set_aside(file: Path) -> None:

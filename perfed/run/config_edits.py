@@ -26,8 +26,8 @@ def check_edits(directory: RunDirectory) -> None:
         more = f" (and {len(edits) - 1} more)" if len(edits) > 1 else ""
         config = directory.path / "config.toml"
         raise PerfedError(
-            f"{config}: {key} is {_show_value(now)} and was {_show_value(before)} in the rounds that are done{more}; only "
-            f"rounds may grow; give it back its value, or start another run: 'perfed run {config} --out OTHER'"
+            f"{config}: {key} is {_show_value(now)} and was {_show_value(before)} in the rounds that are done{more}; "
+            f"only rounds may grow; give it back its value, or start another run: 'perfed run {config} --out OTHER'"
         )
 
 

@@ -1,8 +1,8 @@
 """The run directory: what a run leaves behind, and how it is found again.
 
 Files but ``rounds.jsonl`` are written under another name and renamed, so that a killed process never leaves half of
-one. Its checkpoints are in :mod:`perfed.run.checkpoint_files`. Checkpoints have the checksums of ``rounds.jsonl`` and of
-the arrays of rounds; those of a finished run are in ``SHA256SUMS``.
+one. Its checkpoints are in :mod:`perfed.run.checkpoint_files`. They have the checksums of ``rounds.jsonl`` and of the
+arrays of rounds; the checksums of all files of a finished run are in ``SHA256SUMS``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from perfed.data.csv_text import csv_text
-from perfed.data.reading import checked, read_json
+from perfed.data.reading import checked, read_json, read_text
 from perfed.errors import PerfedError
 from perfed.run.checkpoint_files import Checkpoint, CheckpointFiles, WrittenFiles, written_files
 from perfed.run.checksums import (
+    CHECKSUMS,
+    add_checksum,
     find_damage,
     hash_file,
+    matches_comment,
     read_checksums,
     refuse_damage,
     set_aside,
@@ -62,6 +65,7 @@ RESULTS = (
     "grid.json",
     "chosen.toml",
     "report.html",
+    CHECKSUMS,
 )
 """What is made in a directory of results: nothing new is begun in one that has any of these."""
 
@@ -94,11 +98,24 @@ def marker_of(path: Path) -> tuple[str, dict[str, Any]]:
 
 def write_marker(path: Path, kind: str, content: Mapping[str, Any]) -> None:
     """Write what :func:`marker_of` reads, in the place of an older one."""
-    write_atomic(path / MARKER, tomli_w.dumps({"kind": kind, **written_now(), **content}))
+    write_atomic(path / MARKER, add_checksum(tomli_w.dumps({"kind": kind, **written_now(), **content})))
     (path / f"{kind}.toml").unlink(missing_ok=True)
 
 
 _AT_THE_END = ("clients.csv", "federation.json", "sites.json", "summary.json")
+
+
+def check_marker(path: Path) -> None:
+    """Refuse a study whose marker has changed since it was written.
+
+    Raises:
+        PerfedError: it has; markers of older versions have no checksum, and are not refused.
+    """
+    file = marker_file(path)
+    if file.is_file() and not matches_comment(read_text(file)):
+        raise PerfedError(
+            f"{file}: has changed since it was written; restore it, or begin the study in another directory"
+        )
 
 
 class _Sites(BaseModel):
@@ -344,8 +361,17 @@ class RunDirectory(CheckpointFiles):
         Raises:
             PerfedError: the file is damaged.
         """
+        content = self.check_summary()
+        self.refuse_damage(["summary.json"])
+        return content
+
+    def check_summary(self) -> dict[str, Any]:
+        """Return the content of ``summary.json``, whether it is that which the run wrote or not.
+
+        Raises:
+            PerfedError: it is no summary.
+        """
         file = self.path / "summary.json"
-        self.refuse_damage([file.name])
         content: dict[str, Any] = read_json(file)
         checked(Summary, content, file)
         return content

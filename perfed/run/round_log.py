@@ -1,4 +1,4 @@
-"""``rounds.jsonl``: one line per round, and the checksums by which a resumed run knows whether the lines are still there."""
+"""``rounds.jsonl``: one line per round, and the checksums by which a resumed run knows whether all are still there."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from zlib import crc32
 
 from pydantic import BaseModel
 
+from perfed.run.checksums import set_aside
 from perfed.run.records import Number, Round
 from perfed.run.settings import Evaluation
-from perfed.run.checksums import set_aside
 from perfed.system import write_atomic
 
 

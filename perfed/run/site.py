@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from perfed.data.inputs import as_tensor, column_names
-from perfed.data.reading import reason_of, refuse_untrusted
+from perfed.data.reading import reason_of, refuse_untrusted, seal
 from perfed.data.tables.problems import columns_named, pandas
 from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
+from perfed.run.checksums import find_damage, hash_file, refuse_damage
 from perfed.run.client_module import ClientModule
 from perfed.run.graph import NotData, read_graph, write_graph
-from perfed.run.site_facts import FORMAT, read_facts
+from perfed.run.site_facts import FORMAT, read_facts, read_file_checksums
 from perfed.system import write_atomic
 
 FACTS, NETWORK, PROGRAM, TABLE = "site.json", "network.safetensors", "network.pt2", "table.zip"
@@ -226,7 +227,7 @@ class SiteModel:
 
 
 def write_site(model: SiteModel, place: Path) -> None:
-    """Write what ``model`` predicts with, its preprocessing and ``site.json`` into the folder ``place``.
+    """Write what ``model`` predicts with, its preprocessing and ``site.json`` with their checksums into ``place``.
 
     Raises:
         PerfedError: it already holds a site's model, or this one cannot be kept.
@@ -237,7 +238,9 @@ def write_site(model: SiteModel, place: Path) -> None:
     model.write(place)
     if model.table is not None:
         model.table.save(place / TABLE)
-    write_atomic(place / FACTS, json.dumps({"format": FORMAT, **model.facts}, indent=2) + "\n")
+    files = {name: hash_file(place / name) for name in (NETWORK, PROGRAM, TABLE) if (place / name).exists()}
+    content = {"format": FORMAT, **model.facts, "files": files}
+    write_atomic(place / FACTS, json.dumps(seal(content), indent=2) + "\n")
 
 
 def load_network(place: Path, trust: bool = False) -> SiteModel:
@@ -248,7 +251,11 @@ def load_network(place: Path, trust: bool = False) -> SiteModel:
     """
     facts = read_facts(place / FACTS)
     table = TablePreprocessor.load(place / TABLE, trust) if facts["columns"] is not None else None
-    return SiteModel(_read_network(place, facts, trust), facts, table)
+    model = SiteModel(_read_network(place, facts, trust), facts, table)
+    checksums = read_file_checksums(place / FACTS)
+    known = {name: checksum for name, checksum in checksums.items() if name == TABLE or (place / NETWORK).exists()}
+    refuse_damage(place, find_damage(place, known), "save the model of the site again")
+    return model
 
 
 def example_of(facts: Mapping[str, Any]) -> tuple[Tensor, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from perfed.data.reading import checked, read_json
+from perfed.data.reading import check_seal, checked, read_json
 from perfed.errors import PerfedError
 
 FORMAT = 1
@@ -74,6 +74,7 @@ class _Facts(_Strict):
     weights: dict[str, float] | None = None
     contributors: dict[str, int | None] | None = None
     privacy: dict[str, Any] | None = None
+    files: dict[str, str] = {}
 
 
 def read_facts(file: Path) -> dict[str, Any]:
@@ -86,4 +87,11 @@ def read_facts(file: Path) -> dict[str, Any]:
     if isinstance(content, dict) and content.get("format", FORMAT) != FORMAT:
         raise PerfedError(f"{file}: was written by another version of perfed")
     checked(_Facts, content, file)
-    return {name: value for name, value in content.items() if name != "format"}
+    values = check_seal(content, file)
+    return {name: value for name, value in values.items() if name not in ("format", "files")}
+
+
+def read_file_checksums(file: Path) -> dict[str, str]:
+    """Return the SHA-256 of the files beside ``site.json`` by their names; none where an older perfed wrote it."""
+    checksums: dict[str, str] = read_json(file).get("files", {})
+    return checksums

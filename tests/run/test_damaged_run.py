@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import shutil
 from pathlib import Path
@@ -12,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from command_line import Outcome, perfed
-from damage import DAMAGES, flip
+from damage import DAMAGES
 
 from perfed.codec import flatten
 from perfed.experiment.config import Experiment, validate
-from perfed.experiment.start import resume, start
+from perfed.experiment.start import start
 from perfed.run.directory import RunDirectory
 
 ROUNDS = 6
