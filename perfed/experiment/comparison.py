@@ -346,7 +346,7 @@ class Comparison(ComparisonSpec):
 
         ``failures``: the runs that failed; if not given, those that ``comparison.json`` knows and that are not done.
         """
-        self.check_files()
+        check_marker(self.path)
         given = given or gathered(self.started())
         failures = self.failures() if failures is None else failures
         lines = failed_lines(failures, len(self.seeds))

@@ -262,7 +262,10 @@ class RunDirectory(CheckpointFiles):
             notes.append(f"{error}; it is written again at the end of the run")
         for name, problem in find_damage(self.path, results).items():
             notes.append(f"{name}: {problem}; it is written again at the end of the run")
-        self._arrays = {} if written is None else dict(written.arrays)
+        arrays = {} if written is None else written.arrays
+        self._arrays = self._without_removed(arrays)
+        for folder in sorted({name.partition("/")[0] for name in arrays if name not in self._arrays}):
+            notes.append(f"{folder}/: was removed; what it had of the rounds up to {last} is lost")
         for name, problem in find_damage(self.path, self._arrays).items():
             del self._arrays[name]
             with suppress(FileNotFoundError):
@@ -278,7 +281,13 @@ class RunDirectory(CheckpointFiles):
         file = self.path / ROUNDS
         content = file.read_bytes() if file.exists() else b""
         rounds = [] if matches_checksums(content, written.rounds) else [ROUNDS]
-        return [*rounds, *find_damage(self.path, written.arrays)]
+        return [*rounds, *find_damage(self.path, self._without_removed(written.arrays))]
+
+    def _without_removed(self, checksums: Mapping[str, str]) -> dict[str, str]:
+        """Leave out the files of a folder of arrays that is not there: a directory may be passed on without it."""
+        folders = {name.partition("/")[0] for name in checksums if "/" in name}
+        removed = {folder for folder in folders if not (self.path / folder).exists()}
+        return {name: checksum for name, checksum in checksums.items() if name.partition("/")[0] not in removed}
 
     def find_damage(self, names: Sequence[str] | None = None) -> dict[str, str]:
         """Return the files that are not as the run wrote them: their names, and what is wrong with each.
@@ -294,7 +303,7 @@ class RunDirectory(CheckpointFiles):
         """
         checksums = read_checksums(self.path)
         wanted = {name: sum_ for name, sum_ in checksums.items() if names is None or name in names}
-        problems = find_damage(self.path, wanted)
+        problems = find_damage(self.path, self._without_removed(wanted))
         if names is None and ROUNDS not in checksums:
             changed = self._find_changes(written_files(self.newest()[1]))
             problems |= dict.fromkeys(changed, "has changed since the last checkpoint")

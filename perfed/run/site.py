@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,15 +18,14 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from perfed.data.inputs import as_tensor, column_names
-from perfed.data.reading import reason_of, refuse_untrusted, seal
+from perfed.data.reading import reason_of, refuse_untrusted
 from perfed.data.tables.problems import columns_named, pandas
 from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
 from perfed.run.checksums import find_damage, hash_file, refuse_damage
 from perfed.run.client_module import ClientModule
 from perfed.run.graph import NotData, read_graph, write_graph
-from perfed.run.site_facts import FORMAT, read_facts, read_file_checksums
-from perfed.system import write_atomic
+from perfed.run.site_facts import read_facts, read_file_checksums, write_facts
 
 FACTS, NETWORK, PROGRAM, TABLE = "site.json", "network.safetensors", "network.pt2", "table.zip"
 EXAMPLES = 3
@@ -239,8 +237,7 @@ def write_site(model: SiteModel, place: Path) -> None:
     if model.table is not None:
         model.table.save(place / TABLE)
     files = {name: hash_file(place / name) for name in (NETWORK, PROGRAM, TABLE) if (place / name).exists()}
-    content = {"format": FORMAT, **model.facts, "files": files}
-    write_atomic(place / FACTS, json.dumps(seal(content), indent=2) + "\n")
+    write_facts({**model.facts, "files": files}, place / FACTS)
 
 
 def load_network(place: Path, trust: bool = False) -> SiteModel:
