@@ -20,7 +20,8 @@ def cut(file: Path) -> None:
 def cut_lines(file: Path) -> None:
     """Drop the lines behind the middle one; a file without lines loses its second half."""
     content = file.read_bytes()
-    file.write_bytes(content[: content.find(b"\n", len(content) // 3) + 1 or len(content) // 2])
+    end = content.find(b"\n", len(content) // 3) + 1
+    file.write_bytes(content[: end if 0 < end < len(content) else len(content) // 2])
 
 
 def zero(file: Path) -> None:

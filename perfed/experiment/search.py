@@ -221,7 +221,11 @@ class Search(ComparisonSpec):
         file = self.path / "grid.json"
         if file.exists() and find_damage(self.path, read_checksums(self.path)):
             set_aside(file)
-        return read_grid(file) if file.exists() else []
+        results = read_grid(file) if file.exists() else []
+        for result in results:
+            if result["method"] not in self.methods or result["settings"] not in self.points:
+                raise PerfedError(f"{file}: {' '.join(result['settings'])} is no point of the search in {self.path}")
+        return results
 
     def _choose(self, results: list[dict[str, Any]]) -> dict[str, Choice]:
         """Each method's best point; ``chosen.toml`` has those of the methods that have one, ``grid.json`` its notes."""

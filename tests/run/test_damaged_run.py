@@ -149,7 +149,6 @@ def test_a_resumed_run_is_whole_or_says_what_is_lost(runs, tmp_path, name, state
         copy = out / file.relative_to(runs / "finished")
         if not copy.exists() or copy.read_bytes() != file.read_bytes():
             assert not copy.exists() and any(copy.name in note and "lost" in note for note in notes), copy
-    assert figures(out).count("finished") == 0 or True
     assert "this run has finished" in perfed("resume", out).out  # and once is enough
 
 
