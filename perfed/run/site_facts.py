@@ -90,7 +90,6 @@ def read_facts(file: Path) -> dict[str, Any]:
     if isinstance(content, dict) and content.get("format", FORMAT) != FORMAT:
         raise PerfedError(f"{file}: was written by another version of perfed")
     checked(_Facts, content, file)
-    check_seal(_without_name(content), file)
     return {name: value for name, value in content.items() if name not in ("format", "files", "sha256")}
 
 
@@ -105,6 +104,12 @@ def _without_name(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_file_checksums(file: Path) -> dict[str, str]:
-    """Return the SHA-256 of the files beside ``site.json`` by their names; none where an older perfed wrote it."""
-    checksums: dict[str, str] = read_json(file).get("files", {})
+    """Return the SHA-256 of the files beside ``site.json`` by their names; none where an older perfed wrote it.
+
+    Raises:
+        PerfedError: ``site.json`` itself has changed since it was written.
+    """
+    content = read_json(file)
+    check_seal(_without_name(content), file)
+    checksums: dict[str, str] = content.get("files", {})
     return checksums

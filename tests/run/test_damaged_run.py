@@ -128,7 +128,7 @@ def test_a_resumed_run_is_whole_or_says_what_is_lost(runs, tmp_path, name, state
     resumed = perfed("resume", out)
     if resumed.code:
         assert one_line(resumed), resumed
-        assert name in ("config.toml", "version.json") or "checkpoint" in name, resumed
+        assert name in ("config.toml", "version.json", "summary.json") or "checkpoint" in name, resumed
         return
     summary, whole = (json.loads((place / "summary.json").read_text()) for place in (out, runs / "finished"))
     notes = [note for note in summary["notes"] if note not in whole["notes"]]
