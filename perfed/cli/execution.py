@@ -206,9 +206,12 @@ def _reported(directory: Path, title: str, summary: dict[str, Any], show: Shown)
 def resume_run(directory: Path, rounds: int | None, how: Training, show: Shown) -> None:
     """Go on with a run, if there is anything left to do."""
     report = directory / "report.html"
-    if is_done(directory) and rounds in (None, RunDirectory(directory).newest()[0]):
+    files = RunDirectory(directory)
+    if files.finished:
+        files.check_summary()
+    if is_done(directory) and files.is_intact and rounds in (None, files.newest()[0]):
         say("this run has finished")
-        summary = RunDirectory(directory).read_summary()
+        summary = files.read_summary()
         if report.exists():
             return print_run(directory, summary, report, show)
         return _reported(directory, directory.name, summary, show)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from perfed.errors import PerfedError, first_problem
 from perfed.system import memory
 
 Checked = TypeVar("Checked")
+_SEAL = "sha256"
 _LONGEST = 200  # characters of a reason
 
 
@@ -75,6 +77,38 @@ def read_json(file: Path) -> Any:
         PerfedError: it cannot be read, or is none.
     """
     return parsed(read_text(file), file)
+
+
+def seal(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return JSON values with their SHA-256 under the key ``sha256``, which :func:`check_seal` compares.
+
+    Example:
+        >>> check_seal(seal({"mean": 0.5}), Path("run.json"))
+        {'mean': 0.5}
+        >>> check_seal({**seal({"mean": 0.5}), "mean": 0.6}, Path("run.json"))
+        Traceback (most recent call last):
+        perfed.errors.PerfedError: run.json: has changed since it was written
+    """
+    return {**content, _SEAL: _hash_content(content)}
+
+
+def check_seal(content: Any, file: Path) -> Any:
+    """Return what :func:`seal` got; what has no key ``sha256``, as older versions wrote it, as it is.
+
+    Raises:
+        PerfedError: the values have changed since; names ``file``.
+    """
+    if not isinstance(content, dict) or _SEAL not in content:
+        return content
+    values = {name: value for name, value in content.items() if name != _SEAL}
+    if _hash_content(values) != content[_SEAL]:
+        raise PerfedError(f"{file}: has changed since it was written")
+    return values
+
+
+def _hash_content(content: Mapping[str, Any]) -> str:
+    plain = json.loads(json.dumps(content))  # with keys as JSON has them
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def read_arrays(

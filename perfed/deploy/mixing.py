@@ -34,6 +34,7 @@ from perfed.experiment.factory import by_loss
 from perfed.experiment.kept_models import estimator_site
 from perfed.experiment.sklearn_run import SklearnRun
 from perfed.run.blend_site import BlendSite
+from perfed.run.checksums import find_damage, read_checksums, write_checksums_of
 from perfed.run.directory import plain
 from perfed.run.estimator_site import outputs_of, rows_of
 from perfed.run.own_model import measured
@@ -76,11 +77,12 @@ class MixingPart(Part):
             PerfedError: a run of the study has left no model here, or scikit-learn refuses the data.
         """
         file = self.stored(self.folder).path / SAID
-        if not file.exists():
+        if not file.exists() or find_damage(file.parent, read_checksums(file.parent)):
             file.parent.mkdir(parents=True, exist_ok=True)
             content = io.BytesIO()
             np.savez(content, **self._said())  # type: ignore[arg-type]
             write_atomic(file, content.getvalue())
+            write_checksums_of(file.parent, [SAID])
         held = read_arrays(file, ("x_train", "y_train", "x_test", "y_test"))
         train, test = (
             Split(torch.from_numpy(held[f"x_{name}"]), torch.from_numpy(held[f"y_{name}"]))

@@ -15,7 +15,7 @@ from perfed.data.client import Client
 from perfed.data.facts import ClientFacts
 from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed
 from perfed.data.lazy import lazy_clients, refuse_read
-from perfed.data.reading import checked, read_json
+from perfed.data.reading import check_seal, checked, read_json, seal
 from perfed.deploy.part import table_options
 from perfed.deploy.submit import goes_on
 from perfed.engine.flower.message import pack, unpack
@@ -75,7 +75,7 @@ class Opening:
             PerfedError: a site that does not answer, that is busy with another run, whose table does not fit, or whose
                 data have changed since.
         """
-        known = checked(_Known, read_json(file), file).model_dump() if file.exists() else None
+        known = checked(_Known, check_seal(read_json(file), file), file).model_dump() if file.exists() else None
         study = hashlib.sha256(self._fields["study"].encode()).hexdigest()
         if known is not None and known["study"] != study:
             raise PerfedError(f"{file.parent}: holds a run of another study; submit with another --out")
@@ -93,7 +93,7 @@ class Opening:
             )
         if known is None:
             content = {"study": study, "agreement": agreement.plain(), "facts": plain}
-            write_atomic(made(file.parent) / file.name, json.dumps(content, indent=1) + "\n")
+            write_atomic(made(file.parent) / file.name, json.dumps(seal(content), indent=1) + "\n")
         return lazy_clients(refuse_read, facts.values(), agreement), agreement
 
     def _agreement(self) -> FederationSchema:

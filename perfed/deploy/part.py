@@ -20,12 +20,12 @@ from perfed.data.domain_input import completed_by
 from perfed.data.facts import SPLITS, Counts, SplitFacts
 from perfed.data.federation import Federation, federation_of
 from perfed.data.federation_schema import FederationSchema
-from perfed.data.reading import checked, read_json
+from perfed.data.reading import check_seal, checked, read_json, seal
 from perfed.data.site_data import SiteData, site_data
 from perfed.data.tables.checks import FEWEST
 from perfed.data.tables.options import TableOptions
 from perfed.datasets.tables import TableSettings
-from perfed.deploy.spending import SiteBudget, secret_in
+from perfed.deploy.spending import RUNS, SiteBudget, secret_in
 from perfed.deploy.trial import method_of, private_in, protocol_of
 from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.dry_run import allowed_by
@@ -40,7 +40,6 @@ from perfed.system import write_atomic
 from perfed.training.plan import Plan, usable_device
 
 _RUN = "run.json"  # the run that the site is in: its id and place, its study, what was agreed, and since when
-_RUNS = "runs"  # folder of its states
 _OWN = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")  # module:NAME
 
 
@@ -168,9 +167,9 @@ class Part:
         Raises:
             PerfedError: it was in no such run, or the file that says so is damaged.
         """
-        file = Stored(folder / _RUNS, run).path / _RUN
+        file = Stored(folder / RUNS, run).path / _RUN
         if not file.exists():
-            held = sorted(found.parent.name for found in (folder / _RUNS).glob(f"*/{_RUN}"))
+            held = sorted(found.parent.name for found in (folder / RUNS).glob(f"*/{_RUN}"))
             raise PerfedError(f"{folder}: nothing is kept of run '{run}'; allowed: {shorten_list(held) or 'none'}")
         return cls._in(file, site, data)
 
@@ -191,12 +190,12 @@ class Part:
         Raises:
             PerfedError: a file that says so is damaged.
         """
-        for file in sorted((folder / _RUNS).glob(f"*/{_RUN}")):
+        for file in sorted((folder / RUNS).glob(f"*/{_RUN}")):
             yield cls._in(file, site, data)
 
     @classmethod
     def _in(cls, file: Path, site: str, data: Path) -> Part:
-        held = checked(_Held, read_json(file), file)
+        held = checked(_Held, check_seal(read_json(file), file), file)
         agreement = FederationSchema.of_plain(held.agreement, str(file))
         return cls(site, data, held.run, held.study, agreement, held.place, held.since, rows_hash=held.rows_hash)
 
@@ -208,7 +207,7 @@ class Part:
         kept = self.stored(folder).path
         kept.mkdir(parents=True, exist_ok=True)
         for place in (kept, folder):
-            write_atomic(place / _RUN, json.dumps(content, indent=1) + "\n")
+            write_atomic(place / _RUN, json.dumps(seal(content), indent=1) + "\n")
 
     @property
     def held(self) -> dict[str, str]:
@@ -330,8 +329,8 @@ class Part:
 
     def states(self, folder: Path) -> SiteStore:
         """Where the site in ``folder`` keeps its states of the run; this process is the site until it is closed."""
-        return SiteStore(folder / _RUNS, self.run)
+        return SiteStore(folder / RUNS, self.run)
 
     def stored(self, folder: Path) -> Stored:
         """The same to read, while another process is the site."""
-        return Stored(folder / _RUNS, self.run)
+        return Stored(folder / RUNS, self.run)

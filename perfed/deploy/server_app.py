@@ -157,7 +157,7 @@ class Submitted:
         clients, agreement = self._opened(experiment, study, out)
         federation = federation_of(clients, agreement, experiment.data.name)
         allowed = None if experiment.secure_aggregation is None else allowed_in(study, federation.task)
-        journal = Journal(out / JOURNAL)
+        journal = Journal(out / JOURNAL, _id(study, out))
         server = self._server(study, out, journal, allowed)
         going = _run(experiment, federation, out, partial(_with_noise, experiment, out / JOURNAL, server))
         return self._to_its_end(going, journal, out, experiment.name)
@@ -181,7 +181,7 @@ class Submitted:
         """Learn the pooled weights, a round for each set of them that sites are asked about; the last round."""
         clients, agreement = self._opened(experiment, study, out)
         federation = federation_of(clients, outputs_alone(agreement), experiment.data.name)
-        secure, journal = experiment.secure_aggregation, Journal(out / JOURNAL)
+        secure, journal = experiment.secure_aggregation, Journal(out / JOURNAL, _id(study, out))
         allowed = None if secure is None else weights_allowed(experiment, federation.task, federation.num_outputs)
         going = Run(
             federation,
@@ -242,7 +242,6 @@ class Submitted:
         return partial(RealTimeServer, engine=engine)
 
     def _to_its_end(self, going: Run, journal: Journal, out: Path, title: str) -> int:
-        going.notes += journal.notes
         if going.resumed is not None:
             tell(stage=f"continues from round {going.resumed} of {going.rounds}")
         going.execute(_progress(journal, going))

@@ -147,7 +147,12 @@ class Station:
         if self._part is not None and self._part.run == run:
             self._told = set()
         if kind == "work" or kind in KINDS:
-            return self._at(run).answer(data)
+            reply = self._at(run).answer(data)
+            if self._store is not None:
+                for line in self._store.notes:
+                    self.heard(line)
+                self._store.notes.clear()
+            return reply
         if kind not in ("study", "agreement"):
             raise Refused(Said.MESSAGE, f"a message of kind {str(kind)[:60]!r}; allowed: study, agreement, work")
         if self._last is None or self._last[0] != data:  # else it is sent again

@@ -20,10 +20,11 @@ from math import inf, sqrt
 from pathlib import Path
 from typing import Any
 
-from perfed.data.reading import checked, read_json
+from perfed.data.reading import check_seal, checked, read_json, seal
 from perfed.data.target_scale import TargetScale
 from perfed.engine.evaluate import Outputs
 from perfed.engine.flower.refusal import Refused, Said
+from perfed.engine.flower.store import Stored
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo
 from perfed.privacy.accountant import Releases, epsilon
@@ -33,6 +34,8 @@ from perfed.system import locked, sync_folder, write_atomic
 
 LEDGER = "spent.json"
 """File of a site's folder that lists what each run was told; a symbolic link where several deployments share one."""
+RUNS = "runs"
+"""Folder of a site's folder with a folder for each run."""
 SECRET = "secret"
 """File of a run: 32 bytes that its noise is made with. It never leaves, and is in no log."""
 _BYTES = 32
@@ -105,10 +108,22 @@ def ledger(folder: Path) -> list[Told]:
     """Return what all runs were told by the site in ``folder``.
 
     Raises:
-        PerfedError: the ledger is damaged.
+        PerfedError: the ledger is damaged, or lacks a run of which the site has answered exchanges.
     """
     file = folder / LEDGER
-    return checked(list[Told], read_json(file), file) if file.exists() else []
+    entries = read_json(file) if file.exists() else []
+    if isinstance(entries, list):
+        entries = [check_seal(entry, file) for entry in entries]
+    lines = checked(list[Told], entries, file)
+    known = {line.run for line in lines}
+    for secret in sorted((folder / RUNS).glob(f"*/{SECRET}")):
+        run = secret.parent.name
+        if run not in known and Stored(folder / RUNS, run).sequences():
+            raise PerfedError(
+                f"{file}: lacks what run '{run}' was told, whose exchanges this site has answered; restore the file "
+                "from a backup"
+            )
+    return lines
 
 
 @contextmanager
@@ -253,7 +268,7 @@ class SiteBudget:
                 raise Refused(Said.BUDGET, beyond)
             check_most(lines, settings.unit, self._most, self._delta)
             if line != before or not file.exists():
-                write_atomic(file, json.dumps([asdict(each) for each in lines], indent=1) + "\n", mode=0o600)
+                write_atomic(file, json.dumps([seal(asdict(each)) for each in lines], indent=1) + "\n", mode=0o600)
                 sync_folder(file.parent)
 
     def _find_line(self, lines: Sequence[Told]) -> Told | None:

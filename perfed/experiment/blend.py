@@ -151,6 +151,7 @@ class BlendRun:
         return judged.finish(
             BLEND,
             self.path,
+            files=[FILE],
             wall_seconds=seconds,
             training_seconds=seconds,
             settings={"folds": settings.folds, "prior_rows": prior_rows, "candidates": names},

@@ -166,6 +166,7 @@ def opened_models(
         return opened(path, data_dir=data_dir, site=site)
     if not directory.finished:
         raise PerfedError(f"{path}: this run has not finished, and so there is no model yet")
+    directory.refuse_damage(["config.toml", FILE])
     table = {**tomllib.loads(directory.read_config()), "method": "local"}  # which has a model per client, too
     try:
         experiment = validate(table)

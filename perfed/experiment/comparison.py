@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -25,7 +26,7 @@ from perfed.plugins import BLEND, bare_name
 from perfed.report import Gathered, Verdict, comparison_rows, gathered, verdict, write_report
 from perfed.report.curves import oracle
 from perfed.report.runs import Run as FinishedRun
-from perfed.run.directory import RunDirectory, marker_file, marker_of, plain, write_marker
+from perfed.run.directory import RunDirectory, check_marker, marker_file, marker_of, plain, write_marker
 from perfed.run.settings import Blend
 from perfed.settings import leaves, stated
 from perfed.system import write_atomic
@@ -201,6 +202,28 @@ class Comparison(ComparisonSpec):
         with readable(marker_file(path)):
             return cls.of(content, path=path)
 
+    def check_files(self) -> None:
+        """Refuse a marker that has changed since it was written, or that is of other runs than those in the directory.
+
+        Raises:
+            PerfedError: it is; names the setting that differs.
+        """
+        check_marker(self.path)
+        for method, seed in self.keys:
+            file = self.directory(method, seed) / "config.toml"
+            if not file.is_file():
+                continue
+            with readable(file):
+                before = leaves(tomllib.loads(file.read_text(encoding="utf-8")))
+            now = leaves(tomllib.loads(self.experiment(method, seed).to_toml()))
+            for key in now.keys() & before.keys():
+                of_all = key[0] in ("data", "model", "training") and key[1:] not in (("files",), ("test_files",))
+                if of_all and now[key] != before[key]:
+                    raise PerfedError(
+                        f"{marker_file(self.path)}: {'.'.join(key)} is {stated(now[key])}, and {stated(before[key])} "
+                        f"in {file}; one of them is of another comparison"
+                    )
+
     def write(self) -> None:
         """Write the marker, which says what is run."""
         write_marker(self.path, "comparison", self.content)
@@ -325,6 +348,7 @@ class Comparison(ComparisonSpec):
 
         ``failures``: the runs that failed; if not given, those that ``comparison.json`` knows and that are not done.
         """
+        check_marker(self.path)
         given = given or gathered(self.started())
         failures = self.failures() if failures is None else failures
         lines = failed_lines(failures, len(self.seeds))

@@ -53,6 +53,11 @@ def keep(path: Path, name: str, models: Mapping[str, Any], ids: list[str]) -> st
     return "" if all(kept) else ODD_TYPES
 
 
+def model_files(path: Path) -> list[str]:
+    """Return the names of the files that :func:`keep` wrote into the directory ``path``."""
+    return [f"{FOLDER}/{file.name}" for file in sorted((path / FOLDER).glob("*.skops"))]
+
+
 def _file(place: int) -> str:
     return f"{place:06d}.skops"
 
@@ -106,6 +111,7 @@ class KeptModels:
         estimator, own = kept_estimator(file), self.federation.clients[ids.index(client)]
         if estimator.n_features_in_ != int(np.prod(own.input_shape)):
             raise PerfedError(f"{file}: is of {estimator.n_features_in_} inputs, and client '{client}' has others")
+        RunDirectory(self.path).refuse_damage([f"{FOLDER}/{file.name}"])
         settings = self.summary["settings"]
         return estimator_site(self.name, estimator, own, self.federation, seed=self.seed, settings=settings)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -59,12 +60,13 @@ class Judged:
         said = (name for name in names if not METRICS[name].of_model)
         return [name for name in said if self.probable or not METRICS[name].probabilities]
 
-    def finish(self, name: str, path: Path | None, **more: Any) -> dict[str, Any]:
-        """Write ``config.toml``, ``clients.csv``, what was said of every sample, and ``summary.json``.
+    def finish(self, name: str, path: Path | None, files: Sequence[str] = (), **more: Any) -> dict[str, Any]:
+        """Write ``config.toml``, ``clients.csv``, predictions of every sample, ``summary.json``, and their checksums.
 
         Args:
             name: of the row.
             path: where they go; ``None`` writes nothing.
+            files: names of further files in ``path`` that are written already, for the checksums.
             more: what the summary has beside what was run, 0 rounds and the metrics.
 
         Returns:
@@ -88,4 +90,5 @@ class Judged:
                 directory.write_arrays(predictions.FOLDER, 0, rows)
             directory.write_holdings(holdings(federation))
             directory.write_summary(summary)
+            directory.seal(files)
         return summary

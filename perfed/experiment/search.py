@@ -25,7 +25,8 @@ from perfed.experiment.factory import Key, RunFactory
 from perfed.experiment.jobs import Execute, in_turn
 from perfed.experiment.overrides import grid_points, override, parse_value, resolve
 from perfed.method.registry import entry
-from perfed.run.directory import RunDirectory, marker_file, marker_of, write_marker
+from perfed.run.checksums import find_damage, read_checksums, refuse_damage, set_aside, write_checksums_of
+from perfed.run.directory import RunDirectory, check_marker, marker_file, marker_of, write_marker
 from perfed.system import write_atomic
 
 _OWN_FRACTION = TUNING_FRACTION / 2  # the half of it that a method has that uses validation data
@@ -49,11 +50,17 @@ def read_grid(file: Path) -> list[dict[str, Any]]:
     """Return the points of ``grid.json`` with what was found there.
 
     Raises:
-        PerfedError: it cannot be read, or a point lacks something.
+        PerfedError: it cannot be read, has changed since it was written, or a point lacks something.
     """
     results: list[dict[str, Any]] = read_json(file)
     checked(list[_Point], results, file)
+    refuse_damage(file.parent, find_damage(file.parent, read_checksums(file.parent)), "resume the search")
     return results
+
+
+def _write_grid(file: Path, results: Sequence[Mapping[str, Any]]) -> None:
+    write_atomic(file, json.dumps(results, indent=2) + "\n")
+    write_checksums_of(file.parent, [file.name])
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,7 @@ class Search(ComparisonSpec):
     def read(cls, path: Path) -> Search:
         """Return the search that :meth:`create` wrote."""
         content = marker_of(path)[1]
+        check_marker(path)
         with readable(marker_file(path)):
             points = [[str(assignment) for assignment in point] for point in content["points"]]
             return cls.of(content, points=points, path=path)
@@ -201,7 +209,7 @@ class Search(ComparisonSpec):
                     if None not in of_seeds.values():
                         results.append(judged(method, points[name], of_seeds))
                         results.sort(key=self._place)
-                        write_atomic(self.path / "grid.json", json.dumps(results, indent=2) + "\n")
+                        _write_grid(self.path / "grid.json", results)
             return self._choose(results)
 
     def _place(self, result: dict[str, Any]) -> tuple[int, int]:
@@ -209,9 +217,15 @@ class Search(ComparisonSpec):
         return self.methods.index(result["method"]), self.points.index(result["settings"])
 
     def _results(self) -> list[dict[str, Any]]:
-        """What earlier sittings found."""
+        """Return the results of earlier sittings; none where the file is damaged: its points are then trained again."""
         file = self.path / "grid.json"
-        return read_grid(file) if file.exists() else []
+        if file.exists() and find_damage(self.path, read_checksums(self.path)):
+            set_aside(file)
+        results = read_grid(file) if file.exists() else []
+        for result in results:
+            if result["method"] not in self.methods or result["settings"] not in self.points:
+                raise PerfedError(f"{file}: {' '.join(result['settings'])} is no point of the search in {self.path}")
+        return results
 
     def _choose(self, results: list[dict[str, Any]]) -> dict[str, Choice]:
         """Each method's best point; ``chosen.toml`` has those of the methods that have one, ``grid.json`` its notes."""
@@ -236,7 +250,7 @@ class Search(ComparisonSpec):
             if any(self._lacks_validation(*one) for one in settings.items()):
                 table["data"] = {**table["data"], "validation_fraction": _OWN_FRACTION}
             write_atomic(self.path / "chosen.toml", tomli_w.dumps(table))
-            write_atomic(self.path / "grid.json", json.dumps(results, indent=2) + "\n")
+            _write_grid(self.path / "grid.json", results)
         if failed:
             raise PerfedError(failed)
         return chosen

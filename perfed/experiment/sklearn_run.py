@@ -34,7 +34,7 @@ from perfed.experiment.estimators import (
     trained,
     tries,
 )
-from perfed.experiment.kept_models import keep
+from perfed.experiment.kept_models import keep, model_files
 from perfed.experiment.rows import Judged
 from perfed.run import predictions
 from perfed.run.callbacks.progress import Progress
@@ -143,6 +143,7 @@ class SklearnRun:
         return judged.finish(
             self.name,
             self.path,
+            files=[] if self.path is None else model_files(self.path),
             wall_seconds=seconds,
             training_seconds=seconds,
             settings=self._new_model().get_params(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from perfed.privacy.settings import Privacy
 from perfed.run.callback import Callback
 from perfed.run.callbacks import build_callbacks
 from perfed.run.callbacks.budget import PrivacyBudget
+from perfed.run.config_edits import check_edits, find_edits
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
-from perfed.settings import leaves
 from perfed.system import installed_version
 from perfed.training.plan import PlanSettings
 
@@ -122,13 +122,18 @@ def opened(
     finished.
 
     Raises:
-        PerfedError: as :func:`resume`, or there is no checkpoint yet.
+        PerfedError: as :func:`resume`, there is no checkpoint yet, or the newest one is damaged or missing.
     """
     alone = None if site is None or federation is not None else _site_alone(RunDirectory(Path(path)), site)
     run, _, directory = _found(path, data_dir, alone or federation, None, None)
     found = directory.load(run.server.hold)
     if found is None:
         raise PerfedError(f"{path}: no checkpoint is there yet, and so no site's model")
+    if found.notes:
+        problem = found.notes[0].partition(";")[0]
+        raise PerfedError(f"{path}: {problem}; 'perfed resume {path}' goes back to the one before it")
+    if directory.finished and found.round < (rounds := directory.read_summary()["rounds"]):
+        raise PerfedError(f"{path}: the checkpoint of round {rounds} is missing; 'perfed resume {path}' restores it")
     run.go_to(found, compared=alone is not None)
     return run
 
@@ -178,7 +183,7 @@ def _found(
 ) -> tuple[Run, Experiment, RunDirectory]:
     """The run of the configuration in ``path``, at its start."""
     directory = RunDirectory(Path(path))
-    _check_edits(directory)
+    check_edits(directory)
     _check_models(directory)
     experiment = read(directory.read_config(), str(directory.path / "config.toml"))
     if rounds is not None and rounds < experiment.rounds:
@@ -201,9 +206,10 @@ def _check_models(directory: RunDirectory) -> None:
 
 
 def is_done(path: Path) -> bool:
-    """Return whether the run in ``path`` has finished, and its configuration is still the same: nothing is left to do.
+    """Return whether the run in ``path`` has finished, and its configuration and files are still the same.
 
-    Where it is not the same, :func:`resume` says why it cannot go on, or goes on.
+    Where the configuration is not the same, :func:`resume` says why it cannot go on, or goes on; where files are
+    damaged, it restores them as far as that is possible.
     """
     directory = RunDirectory(path)
     if not directory.finished:
@@ -211,53 +217,10 @@ def is_done(path: Path) -> bool:
     done, progress = directory.newest()
     try:  # what an earlier ending left is there until the rounds added since are done
         ended = progress.get("stopped_by") or any(progress.get(part, {}).get("stopped") for part in ("taken", "tally"))
-        return (bool(ended) or done >= progress.get("config", {}).get("rounds", done)) and not _edits(directory)
+        at_its_end = bool(ended) or done >= progress.get("config", {}).get("rounds", done)
+        return at_its_end and not find_edits(directory) and not directory.find_damage()
     except PerfedError:
         return False
-
-
-def _check_edits(directory: RunDirectory) -> None:
-    """Refuse a changed configuration: a run is made with one, and a part of its rounds with another is neither."""
-    edits = _edits(directory)
-    before, now = edits.pop("rounds", (0, 0))
-    if isinstance(now, int) and now < before:
-        edits = {"rounds": (before, now), **edits}
-    if edits:
-        key, (before, now) = next(iter(edits.items()))
-        more = f" (and {len(edits) - 1} more)" if len(edits) > 1 else ""
-        raise PerfedError(
-            f"{directory.path / 'config.toml'}: {key} is {_shown(now)} and was {_shown(before)} in the rounds that are "
-            f"done{more}; only rounds may grow; give it back its value, or start another run: "
-            f"'perfed run {directory.path / 'config.toml'} --out OTHER'"
-        )
-
-
-def _edits(directory: RunDirectory) -> dict[str, tuple[Any, Any]]:
-    """What ``config.toml`` says otherwise than the newest checkpoint: key -> before and now, ``None`` for not there.
-
-    Left out are the device and how much memory holds, which a run may change, and choices of the plan, which
-    checkpoints may not have yet.
-    """
-    made_with = directory.newest()[1].get("config")
-    if not made_with:  # no checkpoint, or one of a run that was not made of a configuration
-        return {}
-    try:
-        now = _flat(tomllib.loads(directory.read_config()))
-    except tomllib.TOMLDecodeError as error:
-        raise PerfedError(f"{directory.path / 'config.toml'}: not valid TOML: {error}") from None
-    before = _flat(made_with)
-    free = ("device", "plan.hold_megabytes")
-    keys = [key for key in dict.fromkeys([*before, *now]) if key not in free and not key.startswith("plan.paths.")]
-    return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
-
-
-def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by dotted key."""
-    return {".".join(path): value for path, value in leaves(table).items()}
-
-
-def _shown(value: Any) -> str:
-    return "not there" if value is None else repr(value)
 
 
 def _on(experiment: Experiment, device: torch.device | str | None) -> Experiment:

@@ -29,7 +29,7 @@ from perfed.experiment.planned import problems_of
 from perfed.plugins import BLEND
 from perfed.report.campaign import Part
 from perfed.report.page.campaign import write_campaign
-from perfed.run.directory import MARKER, RunDirectory, marker_file, marker_of, write_marker
+from perfed.run.directory import MARKER, RunDirectory, check_marker, marker_file, marker_of, write_marker
 
 Outcome = dict[str, Any] | PerfedError
 """The summary of a run, or why it failed."""
@@ -103,14 +103,25 @@ class Study:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Return the study that :meth:`write` wrote."""
+        """Return the study that :meth:`write` wrote.
+
+        Raises:
+            PerfedError: there is none, or a marker is damaged.
+        """
         kind, content = marker_of(path)
+        check_marker(path)
         if kind == "comparison":
-            return cls(path, {"": Comparison.read(path)})
+            return cls._checked_files(path, {"": Comparison.read(path)})
         with readable(marker_file(path)):
             folders = {str(name): path / str(folder) for name, folder in content["comparisons"].items()}
             key = str(content["key"])
-        return cls(path, {name: Comparison.read(folder) for name, folder in folders.items()}, key)
+        return cls._checked_files(path, {name: Comparison.read(folder) for name, folder in folders.items()}, key)
+
+    @classmethod
+    def _checked_files(cls, path: Path, comparisons: dict[str, Comparison], key: str = "") -> Self:
+        for comparison in comparisons.values():
+            comparison.check_files()
+        return cls(path, comparisons, key)
 
     def runs(self, resources: Resources = USUAL) -> RunFactory:
         """Return what makes the runs ready."""
@@ -303,5 +314,6 @@ def extend(
     names = list(dict.fromkeys([*before.methods, *methods]))
     table = override(before.table if experiment is None else experiment, settings, federated(names))
     after = before.with_more(ComparisonSpec(table, [*methods], [*seeds]), resources)
+    check_marker(path)
     after.write()
     return Study(path, {"": after})

@@ -22,8 +22,8 @@ from perfed.data.reading import checked, parsed, read_json, read_text, reason_of
 from perfed.engine.metrics import main_metric as main_of
 from perfed.engine.metrics import recall
 from perfed.errors import PerfedError
-from perfed.run.directory import marker_of
-from perfed.run.layout import layout_of
+from perfed.run.config_edits import check_edits
+from perfed.run.directory import RunDirectory, marker_of
 from perfed.run.records import Round, Summary
 
 Numbers = NDArray[np.float64]
@@ -208,7 +208,7 @@ def load_run(directory: Path) -> Run:
     if not config.is_file():
         kind = "a search (perfed tune)" if marker_of(directory)[0] == "search" else "not a run directory"
         raise PerfedError(f"{directory}: no config.toml, so {kind}")
-    layout_of(directory)
+    files = RunDirectory(directory)
     text = read_text(config)
     try:
         settings = tomllib.loads(text)
@@ -220,7 +220,7 @@ def load_run(directory: Path) -> Run:
     rounds, clients, summary = (directory / name for name in ("rounds.jsonl", "clients.csv", "summary.json"))
     found = checked(Summary, read_json(summary), summary) if summary.is_file() else None
     recall(found.own_metrics if found else {})
-    return Run(
+    run = Run(
         directory=directory,
         method=method,
         seed=seed,
@@ -229,6 +229,9 @@ def load_run(directory: Path) -> Run:
         clients=load_clients(clients, settings) if clients.is_file() else None,
         summary=found,
     )
+    check_edits(files)
+    files.refuse_damage()
+    return run
 
 
 def _load_rounds(file: Path) -> tuple[Round, ...]:

@@ -20,7 +20,7 @@ from perfed.run.directory import plain
 from perfed.run.estimator_site import ESTIMATOR, SCALE, EstimatorSite, kept_estimator
 from perfed.run.onnx_table import onnx_package
 from perfed.run.site import DOMAIN, FACTS, SiteModel, load_network, write_site
-from perfed.run.site_facts import read_facts
+from perfed.run.site_facts import read_facts, read_file_checksums
 
 PARTS = "parts"
 """Folder of the models that a mixture is of."""
@@ -85,6 +85,8 @@ def load_blend(place: Path, trust: bool = False) -> BlendSite:
     """
     facts = read_facts(place / FACTS)
     folders = sorted((place / PARTS).iterdir(), key=lambda folder: int(folder.name))
+    if not trust:
+        read_file_checksums(place / FACTS)  # which refuses facts that have changed
     weights = list((facts.get("weights") or {}).values())
     if len(weights) != len(folders):
         raise PerfedError(f"{place / FACTS}: has {len(weights)} weights for {len(folders)} parts")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from perfed.codec import decode, encode
 from perfed.errors import PerfedError
+from perfed.run.round_log import RoundChecksums
 from perfed.system import write_atomic
 from perfed.tree import Tree
 
@@ -114,31 +115,52 @@ class CheckpointFiles:
     def _manifests(self) -> list[Path]:
         return sorted(self.checkpoints.glob("state-*.json"), reverse=True)
 
-    def load(self, keep: Callable[[Tree], Tree] = lambda state: state) -> Checkpoint | None:
+    def load(
+        self,
+        keep: Callable[[Tree], Tree] = lambda state: state,
+        find_changes: Callable[[Mapping[str, Any]], Sequence[str]] = lambda progress: (),
+    ) -> Checkpoint | None:
         """Return the newest checkpoint that is whole; ``None`` if none was written yet.
 
         Args:
             keep: makes of each client's state, once it was read, what stands for it.
+            find_changes: of a checkpoint's ``progress``, names other files that are not as they were then. A
+                checkpoint of which it names none is preferred to newer ones.
 
         Raises:
             PerfedError: checkpoints exist and all are damaged.
         """
         notes: list[str] = []
         self._damaged.clear()
+        readable = []
         for manifest in self._manifests():
             try:
                 body = _read_manifest(manifest)
+                readable.append((manifest, body, find_changes(body["progress"])))
+            except _Damaged as error:
+                self._note_damage(manifest, error, notes)
+        for manifest, body, changed in sorted(readable, key=lambda one: bool(one[2])):  # which keeps the order
+            try:
                 server = self._read(body["server"])
                 clients = {client: keep(self._read(entry)) for client, entry in body["clients"].items()}
             except _Damaged as error:
-                notes.append(f"checkpoint {manifest.name} is damaged ({error}); falling back on the one before it")
-                self._damaged.append(manifest)
+                self._note_damage(manifest, error, notes)
                 continue
+            if not changed:
+                for newer, one, files in readable:
+                    if files and one["round"] > body["round"]:
+                        others = f" and {len(files) - 1} more files" if len(files) > 1 else ""
+                        notes.append(f"{files[0]}{others}: damaged; the rounds after {body['round']} are repeated")
+                        self._damaged.append(newer)
             self._files = dict(body["clients"])
             return Checkpoint(body["round"], server, clients, body["progress"], notes, self.path)
         if notes:
             raise PerfedError(f"{self.checkpoints}: every checkpoint is damaged: {notes[0].split(';')[0]}")
         return None
+
+    def _note_damage(self, manifest: Path, error: _Damaged, notes: list[str]) -> None:
+        notes.append(f"checkpoint {manifest.name} is damaged ({error}); falling back on the one before it")
+        self._damaged.append(manifest)
 
     def newest(self) -> tuple[int, dict[str, Any]]:
         """Round and progress of the newest checkpoint, its tensors unread; -1 and nothing where there is none."""
@@ -148,19 +170,52 @@ class CheckpointFiles:
                 return body["round"], body["progress"]
         return -1, {}
 
+    @property
+    def is_intact(self) -> bool:
+        """Whether the newest checkpoint is whole; all its files are read."""
+        for manifest in self._manifests()[:1]:
+            try:
+                body = _read_manifest(manifest)
+                for entry in (body["server"], *body["clients"].values()):
+                    self._read_bytes(entry)
+            except _Damaged:
+                return False
+        return True
+
     def _read(self, entry: Mapping[str, str]) -> dict[str, Any]:
+        return decode(self._read_bytes(entry))
+
+    def _read_bytes(self, entry: Mapping[str, str]) -> bytes:
         try:
             data = (self.checkpoints / entry["file"]).read_bytes()
         except OSError:
             raise _Damaged(f"{entry['file']} is missing") from None
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
             raise _Damaged(f"{entry['file']} has changed or is truncated")
-        return decode(data)
+        return data
 
 
 class _Entry(BaseModel):
     file: str
     sha256: str
+
+
+class WrittenFiles(BaseModel):
+    """The checksums of what a run had written when a checkpoint was.
+
+    Attributes:
+        rounds: those of ``rounds.jsonl``.
+        arrays: SHA-256 of the files with arrays of rounds, by their names in the directory.
+    """
+
+    rounds: RoundChecksums
+    arrays: dict[str, str]
+
+
+def written_files(progress: Mapping[str, Any]) -> WrittenFiles | None:
+    """Return the checksums among a checkpoint's values; ``None`` where an older perfed wrote it."""
+    files = progress.get("files")
+    return None if files is None else WrittenFiles.model_validate(files)
 
 
 class _Config(BaseModel):
@@ -180,6 +235,7 @@ class _Progress(BaseModel):
     notes: list[str] = []
     wall_seconds: float = 0.0
     training_seconds: float = 0.0
+    files: WrittenFiles | None = None
 
 
 class _Manifest(BaseModel):

@@ -1,17 +1,19 @@
 """The run directory: what a run leaves behind, and how it is found again.
 
 Files but ``rounds.jsonl`` are written under another name and renamed, so that a killed process never leaves half of
-one. Its checkpoints are in :mod:`perfed.run.checkpoint_files`.
+one. Its checkpoints are in :mod:`perfed.run.checkpoint_files`. They have the checksums of ``rounds.jsonl`` and of the
+arrays of rounds; the checksums of all files of a finished run are in ``SHA256SUMS``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,12 +24,25 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from perfed.data.csv_text import csv_text
-from perfed.data.reading import checked, read_json
+from perfed.data.reading import checked, read_json, read_text
 from perfed.errors import PerfedError
-from perfed.run.checkpoint_files import CheckpointFiles
+from perfed.run.checkpoint_files import Checkpoint, CheckpointFiles, WrittenFiles, written_files
+from perfed.run.checksums import (
+    CHECKSUMS,
+    add_checksum,
+    find_damage,
+    hash_file,
+    matches_comment,
+    read_checksums,
+    refuse_damage,
+    set_aside,
+    write_checksums,
+)
 from perfed.run.layout import FILE, Layout, layout_of, readable_layout, written_now
-from perfed.run.records import Number, Round, Summary
+from perfed.run.records import Summary
+from perfed.run.round_log import RoundLog, matches_checksums
 from perfed.system import SCRATCH, locked, sweep, write_atomic
+from perfed.tree import Tree
 
 MARKER = "comparisons.toml"
 """What every study is begun with: its kind, and what its runs are made of."""
@@ -38,9 +53,11 @@ OLD_MARKERS = {f"{kind}.toml": kind for kind in ("comparison", "search", "campai
 BEGINNINGS = ("config.toml", MARKER, *OLD_MARKERS)
 """What a run and a study are begun with, and resumed from."""
 
+ROUNDS = "rounds.jsonl"
+
 RESULTS = (
     *BEGINNINGS,
-    "rounds.jsonl",
+    ROUNDS,
     "checkpoint",
     "clients.csv",
     "summary.json",
@@ -48,6 +65,7 @@ RESULTS = (
     "grid.json",
     "chosen.toml",
     "report.html",
+    CHECKSUMS,
 )
 """What is made in a directory of results: nothing new is begun in one that has any of these."""
 
@@ -80,8 +98,24 @@ def marker_of(path: Path) -> tuple[str, dict[str, Any]]:
 
 def write_marker(path: Path, kind: str, content: Mapping[str, Any]) -> None:
     """Write what :func:`marker_of` reads, in the place of an older one."""
-    write_atomic(path / MARKER, tomli_w.dumps({"kind": kind, **written_now(), **content}))
+    write_atomic(path / MARKER, add_checksum(tomli_w.dumps({"kind": kind, **written_now(), **content})))
     (path / f"{kind}.toml").unlink(missing_ok=True)
+
+
+_AT_THE_END = ("clients.csv", "federation.json", "sites.json", "summary.json")
+
+
+def check_marker(path: Path) -> None:
+    """Refuse a study whose marker has changed since it was written.
+
+    Raises:
+        PerfedError: it has; markers of older versions have no checksum, and are not refused.
+    """
+    file = marker_file(path)
+    if file.is_file() and not matches_comment(read_text(file)):
+        raise PerfedError(
+            f"{file}: has changed since it was written; restore it, or begin the study in another directory"
+        )
 
 
 class _Sites(BaseModel):
@@ -89,17 +123,8 @@ class _Sites(BaseModel):
     facts: dict[str, Any]
 
 
-class _Line(Round):
-    """A line of ``rounds.jsonl`` with what a run needs to go on."""
-
-    train_loss: Number | None
-    virtual_time: float
-    bytes_up: int
-    bytes_down: int
-
-
 class RunDirectory(CheckpointFiles):
-    """Reads and writes the files of one run.
+    """Reads and writes the files of one run, and keeps the checksums of those that it writes.
 
     Raises:
         PerfedError: the run is of a version whose directories are not read.
@@ -108,6 +133,9 @@ class RunDirectory(CheckpointFiles):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.layout = layout_of(path)
+        self._log = RoundLog(path / ROUNDS)
+        self._arrays: dict[str, str] = {}
+        self._results: dict[str, str] = {}
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
@@ -148,8 +176,8 @@ class RunDirectory(CheckpointFiles):
 
     def write_config(self, text: str) -> None:
         """Write the experiment into ``config.toml``, and who writes it into ``version.json``."""
-        write_atomic(self.path / FILE, json.dumps(written_now()) + "\n")
-        write_atomic(self.path / "config.toml", text)
+        self._write_result(FILE, json.dumps(written_now()) + "\n")
+        self._write_result("config.toml", text)
 
     def read_config(self) -> str:
         """Return the experiment, as ``config.toml`` has it."""
@@ -175,7 +203,7 @@ class RunDirectory(CheckpointFiles):
 
         Nothing happens where anything of a round or a checkpoint is there.
         """
-        if (self.path / "rounds.jsonl").exists() or self.checkpoints.exists():
+        if (self.path / ROUNDS).exists() or self.checkpoints.exists():
             return
         for name in ("config.toml", FILE):
             (self.path / name).unlink(missing_ok=True)
@@ -186,58 +214,172 @@ class RunDirectory(CheckpointFiles):
 
     def append_round(self, record: Mapping[str, Any]) -> None:
         """Add a line to ``rounds.jsonl``."""
-        line = json.dumps(plain(record)) + "\n"
-        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
-            file.write(line)
+        self._log.append(plain(record))
 
-    def truncate_rounds(self, last: int) -> tuple[list[dict[str, Any]], list[str]]:
-        """Drop the lines of rounds after ``last``, and a torn last line.
+    def truncate_rounds(self, last: int) -> None:
+        """Drop the lines of rounds after ``last`` that this process has written, and a torn last line."""
+        self._log.truncate(last)
+
+    # Checksums ---------------------------------------------------------------------------------------------
+
+    @property
+    def written_files(self) -> dict[str, Any]:
+        """The checksums of what was written of rounds so far, for a checkpoint."""
+        return WrittenFiles(rounds=self._log.checksums, arrays=self._arrays).model_dump()
+
+    def load_to_resume(self, keep: Callable[[Tree], Tree]) -> Checkpoint | None:
+        """Return the checkpoint that a run goes on from; ``None`` if none was written yet.
+
+        This is the newest whole one after which ``rounds.jsonl`` and the arrays of rounds are as they were written:
+        later rounds are repeated. If there is none, it is the newest whole one.
+
+        Args:
+            keep: as in :meth:`load`.
+
+        Raises:
+            PerfedError: as :meth:`load`.
+        """
+        return self.load(keep, lambda progress: self._find_changes(written_files(progress)))
+
+    def restore_rounds(self, found: Checkpoint | None) -> tuple[list[dict[str, Any]], list[str]]:
+        """Bring the files of a run that goes on to where its checkpoint was written.
+
+        Lines and arrays that are damaged are not used again. The checksums of a finished run stay with the files that
+        it will write anew at its end.
+
+        Args:
+            found: the checkpoint; ``None`` for a run that begins again.
 
         Returns:
-            The records of the rounds that are left, and a note if lines before that were damaged; they are dropped too.
+            The records of its rounds, and notes of what was damaged.
         """
-        file = self.path / "rounds.jsonl"
-        if not file.exists():
-            return [], []
-        kept, records, damaged = [], [], 0
-        text = file.read_text(encoding="utf-8", errors="replace")
-        for line in text.splitlines():
-            try:
-                record = json.loads(line)
-                if _Line.model_validate(record).round <= last:
-                    kept.append(line + "\n")
-                    loss = record["train_loss"]
-                    records.append(record | {"train_loss": math.nan if loss is None else loss})  # JSON has no NaN
-            except (ValueError, RecursionError):
-                damaged += 1
-        write_atomic(file, "".join(kept))
-        damaged -= bool(text) and not text.endswith("\n")  # a killed process leaves half a line
-        return records, [f"rounds.jsonl: {damaged} damaged lines dropped"] if damaged > 0 else []
+        last, written = (-1, None) if found is None else (found.round, written_files(found.progress))
+        records, notes = self._log.restore(last, None if written is None else written.rounds)
+        try:
+            results = {name: sum_ for name, sum_ in read_checksums(self.path).items() if name in _AT_THE_END}
+        except PerfedError as error:
+            results = {}
+            notes.append(f"{error}; it is written again at the end of the run")
+        for name, problem in find_damage(self.path, results).items():
+            notes.append(f"{name}: {problem}; it is written again at the end of the run")
+        arrays = {} if written is None else written.arrays
+        self._arrays = self._without_removed(arrays)
+        for folder in sorted({name.partition("/")[0] for name in arrays if name not in self._arrays}):
+            notes.append(f"{folder}/: was removed; what it had of the rounds up to {last} is lost")
+        for name, problem in find_damage(self.path, self._arrays).items():
+            del self._arrays[name]
+            with suppress(FileNotFoundError):
+                set_aside(self.path / name)
+            notes.append(f"{name}: {problem}; these arrays are lost")
+        write_checksums(self.path, results)
+        return records, notes
+
+    def _find_changes(self, written: WrittenFiles | None) -> list[str]:
+        """Return which of the files that a checkpoint knows have changed since."""
+        if written is None:
+            return []
+        file = self.path / ROUNDS
+        content = file.read_bytes() if file.exists() else b""
+        rounds = [] if matches_checksums(content, written.rounds) else [ROUNDS]
+        return [*rounds, *find_damage(self.path, self._without_removed(written.arrays))]
+
+    def _without_removed(self, checksums: Mapping[str, str]) -> dict[str, str]:
+        """Leave out the files of a folder of arrays that is not there: a directory may be passed on without it."""
+        folders = {name.partition("/")[0] for name in checksums if "/" in name}
+        removed = {folder for folder in folders if not (self.path / folder).exists()}
+        return {name: checksum for name, checksum in checksums.items() if name.partition("/")[0] not in removed}
+
+    def find_damage(self, names: Sequence[str] | None = None) -> dict[str, str]:
+        """Return the files that are not as the run wrote them: their names, and what is wrong with each.
+
+        Files of a finished run are compared with ``SHA256SUMS``, the rounds of one that goes on with its newest
+        checkpoint.
+
+        Args:
+            names: of the files to compare; ``None``: all.
+
+        Raises:
+            PerfedError: ``SHA256SUMS`` cannot be read.
+        """
+        checksums = read_checksums(self.path)
+        wanted = {name: sum_ for name, sum_ in checksums.items() if names is None or name in names}
+        problems = find_damage(self.path, self._without_removed(wanted))
+        if names is None and ROUNDS not in checksums:
+            changed = self._find_changes(written_files(self.newest()[1]))
+            problems |= dict.fromkeys(changed, "has changed since the last checkpoint")
+        return problems
+
+    def refuse_damage(self, names: Sequence[str] | None = None) -> None:
+        """Raise an error where a file is not as the run wrote it; parameter as of :meth:`find_damage`.
+
+        Raises:
+            PerfedError: names the file.
+        """
+        whose = self.path if self.checkpoints.is_dir() else "the comparison that it is of"
+        refuse_damage(self.path, self.find_damage(names), f"'perfed resume' of {whose} restores what can be restored")
+
+    def _write_result(self, name: str, text: str) -> None:
+        write_atomic(self.path / name, text)
+        self._results[name] = hashlib.sha256(text.encode()).hexdigest()
+
+    def seal(self, names: Sequence[str] = ()) -> None:
+        """Write the checksums of all files of a run that has finished into ``SHA256SUMS``.
+
+        The configuration of a run with checkpoints is not among them: it may ask for more rounds later, and is compared
+        with that in the checkpoint.
+
+        Args:
+            names: of further files of the directory that were written in another way.
+        """
+        checksums = {name: hash_file(self.path / name) for name in names} | self._results | self._arrays
+        if self.checkpoints.is_dir():
+            checksums[ROUNDS] = self._log.checksums.sha256
+            checksums.pop("config.toml", None)
+        write_checksums(self.path, checksums)
 
     def write_clients(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Write one row per client into ``clients.csv``; what is missing is an empty cell."""
         cells = (["" if _missing(v) else v for v in row] for row in rows)
-        write_atomic(self.path / "clients.csv", csv_text([columns, *cells]))
+        self._write_result("clients.csv", csv_text([columns, *cells]))
 
     def write_holdings(self, content: Mapping[str, Any]) -> None:
         """Write ``federation.json``: who holds what."""
-        write_atomic(self.path / "federation.json", json.dumps(content, separators=(",", ":")) + "\n")
+        self._write_result("federation.json", json.dumps(content, separators=(",", ":")) + "\n")
 
     def write_sites(self, content: Mapping[str, Any]) -> None:
         """Write ``sites.json``: what a site's own model needs beside its own table."""
-        write_atomic(self.path / "sites.json", json.dumps(content, separators=(",", ":")) + "\n")
+        self._write_result("sites.json", json.dumps(content, separators=(",", ":")) + "\n")
 
     def read_sites(self) -> dict[str, Any] | None:
-        """Return what :meth:`write_sites` wrote; ``None`` where nothing was, as by older runs."""
+        """Return what :meth:`write_sites` wrote; ``None`` where nothing was, as by older runs.
+
+        Raises:
+            PerfedError: the file is damaged.
+        """
         file = self.path / "sites.json"
+        self.refuse_damage([file.name])
         return checked(_Sites, read_json(file), file).model_dump() if file.exists() else None
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, with which the run is finished."""
-        write_atomic(self.path / "summary.json", json.dumps(plain(summary), indent=2) + "\n")
+        self._write_result("summary.json", json.dumps(plain(summary), indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
-        """Return the summary of a run that is finished, from ``summary.json``."""
+        """Return the summary of a run that is finished, from ``summary.json``.
+
+        Raises:
+            PerfedError: the file is damaged.
+        """
+        content = self.check_summary()
+        self.refuse_damage(["summary.json"])
+        return content
+
+    def check_summary(self) -> dict[str, Any]:
+        """Return the content of ``summary.json``, whether it is that which the run wrote or not.
+
+        Raises:
+            PerfedError: it is no summary.
+        """
         file = self.path / "summary.json"
         content: dict[str, Any] = read_json(file)
         checked(Summary, content, file)
@@ -249,7 +391,9 @@ class RunDirectory(CheckpointFiles):
         folder.mkdir(exist_ok=True)
         content = io.BytesIO()
         np.savez_compressed(content, allow_pickle=False, **dict(arrays))
-        write_atomic(folder / f"round-{round_:04d}.npz", content.getvalue())
+        file = f"round-{round_:04d}.npz"
+        write_atomic(folder / file, content.getvalue())
+        self._arrays[f"{name}/{file}"] = hashlib.sha256(content.getvalue()).hexdigest()
 
     @property
     def finished(self) -> bool:

@@ -109,6 +109,7 @@ class Summary(_Measured):
     settings: dict[str, Any] = {}
     plan: dict[str, Any] = {}
     notes: list[str] = []
+    lost_rounds: list[int] = []
     versions: dict[str, Any] = {}
     oracle_accuracy: float | None = None
     privacy: dict[str, Any] | None = None

@@ -11,6 +11,7 @@ from perfed.engine.clients import RoundRecord
 from perfed.engine.server import Server
 from perfed.run.callbacks.best import BestModels
 from perfed.run.evaluation import Evaluator
+from perfed.run.round_log import was_evaluated
 from perfed.run.settings import Snapshots
 from perfed.run.totals import RunProgress
 
@@ -86,7 +87,8 @@ class Rounds:
         """
         settings, totals = self._evaluator.settings, progress.totals
         notes = [] if totals.taken_part else ["no client's reply was used in any round"]
-        unmeasured = bool(progress.stopped_by) and "metrics" not in history[-1]  # a callback ends any round
+        evaluated = was_evaluated(progress.done, history, settings, self._rounds)
+        unmeasured = bool(progress.stopped_by) and not evaluated  # a callback ends any round
         if settings.stop != "last" or (unmeasured and settings.one_model_each):
             return self._evaluator.measure_best(best, progress.done, totals), notes
         if unmeasured:

@@ -36,6 +36,7 @@ from perfed.run.checkpoint_files import Checkpoint
 from perfed.run.directory import RunDirectory
 from perfed.run.evaluation import Evaluator, scored_split
 from perfed.run.own_model import OwnModels
+from perfed.run.round_log import find_lost_rounds
 from perfed.run.rounds import Rounds
 from perfed.run.settings import Evaluation, Snapshots
 from perfed.run.summary import nothing_shared, summary_of, table_of
@@ -211,6 +212,8 @@ class Run(OwnModels):
         write_arrays(self, arrays)
         self.notes += [*notes, *self.server.drain_notes()]
         self.summary = summary_of(self.name, self.server, self._evaluator, self.progress, self.notes)
+        if lost := find_lost_rounds(self.history, self.done):
+            self.summary["lost_rounds"] = lost
         for callback in (*self.callbacks, *behind):
             callback.end(self, self.summary)
 

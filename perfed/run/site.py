@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +22,10 @@ from perfed.data.reading import reason_of, refuse_untrusted
 from perfed.data.tables.problems import columns_named, pandas
 from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
+from perfed.run.checksums import find_damage, hash_file, refuse_damage
 from perfed.run.client_module import ClientModule
 from perfed.run.graph import NotData, read_graph, write_graph
-from perfed.run.site_facts import FORMAT, read_facts
-from perfed.system import write_atomic
+from perfed.run.site_facts import read_facts, read_file_checksums, write_facts
 
 FACTS, NETWORK, PROGRAM, TABLE = "site.json", "network.safetensors", "network.pt2", "table.zip"
 EXAMPLES = 3
@@ -226,7 +225,7 @@ class SiteModel:
 
 
 def write_site(model: SiteModel, place: Path) -> None:
-    """Write what ``model`` predicts with, its preprocessing and ``site.json`` into the folder ``place``.
+    """Write what ``model`` predicts with, its preprocessing and ``site.json`` with their checksums into ``place``.
 
     Raises:
         PerfedError: it already holds a site's model, or this one cannot be kept.
@@ -237,7 +236,8 @@ def write_site(model: SiteModel, place: Path) -> None:
     model.write(place)
     if model.table is not None:
         model.table.save(place / TABLE)
-    write_atomic(place / FACTS, json.dumps({"format": FORMAT, **model.facts}, indent=2) + "\n")
+    files = {name: hash_file(place / name) for name in (NETWORK, PROGRAM, TABLE) if (place / name).exists()}
+    write_facts({**model.facts, "files": files}, place / FACTS)
 
 
 def load_network(place: Path, trust: bool = False) -> SiteModel:
@@ -248,7 +248,11 @@ def load_network(place: Path, trust: bool = False) -> SiteModel:
     """
     facts = read_facts(place / FACTS)
     table = TablePreprocessor.load(place / TABLE, trust) if facts["columns"] is not None else None
-    return SiteModel(_read_network(place, facts, trust), facts, table)
+    model = SiteModel(_read_network(place, facts, trust), facts, table)
+    if not trust:  # files that are trusted may have been replaced on purpose
+        checksums = read_file_checksums(place / FACTS)
+        refuse_damage(place, find_damage(place, checksums), "save the model of the site again")
+    return model
 
 
 def example_of(facts: Mapping[str, Any]) -> tuple[Tensor, ...]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from perfed.data.reading import checked, read_json
+from perfed.data.reading import check_seal, checked, read_json, seal
 from perfed.errors import PerfedError
+from perfed.system import write_atomic
 
 FORMAT = 1
 
@@ -74,6 +77,7 @@ class _Facts(_Strict):
     weights: dict[str, float] | None = None
     contributors: dict[str, int | None] | None = None
     privacy: dict[str, Any] | None = None
+    files: dict[str, str] = {}
 
 
 def read_facts(file: Path) -> dict[str, Any]:
@@ -86,4 +90,26 @@ def read_facts(file: Path) -> dict[str, Any]:
     if isinstance(content, dict) and content.get("format", FORMAT) != FORMAT:
         raise PerfedError(f"{file}: was written by another version of perfed")
     checked(_Facts, content, file)
-    return {name: value for name, value in content.items() if name != "format"}
+    return {name: value for name, value in content.items() if name not in ("format", "files", "sha256")}
+
+
+def write_facts(facts: Mapping[str, Any], file: Path) -> None:
+    """Write what :func:`read_facts` returns, with a checksum of all but the name of the site, which may be changed."""
+    content = {"format": FORMAT, **facts}
+    write_atomic(file, json.dumps({**seal(_without_name(content)), **content}, indent=2) + "\n")
+
+
+def _without_name(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if name != "site"}
+
+
+def read_file_checksums(file: Path) -> dict[str, str]:
+    """Return the SHA-256 of the files beside ``site.json`` by their names; none where an older perfed wrote it.
+
+    Raises:
+        PerfedError: ``site.json`` itself has changed since it was written.
+    """
+    content = read_json(file)
+    check_seal(_without_name(content), file)
+    checksums: dict[str, str] = content.get("files", {})
+    return checksums

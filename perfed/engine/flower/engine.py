@@ -122,7 +122,7 @@ class FlowerEngine(Engine):
             yield from self._under_masks(asked, exchange, terms, needs_all=invitation is None and not spared)
             return
         wanted = invitation or Invitation.of_all(list(asked), strict=self.strict or exchange.lasting)
-        answers = self._journal.answers(sequence) if exchange.lasting else None  # others may be done again
+        answers = self._read_journal(sequence) if exchange.lasting else None  # others may be done again
         if answers is None:
             least = self._limits.least if invitation or not exchange.lasting else 0
             answers = self._ask(asked, sequence, wanted, least)
@@ -137,6 +137,13 @@ class FlowerEngine(Engine):
         bodies = {answer.site: answer.body for answer in answers if answer.body is not None}
         for site in sorted(wanted.choose(self.arrived)[0]):
             yield done_of(*unpack(bodies[site]))
+
+    def _read_journal(self, sequence: int) -> list[Answer] | None:
+        """Return the answers of an exchange that was done before; what was damaged goes into the notes of the run."""
+        answers = self._journal.answers(sequence)
+        self.notes += self._journal.notes
+        self._journal.notes.clear()
+        return answers
 
     def _under_masks(
         self, asked: Mapping[str, ChunkTask], exchange: Exchange, terms: tuple[Term, ...], needs_all: bool
@@ -153,7 +160,7 @@ class FlowerEngine(Engine):
         needed = self.initialiser.secure.needed(len(asked), self._allowed.asked)
         secure = SecureSum(self._transport, self._journal, self._run, sequence, needed, self._limits.seconds)
         expected, form = self._masked(asked, sequence, terms)
-        answers = self._journal.answers(sequence)
+        answers = self._read_journal(sequence)
         if answers is None:
             answers = secure.replies(list(asked), lambda s, of: self._message(s, asked[s], sequence, of), expected)
             failed = [answer.error for answer in answers if answer.body is None]

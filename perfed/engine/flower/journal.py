@@ -23,6 +23,7 @@ class Journal:
 
     Attributes:
         path: the folder.
+        run: the id of the run; answers of another run are not used.
         notes: one line for each file that was damaged, and was taken as not there: its exchange is asked again, and
             sites send the replies that they have stored.
 
@@ -35,8 +36,8 @@ class Journal:
         True None
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, run: str = "") -> None:
+        self.path, self.run = path, run
         self.notes: list[str] = []
         path.mkdir(parents=True, exist_ok=True)
         sync_folder(path.parent)
@@ -53,7 +54,7 @@ class Journal:
         """
         rows = [[a.site, a.error, a.seconds, None if a.body is None else len(a.body)] for a in answers]
         bodies = [answer.body for answer in answers if answer.body is not None]
-        write_atomic(self._file(sequence), frame({"sequence": sequence, "answers": rows}, *bodies))
+        write_atomic(self._file(sequence), frame({"run": self.run, "sequence": sequence, "answers": rows}, *bodies))
         sync_folder(self.path)
 
     def answers(self, sequence: int) -> list[Answer] | None:
@@ -62,6 +63,8 @@ class Journal:
             header, body = unframe(self._file(sequence).read_bytes())
             if header.get("sequence") != sequence:
                 raise PerfedError(f"it is of exchange {header.get('sequence')}")
+            if header.get("run", self.run) != self.run:  # older versions wrote none
+                raise PerfedError(f"it is of run '{header['run']}'")
         except FileNotFoundError:
             return None
         except (PerfedError, OSError) as error:

@@ -240,7 +240,11 @@ def model_message(path: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
     try:
         data = (path / MODEL).read_bytes()
         header, tree = unpack(data)
+        if header.get("run") != path.name:
+            raise PerfedError(f"it is of run '{header.get('run')}'")
         return header, tree, content_of(header, data)
+    except PerfedError as error:
+        raise PerfedError(f"{path / MODEL} is damaged ({error})") from None
     except FileNotFoundError:
         others = [made.parent.name for made in sorted(path.parent.glob(f"*/{MODEL}"))]
         earlier = f"; an earlier run's: --run {' or '.join(others)}" if others else ""

@@ -6,9 +6,11 @@ a message that is sent once more gets the reply of the first time.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from collections.abc import Collection
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +24,13 @@ TRIES = 3
 """Payloads that an exchange may be asked with: a server that was killed may go on with the replies of other sites."""
 _SUFFIX = ".exchange"
 _OPENED = ".opened"
-_ASKED = "asked"  # file with a line for each exchange and payload: number, program, split, hash
+_ASKED = (
+    "asked"  # file with a line for each exchange and payload: number, program, split, hash; then a tab and a checksum
+)
+_NOT_AGAIN = (
+    "exchanges could be asked more often than the study allows: restore the file from a backup, or submit the study "
+    "again with another --out"
+)
 
 
 class Stored:
@@ -99,11 +107,15 @@ class Stored:
             FileNotFoundError: the exchange is not stored.
             PerfedError: the file is damaged, or of another exchange or run.
         """
+        header, body = self._unframe(sequence)
+        return body[: header["state"]], body[header["state"] :]
+
+    def _unframe(self, sequence: int) -> tuple[dict[str, Any], bytes]:
         header, body = unframe(self._file(sequence).read_bytes())
         found = (header.get("run"), header.get("sequence"))
         if found != (self.run, sequence):
             raise PerfedError(f"it is of exchange {found[1]} of run '{found[0]}'")
-        return body[: header["state"]], body[header["state"] :]
+        return header, body
 
 
 class SiteStore(Stored):
@@ -134,8 +146,12 @@ class SiteStore(Stored):
             raise PerfedError(f"{self.path}: a site's states cannot be kept there: {error.strerror}") from None
         for file in self.path.glob(".*.tmp"):  # of a process that was killed while it wrote
             file.unlink()
-        asked = self.path / _ASKED
-        self._asked = set(asked.read_text().splitlines()) if asked.exists() else set[str]()
+        self._asked, self._checksum = set[str](), ""
+        try:
+            self._read_asked()
+        except PerfedError:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -146,6 +162,30 @@ class SiteStore(Stored):
     def close(self) -> None:
         """Let other processes work on the folder."""
         self._held.close()
+
+    def _read_asked(self) -> None:
+        """Read which exchanges were asked with which content; a last line that a crash has torn is removed.
+
+        Raises:
+            PerfedError: lines are missing or have changed.
+        """
+        file = self.path / _ASKED
+        *lines, torn = file.read_bytes().split(b"\n") if file.exists() else [b""]
+        for number, line in enumerate(lines, 1):
+            content, tab, checksum = line.decode(errors="replace").partition("\t")
+            if tab or self._checksum:  # older versions wrote lines without a checksum
+                self._checksum = _chain_checksum(self._checksum, content)
+                if checksum != self._checksum:
+                    raise PerfedError(f"{file}: line {number} has changed; {_NOT_AGAIN}")
+            self._asked.add(content)
+        if torn:
+            os.truncate(file, file.stat().st_size - len(torn))
+        expected = 0
+        for sequence in self.sequences()[-1:]:
+            with suppress(PerfedError):  # a damaged exchange is done again
+                expected = self._unframe(sequence)[0].get("asked", 0)
+        if len(self._asked) < expected:
+            raise PerfedError(f"{file}: {expected - len(self._asked)} of {expected} lines are missing; {_NOT_AGAIN}")
 
     def admit(self, sequence: int, content: str) -> bool:
         """Return whether an exchange may be done with this content, one of at most three, and note it on disk.
@@ -162,9 +202,13 @@ class SiteStore(Stored):
         if line not in self._asked and sum(known.startswith(kind) for known in self._asked) >= TRIES:
             return False
         if line not in self._asked:
+            checksum = _chain_checksum(self._checksum, line)
             with (self.path / _ASKED).open("a") as file:
-                file.write(f"{line}\n")
+                file.write(f"{line}\t{checksum}\n")
+                file.flush()
+                os.fsync(file.fileno())  # before the exchange is stored, which counts the lines
             self._asked.add(line)
+            self._checksum = checksum
         return True
 
     def put(self, sequence: int, state: Tree, reply: bytes) -> None:
@@ -177,7 +221,7 @@ class SiteStore(Stored):
         if sequence < 1:
             raise PerfedError(f"exchange {sequence} cannot be stored; numbers begin with 1, and 0 is the initial state")
         encoded = encode(state)
-        header = {"run": self.run, "sequence": sequence, "state": len(encoded)}
+        header = {"run": self.run, "sequence": sequence, "state": len(encoded), "asked": len(self._asked)}
         write_atomic(self._file(sequence), frame(header, encoded, reply))
         sync_folder(self.path)
 
@@ -195,3 +239,8 @@ class SiteStore(Stored):
         for sequence in self.sequences()[:-1]:
             if sequence not in keep:
                 self._file(sequence).unlink(missing_ok=True)
+
+
+def _chain_checksum(before: str, content: str) -> str:
+    """Return the checksum of a line behind one with the checksum ``before``."""
+    return hashlib.sha256(f"{before} {content}".encode()).hexdigest()[:16]

@@ -11,6 +11,7 @@ from perfed.data.federation import Federation
 from perfed.engine.evaluate import Metrics
 from perfed.errors import PerfedError
 from perfed.run.callback import Callback, Running
+from perfed.run.round_log import was_evaluated
 from perfed.settings import STRICT
 
 
@@ -99,7 +100,8 @@ class PrivacyBudget(Callback):
 
     def end(self, run: Running, summary: dict[str, Any]) -> None:
         """Say what was spent, of which mechanism, and whether that ended the run."""
-        if run.progress.stopped_by and "metrics" not in run.history[-1] and run.evaluation.one_model_each:
+        evaluated = was_evaluated(run.done, run.history, run.evaluation, run.rounds)
+        if run.progress.stopped_by and not evaluated and run.evaluation.one_model_each:
             self.state["evaluated"] = self.state.get("evaluated", 0) + 1  # that of the model that is taken
         stated, spent = self.plan.stated(), self._spent()
         summary["privacy"] = {**stated, "spent": spent}

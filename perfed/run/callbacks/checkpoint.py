@@ -76,15 +76,15 @@ class Checkpoints(Callback):
         if run.directory is None:
             raise PerfedError("this run has no directory, so that there is no checkpoint to go back to")
         run.server.put_states_in(run.directory.path)
-        found = run.directory.load(run.server.hold)
+        found = run.directory.load_to_resume(run.server.hold)
         run.resumed = 0 if found is None else found.round
         if found is None:
-            run.directory.truncate_rounds(-1)
+            run.directory.restore_rounds(None)
             run.notes.append("no checkpoint was there: begun again from round 0")
             return
         _check_callbacks(found, run.callbacks)
         self.go_to(run, found, compared=False)
-        run.history, damaged = run.directory.truncate_rounds(found.round)
+        run.history, damaged = run.directory.restore_rounds(found)
         continued = _continued(found, run.server, run.rounds)
         run.notes = [*found.progress["notes"], *found.notes, *damaged, *continued]
 
@@ -123,6 +123,7 @@ def save(
         "trace": now.trace,
         "arithmetic": arithmetic(server.device),
         "config": config,
+        "files": directory.written_files,
     }
     sets = now.server | {_OF + name: tensors for name, (_, tensors) in states.items() if tensors}
     directory.save(progress.done, sets, now.clients, now.changed, values)

@@ -79,10 +79,11 @@ class Results(Callback):
         return False
 
     def end(self, run: Running, summary: dict[str, Any]) -> None:
-        """Write ``clients.csv``, ``federation.json``, of tables ``sites.json``, and the summary."""
+        """Write ``clients.csv``, ``federation.json``, of tables ``sites.json``, the summary, and their checksums."""
         if run.directory:
             run.directory.write_clients(*run.client_table())
             run.directory.write_holdings(holdings(run.federation))
             if (found := sites(run.federation)) is not None:
                 run.directory.write_sites(found)
             run.directory.write_summary(summary)
+            run.directory.seal()

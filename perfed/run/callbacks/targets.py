@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfed.run.callback import Callback, Running
+from perfed.run.round_log import find_lost_rounds
 
 Target = dict[str, Any]
 """``accuracy`` (the target, a fraction), ``WHEN`` it was reached, after how many ``BYTES``; None where it never was."""
@@ -46,18 +47,19 @@ def unreached(targets: Sequence[float]) -> list[Target]:
 
 
 def updated(found: Sequence[Target], records: Sequence[Mapping[str, Any]]) -> list[Target]:
-    """``found`` after one more round: targets that it is the first to reach get its number, times and bytes so far.
+    """Return the targets after one more round: those that it is the first to reach get its number, times and bytes.
 
     Args:
         found: the targets so far.
         records: the lines of ``rounds.jsonl`` so far, that of the round at the end; a round that was not evaluated
-            reaches nothing.
+            reaches nothing. If some are lost, the bytes are ``None``.
     """
     record = records[-1]
     if "accuracy" not in record:
         return list(found)
     mean, when = record["accuracy"]["mean"], {key: record[key] for key in WHEN}
-    when |= {key: sum(line[key] for line in records) for key in BYTES}
+    if not find_lost_rounds(records, record["round"]):
+        when |= {key: sum(line[key] for line in records) for key in BYTES}
     return [
         {**target, **when} if target["round"] is None and mean >= target["accuracy"] - ROUNDING else target
         for target in found
