@@ -93,15 +93,20 @@ class SiteTableData:
 
     @cached_property
     def _held(self) -> NDArray[np.bool_]:
-        """Which of the site's rows it is tested on: by class, unless that would say how many rows are of each."""
-        options, site, y = self.options, self.main.site, self._targets(numbers=self._labels.whole)[0]
+        """Return which of the site's rows it is tested on: by class, unless that would say how many rows are of each.
+
+        With groups it depends on each row's group alone, so that the group is tested on at every site.
+        """
+        options, site = self.options, self.main.site
+        if options.group is not None:
+            return options.group_split.tested(self.main.rows[options.group].groups, options.seed)
+        y = self._targets(numbers=self._labels.whole)[0]
         by_task = {"classification": y, "survival": y.reshape(len(y), -1)[:, -1]}
         strata = np.zeros(len(y)) if options.public else by_task.get(self.task, np.zeros(len(y)))
-        groups = None if options.group is None else self.main.frame[options.group].astype(str).to_numpy()
         if not options.folds:
-            return held_out(strata, groups, options.test_fraction, options.seed, f"test rows of {site}")
+            return held_out(strata, options.test_fraction, options.seed, f"test rows of {site}")
         repetition, held = divmod(options.seed, options.folds)
-        return np.equal(fold_of(strata, groups, options.folds, repetition, f"folds of {site}"), held)
+        return np.equal(fold_of(strata, options.folds, repetition, f"folds of {site}"), held)
 
     def _targets(self, *, numbers: bool) -> list[NDArray[Any]]:
         """Of each part labels, as whole ``numbers`` or texts, values, or times and events."""
@@ -283,7 +288,22 @@ class SiteTableData:
         shared = len(agreement.columns or ()) if self.options.columns == "named" else None
         table = self._table(known, entering, rows["train"][1], agreement.domain_names or (), shared)
         made = SiteArrays.of(self.main.site, self._arrays(table, rows), self.task)
-        return replace(made.client(agreement), table=table, held=table.held)
+        return self._with_groups(replace(made.client(agreement), table=table, held=table.held))
+
+    def _with_groups(self, client: Client) -> Client:
+        """Return ``client`` with the groups of its rows, by which they are divided further."""
+        if (name := self.options.group) is None:
+            return client
+        groups = self.main.rows[name].groups
+        if self.given is None:
+            parts = {"train": groups[~self._held], "test": groups[self._held]}
+        else:
+            parts = {"train": groups, "test": self.given.rows[name].groups}
+        train = client.train.with_groups(torch.from_numpy(parts["train"]))
+        test = client.split("test")
+        return replace(
+            client, train=train, test=None if test is None else test.with_groups(torch.from_numpy(parts["test"]))
+        )
 
     def _entering(self, known: Sequence[Column], schema: Sequence[AgreedColumn] | None = None) -> list[Column]:
         """Those of the columns ``known`` that enter, and those that do elsewhere and that it lacks.
