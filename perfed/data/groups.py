@@ -103,11 +103,11 @@ class GroupSplit:
         first = self.seed // number * number
         return range(first, first + number)
 
-    def tested(self, groups: Keys, seed: int, draw: int | None = None) -> NDArray[np.bool_]:
+    def mark_test_rows(self, groups: Keys, seed: int, draw: int | None = None) -> NDArray[np.bool_]:
         """Return whether the run of a seed tests on each row."""
         draw = self.draw if draw is None else draw
         if not self.folds:
-            return draw_positions(groups, seed, "test groups", draw) < self.fraction
+            return np.less(draw_positions(groups, seed, "test groups", draw), self.fraction)
         repetition, fold = divmod(seed, self.folds)
         return np.equal((draw_positions(groups, repetition, "folds of groups", draw) * self.folds).astype(int), fold)
 
@@ -164,12 +164,12 @@ class _Counts:
     def no_test(self) -> NDArray[np.bool_]:
         """Return where nothing is tested on although there are groups enough for it (any class: always)."""
         enough = (self.share * self.total >= 1) | np.array([label is None for _, label in self.cells])
-        return (self.tested == 0) & enough[:, None]
+        return np.logical_and(self.tested == 0, enough[:, None])
 
     @property
     def no_train(self) -> NDArray[np.bool_]:
         """Return where nothing is left to train on although there are several groups."""
-        return (self.tested == self.total[:, None]) & (self.total > 1)[:, None]
+        return np.logical_and(self.tested == self.total[:, None], self.total[:, None] > 1)
 
     @property
     def unevenness(self) -> NDArray[np.float64]:
@@ -193,7 +193,7 @@ def _count_groups(sites: Sequence[SiteGroups], split: GroupSplit, draws: Sequenc
     if draws is None:
         draws = range(min(DRAWS, _WORK // len(rows)))
     tested = [
-        holds @ np.column_stack([split.tested(every, seed, draw) for draw in draws]).astype(np.float64)
+        holds @ np.column_stack([split.mark_test_rows(every, seed, draw) for draw in draws]).astype(np.float64)
         for seed in split.seeds
     ]
     share = 1 / split.folds if split.folds else split.fraction

@@ -145,7 +145,7 @@ def checked(
     late = UNDECIDED if options.columns != "own" and alone else frozenset[Kind]()
     problems += _lines(unreadable(part, read_as[part.site], late) for part in parts)
     problems += _lines(_too_small(part, options, given) for part in main)
-    problems += _lines(_trained_on(part, options, main) for part in given)
+    problems += _lines(_find_trained_groups(part, options, main) for part in given)
     refuse(problems)
     return Checked(main, given, columns, dict(zip(columns, values, strict=False)), task)
 
@@ -266,7 +266,7 @@ def _too_small(part: Part, options: TableOptions, given: Sequence[Part]) -> list
         return part.said([f"it has {units} {what}; at least {least} are needed ({why})"])
     split = options.group_split
     seeds = split.seeds if options.folds else (options.seed,)
-    if groups is None or given or not any(split.tested(groups, seed).all() for seed in seeds):
+    if groups is None or given or not any(split.mark_test_rows(groups, seed).all() for seed in seeds):
         return []
     where = f"one of the {options.folds} folds" if options.folds else "the part to test on"
     remedy = "other folds" if options.folds else "another test_fraction"
@@ -278,7 +278,7 @@ def _too_small(part: Part, options: TableOptions, given: Sequence[Part]) -> list
     )
 
 
-def _trained_on(part: Part, options: TableOptions, main: Sequence[Part]) -> list[Problem]:
+def _find_trained_groups(part: Part, options: TableOptions, main: Sequence[Part]) -> list[Problem]:
     """Refuse test rows of groups that are among the training rows of some site."""
     if options.group is None:
         return []

@@ -65,7 +65,7 @@ def build(
     doubtful = [
         *describe_shared_groups(data, options),
         *describe_gaps(clients.values(), data.task, agreement.classes, options),
-        *describe_copies(data, columns, options),
+        *describe_copies(data.main, data.given, columns, data.task, options),
         *doubts(data, columns, options),
     ]
     notes: dict[str, Any] = {"told": tuple(told), "remarks": tuple(remarks), "doubts": tuple(doubtful)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,7 +100,13 @@ def _describe_gap(gap: Gap, task: Task, classes: Classes | None) -> str:
 # Rows that are there several times -------------------------------------------------------------------------------
 
 
-def describe_copies(data: Checked, columns: Mapping[str, Sequence[Column]], options: TableOptions) -> list[str]:
+def describe_copies(
+    main: Sequence[Part],
+    given: Sequence[Part],
+    columns: Mapping[str, Sequence[Column]],
+    task: Task,
+    options: TableOptions,
+) -> list[str]:
     """Return a line with the number of rows that may be tested on while a row with equal values is trained on.
 
     Rows are equal if all columns that may enter and the target are, once they are parsed. Rows of one group do not
@@ -107,13 +114,15 @@ def describe_copies(data: Checked, columns: Mapping[str, Sequence[Column]], opti
     mentioned: nothing can be learnt by heart from them.
 
     Args:
-        data: the tables of all sites.
+        main: the rows of each site.
+        given: rows that sites are tested on, in place of a split.
         columns: per site, what the columns hold.
-        options: what they are for.
+        task: what the targets are for.
+        options: what the columns are for.
     """
-    rows = _Rows.of([*data.main, *data.given], columns, data.task, options)
-    tested = rows.part >= len(data.main)
-    if data.given:
+    rows = _Rows.of([*main, *given], columns, task, options)
+    tested = rows.part >= len(main)
+    if given:
         copied = tested & np.isin(rows.hashes, rows.hashes[~tested])
         number, candidates = int(copied.sum()), int(tested.sum())
     else:
@@ -123,7 +132,7 @@ def describe_copies(data: Checked, columns: Mapping[str, Sequence[Column]], opti
         return []
     elsewhere = int((copied & (rows.count_sites() > 1)).sum())
     also = f" ({elsewhere} of them a row of another site)" if elsewhere else ""
-    what = "test rows equal a training row" if data.given else "rows equal another row"
+    what = "test rows equal a training row" if given else "rows equal another row"
     return [
         f"{number} of {candidates} {what} in all columns and in '{options.target}'{also}: a model may know a test row "
         "from its copy; if these are copies, leave them out, or name as group what they belong to, such as a patient"
@@ -180,7 +189,7 @@ class _Rows:
     def more_than_chance(self) -> bool:
         """Whether there are clearly more equal pairs than chance explains: by three standard deviations of a count."""
         most = MORE_THAN_CHANCE * self.pairs_by_chance
-        return self.pairs > most + 3 * np.sqrt(most)
+        return self.pairs > most + 3 * math.sqrt(most)
 
     def count_units(self) -> NDArray[np.int64]:
         """Return for each row in how many units a row is equal to it."""

@@ -17,6 +17,7 @@ from perfed.data.labels import Task
 from perfed.data.site_arrays import SiteArrays, counted
 from perfed.data.tables.checks import UNDECIDED, Checked, Part, checked, holders, like_persons, unreadable
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column
+from perfed.data.tables.leaks import describe_copies
 from perfed.data.tables.options import TableOptions, agreed_kinds, learnt
 from perfed.data.tables.preprocess import column_transformer, output_names, outputs, own_transformer, set_scales
 from perfed.data.tables.problems import Frame, Series, in_rows, merged, pandas, refuse, unknown
@@ -99,7 +100,7 @@ class SiteTableData:
         """
         options, site = self.options, self.main.site
         if options.group is not None:
-            return options.group_split.tested(self.main.rows[options.group].groups, options.seed)
+            return options.group_split.mark_test_rows(self.main.rows[options.group].groups, options.seed)
         y = self._targets(numbers=self._labels.whole)[0]
         by_task = {"classification": y, "survival": y.reshape(len(y), -1)[:, -1]}
         strata = np.zeros(len(y)) if options.public else by_task.get(self.task, np.zeros(len(y)))
@@ -145,6 +146,11 @@ class SiteTableData:
             values = pandas().concat([part.rows[name].read(Column(name, "category"))[0] for part in parts])
             found.append(like_persons(name, values, groups))
         return merged(self.main.said(filter(None, found)))
+
+    def describe_copies(self) -> list[str]:
+        """Return a line with the number of rows that are there several times; none where there are no such."""
+        given = [] if self.given is None else [self.given]
+        return describe_copies([self.main], given, {self.main.site: self.columns}, self.task, self.options)
 
     def counts(self) -> tuple[int, dict[str, int] | None]:
         """How many rows there are to train on, and of each class that has some."""
