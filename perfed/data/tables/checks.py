@@ -144,7 +144,7 @@ def checked(
         problems += found
     late = UNDECIDED if options.columns != "own" and alone else frozenset[Kind]()
     problems += _lines(unreadable(part, read_as[part.site], late) for part in parts)
-    problems += _lines(_too_small(part, options, given) for part in main)
+    problems += _lines(_too_small(part, options, given, alone=alone) for part in main)
     problems += _lines(_find_trained_groups(part, options, main) for part in given)
     refuse(problems)
     return Checked(main, given, columns, dict(zip(columns, values, strict=False)), task)
@@ -253,7 +253,8 @@ def unreadable(part: Part, columns: Sequence[Column], but: Set[Kind] = frozenset
     return part.said(found)
 
 
-def _too_small(part: Part, options: TableOptions, given: Sequence[Part]) -> list[Problem]:
+def _too_small(part: Part, options: TableOptions, given: Sequence[Part], *, alone: bool) -> list[Problem]:
+    """Refuse a site that cannot be split; with ``alone`` it is split for one seed, and its groups may be few."""
     if any(test.site == part.site for test in given):
         return []
     groups = None if options.group is None else part.rows[options.group].groups
@@ -261,11 +262,12 @@ def _too_small(part: Part, options: TableOptions, given: Sequence[Part]) -> list
     if groups is not None:
         units, what = len(np.unique(groups)), f"values of the group '{options.group}'"
     least = options.folds or (2 if options.test_fraction else 1)
+    least = 1 if alone and groups is not None else least
     why = f"folds = {least}" if options.folds else "to train on and to test on"
     if units < least:
         return part.said([f"it has {units} {what}; at least {least} are needed ({why})"])
     split = options.group_split
-    seeds = split.seeds if options.folds else (options.seed,)
+    seeds = split.seeds if options.folds and not alone else (options.seed,)
     if groups is None or given or not any(split.mark_test_rows(groups, seed).all() for seed in seeds):
         return []
     where = f"one of the {options.folds} folds" if options.folds else "the part to test on"

@@ -185,6 +185,9 @@ def test_a_site_that_joins_tests_on_no_patient_that_others_trained_on(split):
     assert client.test is not None and client.table.ids == ("patient",)
     tested = marks(federation_of([client], federation.schema), "test")
     assert tested and tested == marks(federation, "test") & set(range(10, 40))
+    trained = next(n for n in range(60) if n not in marks(federation, "test"))
+    small = new_client_from_frame(federation, "west", patients(5, 1, first=trained, visits=6), "west.csv")
+    assert len(small.train) == 6 and small.test is None
     with pytest.raises(PerfedError, match=r"west\.csv: group: no column 'patient'"):
         new_client_from_frame(federation, "west", patients(5, 30).drop(columns="patient"), "west.csv")
 
