@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from perfed import rng
 from perfed.data.tables.problems import Series, pandas
@@ -69,12 +70,12 @@ def canonical_text(value: Any) -> str:
     return "0" if not number else f"{number:f}" if -30 < number.adjusted() < 30 else str(number)
 
 
-def draw_positions(groups: Keys, seed: int, purpose: str, draw: int = 0) -> NDArray[np.float64]:
+def draw_positions(groups: Keys, seed: int, purpose: str, draw: int | Tensor = 0) -> NDArray[np.float64]:
     """Return a number in [0, 1) for each row, which is uniform over groups and the same for rows of one group.
 
     Args:
-        groups: of :func:`hash_groups`.
-        seed, purpose, draw: others give independent numbers.
+        groups: ``(rows,)`` of :func:`hash_groups`.
+        seed, purpose, draw: others give independent numbers; of draws ``(draws, 1)`` the result is ``(draws, rows)``.
     """
     keys = rng.key(seed, purpose, draw, torch.from_numpy(np.ascontiguousarray(groups)))
     return rng.uniform(keys, 1, torch.float64)[..., 0].numpy()
@@ -103,8 +104,8 @@ class GroupSplit:
         first = self.seed // number * number
         return range(first, first + number)
 
-    def mark_test_rows(self, groups: Keys, seed: int, draw: int | None = None) -> NDArray[np.bool_]:
-        """Return whether the run of a seed tests on each row."""
+    def mark_test_rows(self, groups: Keys, seed: int, draw: int | Tensor | None = None) -> NDArray[np.bool_]:
+        """Return whether the run of a seed tests on each row; arguments as of :func:`draw_positions`."""
         draw = self.draw if draw is None else draw
         if not self.folds:
             return np.less(draw_positions(groups, seed, "test groups", draw), self.fraction)
@@ -192,9 +193,9 @@ def _count_groups(sites: Sequence[SiteGroups], split: GroupSplit, draws: Sequenc
     holds = coo_matrix((np.ones(len(rows)), (rows, np.concatenate(pairs))), (len(cells), len(every))).tocsr()
     if draws is None:
         draws = range(min(DRAWS, _WORK // len(rows)))
+    column = torch.tensor(draws)[:, None]
     tested = [
-        holds @ np.column_stack([split.mark_test_rows(every, seed, draw) for draw in draws]).astype(np.float64)
-        for seed in split.seeds
+        holds @ np.ascontiguousarray(split.mark_test_rows(every, seed, column).T, np.float64) for seed in split.seeds
     ]
     share = 1 / split.folds if split.folds else split.fraction
     return _Counts(cells, np.asarray(holds.sum(1))[:, 0], np.stack(tested), share)

@@ -94,7 +94,8 @@ def _describe_gap(gap: Gap, task: Task, classes: Classes | None) -> str:
     elif gap.label is not None and classes is not None:
         of_class = f" of class '{classes[gap.label]}'"
     seeds = ", ".join(map(str, gap.seeds))
-    return f"no {gap.split} rows{of_class} with seed{'s' if len(gap.seeds) > 1 else ''} {seeds}"
+    rows = "training rows" if gap.split == "train" else "test rows"
+    return f"no {rows}{of_class} with seed{'s' if len(gap.seeds) > 1 else ''} {seeds}"
 
 
 # Rows that are there several times -------------------------------------------------------------------------------
