@@ -48,7 +48,8 @@ def hash_groups(values: Series) -> Keys:
     """
     rows, different = pandas().factorize(values)
     digests = [hashlib.blake2b(canonical_text(value).encode(), digest_size=8).digest() for value in different]
-    return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)[rows]
+    numbers: Keys = np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)[rows]
+    return numbers
 
 
 def canonical_text(value: Any) -> str:
@@ -108,9 +109,11 @@ class GroupSplit:
         """Return whether the run of a seed tests on each row; arguments as of :func:`draw_positions`."""
         draw = self.draw if draw is None else draw
         if not self.folds:
-            return np.less(draw_positions(groups, seed, "test groups", draw), self.fraction)
+            tested: NDArray[np.bool_] = draw_positions(groups, seed, "test groups", draw) < self.fraction
+            return tested
         repetition, fold = divmod(seed, self.folds)
-        return np.equal((draw_positions(groups, repetition, "folds of groups", draw) * self.folds).astype(int), fold)
+        folds = (draw_positions(groups, repetition, "folds of groups", draw) * self.folds).astype(np.int64)
+        return np.equal(folds, fold)
 
 
 @dataclass(frozen=True)
@@ -165,12 +168,14 @@ class _Counts:
     def no_test(self) -> NDArray[np.bool_]:
         """Return where nothing is tested on although there are groups enough for it (any class: always)."""
         enough = (self.share * self.total >= 1) | np.array([label is None for _, label in self.cells])
-        return np.logical_and(self.tested == 0, enough[:, None])
+        lacking: NDArray[np.bool_] = (self.tested == 0) & enough[:, None]
+        return lacking
 
     @property
     def no_train(self) -> NDArray[np.bool_]:
         """Return where nothing is left to train on although there are several groups."""
-        return np.logical_and(self.tested == self.total[:, None], self.total[:, None] > 1)
+        lacking: NDArray[np.bool_] = (self.tested == self.total[:, None]) & (self.total > 1)[:, None]
+        return lacking
 
     @property
     def unevenness(self) -> NDArray[np.float64]:

@@ -19,8 +19,8 @@ from perfed.data.tables.options import TableOptions
 from perfed.data.tables.problems import Series, pandas
 from perfed.errors import shorten_list
 
-FEWEST_COPIES = 0.01
-"""Share of the rows below which copies are not mentioned; they change no metric by more than about that."""
+FEWEST_COPIES = 0.02
+"""Share of the rows below which equal rows are not mentioned; they change no accuracy by more than about that."""
 MORE_THAN_CHANCE = 2.0
 """How many times as many pairs of rows as in independent columns are put down to chance; columns are never quite so."""
 
