@@ -75,6 +75,7 @@ def _short(shown: Preview) -> Iterator[str]:
     yield f"  once all have agreed: how many rows you have; {_inputs(shown)}"
     entries = f"{len(shown.entries)} entries, at most {shown.bytes} bytes a reply"
     yield f"  in a round: {entries}; {_metrics(shown)}"
+    yield from _describe_doubts(shown)
 
 
 def _whole(shown: Preview) -> Iterator[str]:
@@ -101,7 +102,13 @@ def _whole(shown: Preview) -> Iterator[str]:
         yield f"  under masks, of which the server gets the sum over the sites: {name.removeprefix(':')}"
     yield f"  {_metrics(shown)} of your model on your test rows"
     yield "and your site's name, and a fixed sentence where something fails"
+    yield from _describe_doubts(shown)
     yield f"hash of all this, for --consent: {shown.digest}"
+
+
+def _describe_doubts(shown: Preview) -> Iterator[str]:
+    for line in shown.doubts:
+        yield f"to mind, and not told to anybody: {line}"
 
 
 def _metrics(shown: Preview) -> str:

@@ -23,6 +23,8 @@ class Split:
         x: inputs, ``(samples, *input_shape)``, a floating-point tensor.
         y: targets, ``(samples,)`` int64 class labels or ``(samples, ...)`` floating-point values.
         domain: ``(samples,)`` int64 domain ids, or ``None`` where domains are unknown.
+        group: ``(samples,)`` int64 numbers of the samples' groups, the same at all clients
+            (:func:`perfed.data.groups.hash_groups`); ``None`` where each sample stands alone.
         sound: whether the samples were checked (:func:`perfed.data.checks.check_samples`), or made of such.
 
     Example:
@@ -34,6 +36,7 @@ class Split:
     x: Tensor
     y: Tensor
     domain: Tensor | None = None
+    group: Tensor | None = None
     sound: bool = field(default=False, init=False, compare=False)
 
     def __len__(self) -> int:
@@ -137,19 +140,23 @@ class Split:
 
     def take(self, index: Tensor) -> Split:
         """The samples at ``index`` (int64, in that order)."""
-        domain = None if self.domain is None else self.domain[index]
-        return self._vouch(Split(self.x[index], self.y[index], domain))
+        domain, group = (None if known is None else known[index] for known in (self.domain, self.group))
+        return self._vouch(Split(self.x[index], self.y[index], domain, group))
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Split:
         """The same samples on ``device``, with floating-point inputs and targets in ``dtype``."""
         y = self.y.to(device, dtype) if torch.is_floating_point(self.y) else self.y.to(device)
-        made = Split(self.x.to(device, dtype), y, None if self.domain is None else self.domain.to(device))
+        made = Split(self.x.to(device, dtype), y, None if self.domain is None else self.domain.to(device), self.group)
         narrow = dtype.itemsize < self.x.dtype.itemsize and len(self) and not self.largest <= torch.finfo(dtype).max
         return made if narrow else self._vouch(made, vars(self).get("known"))
 
     def with_targets(self, change: Callable[[Tensor], Tensor]) -> Split:
         """The same inputs with other targets of the same shape and kind, made of those that there are."""
         return self._vouch(replace(self, y=change(self.y)), self.known if self.has_values else None)
+
+    def with_groups(self, group: Tensor) -> Split:
+        """Return the same samples, in the groups ``group``."""
+        return self._vouch(replace(self, group=group), self.known)
 
     def with_facts(self, facts: SplitFacts) -> Split:
         """The same samples, which need not be counted any more."""

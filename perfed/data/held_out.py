@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
+from perfed.data.groups import draw_positions
 from perfed.data.partition.shards import generator
+from perfed.errors import PerfedError
 
 TUNING_FRACTION = 0.25
 """Part of the training samples that settings are chosen on where the data have no validation samples."""
@@ -22,12 +24,18 @@ def with_validation(client: Client, fraction: float, stratify: bool, seed: int) 
     """``client`` with the part ``fraction`` of its training samples as validation data, by class where ``stratify``,
     of survival by event.
 
-    One training sample of each class stays. A client that comes with validation data of its own keeps them.
+    One training sample of each class stays. A client that comes with validation data of its own keeps them. Samples of
+    one group stay together, at all clients; then neither the fraction nor the classes are exact.
+
+    Raises:
+        PerfedError: all groups of the client are drawn.
     """
     if client.split("validation") is not None:
         return client
-    cut = _Cut(f"validation of {client.id}", seed, stratify, fraction)
+    cut = _Cut("validation", client.id, seed, stratify, fraction)
     validation, train = _part(client.train, cut), _part(client.train, replace(cut, rest=True))
+    if train is None and client.train.group is not None:
+        raise _no_training_rows(client, f"a share of {fraction:g} for validation", "a smaller share")
     return client if validation is None or train is None else replace(client, train=train, validation=validation)
 
 
@@ -36,19 +44,36 @@ def fold_as_test(client: Client, fold: Sequence[int], stratify: bool, seed: int)
 
     Its test data are not there at all, so that whatever is chosen by these folds has not seen them. Each class is
     spread evenly over the folds (of survival each event), and a class with a single sample is in none: it stays among
-    the training samples. Every other sample is in one fold. Validation data stay what they are.
+    the training samples. Every other sample is in one fold. Validation data stay what they are. Samples of one group
+    are in one fold, the same at all clients; classes are then not spread evenly.
+
+    Raises:
+        PerfedError: all groups of the client are in the fold.
     """
-    cut = _Fold(f"folds of {client.id}", seed, stratify, fold[0], fold[1])
+    cut = _Fold("folds", client.id, seed, stratify, fold[0], fold[1])
     test, train = _part(client.train, cut), _part(client.train, replace(cut, rest=True))
-    assert train is not None  # of a class with several samples one is in each of several folds
+    if train is None:  # without groups there is one sample in each of several folds
+        raise _no_training_rows(
+            client, f"fold {fold[0] + 1} of {fold[1]} of the training rows", "another number of folds"
+        )
     return replace(client, test=test, train=train)
+
+
+def _no_training_rows(client: Client, part: str, remedy: str) -> PerfedError:
+    """Return the error for a client whose groups are all in one part of its training samples."""
+    assert client.train.group is not None
+    number = len(torch.unique(client.train.group))
+    return PerfedError(
+        f"client '{client.id}': all its {number} groups are in {part}, and nothing is left to train on; {remedy}, "
+        "another seed or another group helps"
+    )
 
 
 def scored_apart(federation: Federation, seed: int) -> Federation:
     """Each client's validation samples in two halves, by class: for the method, and for scoring in place of test data.
 
     The first half stays the validation data. The second, larger by one where their number is odd, is the test data of
-    the federation that is returned, which has no others.
+    the federation that is returned, which has no others. Samples of one group are in the same half.
     """
     stratify = federation.task != "regression"
 
@@ -56,7 +81,7 @@ def scored_apart(federation: Federation, seed: int) -> Federation:
         held = client.split("validation")
         if held is None:
             return replace(client, test=None)
-        cut = _Cut(f"scored apart of {client.id}", seed, stratify)
+        cut = _Cut("scored apart", client.id, seed, stratify)
         return replace(client, validation=_part(held, cut), test=_part(held, replace(cut, rest=True)))
 
     return replace(federation, clients=tuple(halved(client) for client in federation))
@@ -86,8 +111,19 @@ class _Some(Protocol):
     def chosen(self, labels: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which samples are meant, by their classes."""
 
+    def chosen_groups(self, groups: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which samples are meant, by their groups."""
+
     def __call__(self, split: Split) -> Split:
         """The samples that are meant."""
+
+
+def _take_chosen(some: _Some, split: Split) -> Split:
+    if split.group is None:
+        chosen = some.chosen(_strata(split, some.stratify))
+    else:
+        chosen = some.chosen_groups(split.group.numpy())
+    return split.take(torch.from_numpy(np.flatnonzero(chosen)))
 
 
 @dataclass(frozen=True)
@@ -95,13 +131,14 @@ class _Cut:
     """A random part of a client's samples, spread evenly over every class, or the rest of them.
 
     Attributes:
-        purpose, seed: of the draw.
+        purpose, client, seed: of the draw; that of groups is the same at all clients.
         stratify: whether by class, of survival by event.
         fraction: of the samples, of which one of each class stays in the rest; ``None``: half of them, rounded down.
         rest: whether the samples are meant that are not in the part.
     """
 
     purpose: str
+    client: str
     seed: int
     stratify: bool
     fraction: float | None = None
@@ -109,7 +146,7 @@ class _Cut:
 
     def chosen(self, labels: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which samples are meant, by their classes."""
-        position, size = _evenly(labels, generator(self.seed, self.purpose)), len(labels) // 2
+        position, size = _evenly(labels, generator(self.seed, f"{self.purpose} of {self.client}")), len(labels) // 2
         if self.fraction is not None:
             classes = np.unique(labels)
             for label in classes:
@@ -120,9 +157,14 @@ class _Cut:
         part[np.argsort(position, kind="stable")[:size]] = True
         return ~part if self.rest else part
 
+    def chosen_groups(self, groups: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which samples are meant, by their groups."""
+        part = draw_positions(groups, self.seed, self.purpose) < (0.5 if self.fraction is None else self.fraction)
+        return ~part if self.rest else part
+
     def __call__(self, split: Split) -> Split:
         """The samples that are meant."""
-        return split.take(torch.from_numpy(np.flatnonzero(self.chosen(_strata(split, self.stratify)))))
+        return _take_chosen(self, split)
 
 
 @dataclass(frozen=True)
@@ -130,6 +172,7 @@ class _Fold:
     """Fold ``index`` of ``count`` of a client's samples, or the rest of them."""
 
     purpose: str
+    client: str
     seed: int
     stratify: bool
     index: int
@@ -138,7 +181,7 @@ class _Fold:
 
     def chosen(self, labels: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which samples are meant, by their classes."""
-        rng, folds, first = generator(self.seed, self.purpose), np.full(len(labels), -1), 0
+        rng, folds, first = generator(self.seed, f"{self.purpose} of {self.client}"), np.full(len(labels), -1), 0
         for label in np.unique(labels):
             members = rng.permutation(np.flatnonzero(labels == label))
             if len(members) > 1:
@@ -147,9 +190,15 @@ class _Fold:
         part: NDArray[np.bool_] = folds == self.index
         return ~part if self.rest else part
 
+    def chosen_groups(self, groups: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which samples are meant, by their groups."""
+        folds = (draw_positions(groups, self.seed, self.purpose) * self.count).astype(np.int64)
+        part: NDArray[np.bool_] = folds == self.index
+        return ~part if self.rest else part
+
     def __call__(self, split: Split) -> Split:
         """The samples that are meant."""
-        return split.take(torch.from_numpy(np.flatnonzero(self.chosen(_strata(split, self.stratify)))))
+        return _take_chosen(self, split)
 
 
 def _part(split: Split, cut: _Some) -> Split | None:

@@ -7,10 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import torch
+
 from perfed.data.client import Client
 from perfed.data.domain_input import with_domain
 from perfed.data.federation import Federation
 from perfed.data.federation_schema import AgreedColumn
+from perfed.data.groups import GroupSplit
 from perfed.data.held_out import with_validation
 from perfed.data.site_arrays import SiteArrays
 from perfed.data.tables.kinds import guess
@@ -54,7 +58,8 @@ def new_client_from_frame(federation: Federation, name: str, frame: Any, source:
     like: columns that it lacks are missing in every row, and further ones do not enter; where columns are shared by
     name, those that nobody shares enter behind them. Else it has columns of its own, of which dates, categories, and
     numbers that look like an id, are what they are at the others. Target, domain and what the others leave out are as
-    there. Its preprocessing is fitted on its own training rows; a quarter of the rows is tested on, by class.
+    there. Its preprocessing is fitted on its own training rows; a quarter of the rows is tested on, by class. Where
+    rows have groups, those groups are tested on that would be at the other sites.
 
     Args:
         federation: that it joins.
@@ -63,8 +68,8 @@ def new_client_from_frame(federation: Federation, name: str, frame: Any, source:
         seed: of the split.
 
     Raises:
-        PerfedError: an id that is there, what :func:`perfed.data.tables.checks.checked` refuses, or a class or domain
-            that no other site has.
+        PerfedError: an id that is there, what :func:`perfed.data.tables.checks.checked` refuses, a class or domain that
+            no other site has, or groups that others have trained on among the rows to test on.
     """
     _refuse_known(federation, name)
     tables = [client.table for client in federation if client.table is not None]
@@ -72,11 +77,13 @@ def new_client_from_frame(federation: Federation, name: str, frame: Any, source:
     columns = federation.columns if named else federation.columns or _shared(tables)
     frame = frame.set_axis([str(column) for column in frame.columns], axis=1)
     options = _options(tables, columns, frame, task=None if tables[0].event is not None else federation.task, seed=seed)
+    options = replace(options, **_group_options(federation, options))
     site = SiteTableData.alone(name, frame, options, sources=(source, source))
     client = site.client(federation.schema.model_copy(update={"columns": columns}))
     assert client.table is not None
     ids = tuple(column for column in frame.columns if any(column in table.ids for table in tables))
     client = replace(client, table=replace(client.table, ids=ids))
+    _refuse_trained_groups(federation, client, source)
     return with_domain(client, tables[0].domains) if tables[0].domain_input else client
 
 
@@ -105,6 +112,38 @@ def _options(
         preprocess=first.transformer if first.own else None,
         **more,
     )
+
+
+def _group_options(federation: Federation, options: TableOptions) -> dict[str, Any]:
+    """Return how rows with groups are split at a site that joins: as at the sites of the federation, if they do so."""
+    if "group_split" not in federation.notes:
+        return {}
+    group: str
+    split: GroupSplit
+    group, split = federation.notes["group_split"]
+    return {
+        "group": group,
+        "group_draw": split.draw,
+        "folds": split.folds,
+        "test_fraction": split.fraction or options.test_fraction,
+        "seed": split.seed,
+        "drop": tuple(name for name in options.drop if name != group),
+    }
+
+
+def _refuse_trained_groups(federation: Federation, client: Client, source: str) -> None:
+    """Refuse test rows of groups that some site of the federation has trained on."""
+    test = client.split("test")
+    if test is None or test.group is None:
+        return
+    trained = [known for other in federation for known in (other.train, other.validation) if known is not None]
+    groups = [known.group for known in trained if known.group is not None]
+    number = len(np.intersect1d(test.group.numpy(), torch.cat(groups).numpy())) if groups else 0
+    if number:
+        raise PerfedError(
+            f"{source}: it would be tested on {number} values of its group that other sites have trained on; leave "
+            "these rows out"
+        )
 
 
 def _shared(tables: Sequence[TablePreprocessor]) -> tuple[AgreedColumn, ...] | None:

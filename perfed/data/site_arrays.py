@@ -213,6 +213,10 @@ class SiteArrays:
             sums = Sums.of(values)
         return scanned(self.site, self.parts, self.names, self.task, sums)
 
+    def describe_copies(self) -> list[str]:
+        """Return nothing: rows of arrays, such as images, are not compared."""
+        return []
+
     def counts(self) -> tuple[int, dict[str, int] | None]:
         """How many samples there are to train on, and of each class that has some."""
         return counted(np.asarray(self.parts["train"][1]), self.task)

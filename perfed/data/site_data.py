@@ -26,6 +26,9 @@ class SiteData(Protocol):
     def told(self, fewest: int = 1) -> SiteMetadata:
         """What the site tells before it trains; of categories those that at least ``fewest`` of its rows hold."""
 
+    def describe_copies(self) -> list[str]:
+        """Return a line with the number of rows that are there several times; none where there are no such."""
+
     def counts(self) -> tuple[int, dict[str, int] | None]:
         """How many rows there are to train on, and of each class that has some; ``None`` where there are no classes."""
 

@@ -32,8 +32,8 @@ class TableSettings(BaseModel):
         test_files: rows to test on, in place of a split, likewise.
         site_column: names the site of every row.
         target: the column to predict; with ``event``, a time.
-        event, domain, drop, numbers, dates, categories, missing, group, folds, columns, scales, preprocess, public: see
-            :class:`perfed.data.tables.options.TableOptions`; "" for none.
+        event, domain, drop, numbers, dates, categories, missing, group, group_draw, folds, columns, scales, preprocess,
+            public: see :class:`perfed.data.tables.options.TableOptions`; "" for none.
         task: "auto": what the targets look like.
         test_fraction: of each site's rows; not with ``folds`` or ``test_files``.
     """
@@ -52,6 +52,7 @@ class TableSettings(BaseModel):
     categories: list[str] = []
     missing: list[str] = []
     group: str = ""
+    group_draw: NonNegative = 0
     task: Literal["auto", "classification", "regression"] = "auto"
     test_fraction: ValidationFraction = 0.2
     folds: NonNegative = 0

@@ -180,7 +180,7 @@ class Part:
         Raises:
             PerfedError: ``run`` cannot be an id, or the run's file is damaged.
         """
-        file = Stored(folder / _RUNS, run).path / _RUN
+        file = Stored(folder / RUNS, run).path / _RUN
         return cls._in(file, site, data) if file.exists() else None
 
     @classmethod

@@ -46,6 +46,7 @@ class Preview:
         bytes: of its largest reply.
         metrics: names of what is measured of its model.
         summed: products of entries of which the server gets sums over sites; empty where it gets the replies.
+        doubts: what makes the site's metrics doubtful; nobody but its administrator reads it.
     """
 
     site: str
@@ -57,6 +58,7 @@ class Preview:
     bytes: int
     metrics: Sequence[str]
     summed: Sequence[str] = ()
+    doubts: Sequence[str] = ()
 
     @classmethod
     def of(cls, site: str, data: Path, study: str) -> Preview:
@@ -81,7 +83,8 @@ class Preview:
             for of in ([allowed.measured for allowed in found], [allowed.summed for allowed in found])
         )
         most = max(allowed.bytes for allowed in found)
-        return cls(site, study, told, facts, why, [_plain(*of) for of in entries], most, measured, summed)
+        sent = [_plain(*of) for of in entries]
+        return cls(site, study, told, facts, why, sent, most, measured, summed, own.describe_copies())
 
     @cached_property
     def experiment(self) -> Experiment:

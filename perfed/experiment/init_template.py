@@ -10,11 +10,14 @@ from contextlib import suppress
 from typing import Any
 
 from perfed.data.federation import Federation
+from perfed.data.groups import best_draw
 from perfed.data.labels import Task
 from perfed.data.names import quote_name, quote_unless_plain
 from perfed.data.summary import columns_of
+from perfed.data.tables.leaks import site_groups
 from perfed.data.tables.problems import TableProblems
 from perfed.datasets import load
+from perfed.datasets.tables import TableSettings
 from perfed.errors import PerfedError
 from perfed.report.warnings import MOSTLY
 
@@ -25,7 +28,8 @@ _WHAT = {
     "target": "column to predict",
     "event": "1 or yes where the event was seen at that time; else nothing is known beyond it",
     "domain": "column of domains; its accuracy is reported for each",
-    "group": "rows of one value are never on both sides of a split",
+    "group": "rows of one value are never on both sides of a split, at whichever site",
+    "group_draw": "of many divisions of the groups the most even one, found by 'perfed init'",
     "drop": "columns that do not enter: ids, free text",
     "numbers": "columns of numbers, where they were not taken for it",
     "dates": "columns of dates, where they were not taken for it",
@@ -84,17 +88,19 @@ def fitting(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
 
     That is five folds where each site has the rows, and named columns where two sites have one of the same name.
 
+    Groups are divided as evenly over sites and classes as their best draw does.
+
     Args:
         settings: options of the data set "tables", without those on the split; ``columns``, if given, stay.
 
     Raises:
         TableProblems: the tables have problems whatever the split.
     """
-    split: dict[str, Any] = {} if "test_files" in settings else {"folds": 5}
     try:
+        split = _split(settings, {"folds": 5})
         federation = load("tables", {**settings, **split}, seed=0)
     except TableProblems:
-        split = {} if "test_files" in settings else {"test_fraction": 0.2}
+        split = _split(settings, {"test_fraction": 0.2})
         federation = load("tables", {**settings, **split}, seed=0)
     if "columns" in settings:
         return federation, {**settings, **split}
@@ -105,6 +111,22 @@ def fitting(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
         with suppress(TableProblems):  # kinds that differ
             return load("tables", named, seed=0), named
     return federation, {**settings, **split, "columns": "own"}
+
+
+def _split(settings: Mapping[str, Any], split: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of ``split``, with the draw in which groups are most even; none where there are test files.
+
+    Raises:
+        TableProblems: the tables have problems whatever the split.
+    """
+    if "test_files" in settings:
+        return {}
+    if "group" not in settings:
+        return {**split}
+    whole = load("tables", {**settings, "test_fraction": 0.0}, seed=0)
+    options = TableSettings.model_construct(**{**settings, **split}).options(seed=0)
+    draw = best_draw(site_groups(whole, whole.task), options.group_split)
+    return {**split, **({"group_draw": draw} if draw else {})}
 
 
 def compared(settings: Mapping[str, Any], federation: Federation) -> list[str]:

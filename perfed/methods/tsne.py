@@ -45,6 +45,7 @@ class TSNEFedRep(FedRep):
             found = tsne.fit_transform(x)
         parts = torch.from_numpy(found).to(client.train.x.dtype).split([len(split) for split in splits.values()])
         new: dict[str, Any] = {
-            name: Split(part, splits[name].y, splits[name].domain) for name, part in zip(splits, parts, strict=True)
+            name: Split(part, splits[name].y, splits[name].domain, splits[name].group)
+            for name, part in zip(splits, parts, strict=True)
         }
         return replace(client, **new, feature_names=None, held=None)

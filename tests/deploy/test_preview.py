@@ -87,6 +87,18 @@ def test_a_value_of_four_rows_does_not_leave(tables):
     assert "stabbing" not in told and "dull" in told
 
 
+def test_copies_of_rows_are_shown_to_the_site_alone(tables):
+    text, file = study(tables), tables / "north.csv"
+    before = Preview.of("north", file, text)
+    table = pd.read_csv(file)
+    pd.concat([table, table[:10]]).to_csv(file, index=False)
+    (tables / "study.toml").write_text(text)
+    done = perfed("site", "preview", "--data", file, "--study", tables / "study.toml", "--name", "north")
+    assert "to mind, and not told to anybody: 20 of 50 rows equal another row" in " ".join(done.out.split()), done.err
+    after = Preview.of("north", file, text)
+    assert (before.doubts, after.digest) == ([], before.digest) and "equal another" not in json.dumps(after.plain())
+
+
 def test_all_of_it_is_printed(tables):
     text = study(tables, data={"name": "tables", "files": ["x"], "target": "ill", "columns": "union", "drop": ["age"]})
     (tables / "study.toml").write_text(text)

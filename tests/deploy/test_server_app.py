@@ -103,6 +103,18 @@ def test_a_run_that_is_submitted_again_goes_on_to_the_same_bits(exchanges, table
     same_as_simulated(tables)
 
 
+def test_patients_of_several_sites_are_divided_as_in_a_simulation(tables):
+    for n, site in enumerate(COLUMNS):
+        numbers = np.arange(40) // 2 + 10 * n
+        frame = pd.read_csv(tables / f"{site}.csv").assign(patient=numbers if n else [f"{k}.0" for k in numbers])
+        frame.to_csv(tables / f"{site}.csv", index=False)
+    files = [str(tables / f"{site}.csv") for site in COLUMNS]
+    data = {"name": "tables", "files": files, "target": "ill", "group": "patient", "folds": 4}
+    data |= {"validation_fraction": 0.3, "group_draw": 1}
+    submit(tables, study(tables, data=data))
+    same_as_simulated(tables, data=data)
+
+
 def test_models_of_each_sites_best_round_are_those_of_a_simulation(tables):
     changes = {"evaluation": {"every": 1, "stop": "validated", "patience": 2}, "rounds": 4}
     files = [str(tables / f"{site}.csv") for site in COLUMNS]

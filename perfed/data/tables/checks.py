@@ -27,7 +27,7 @@ from perfed.data.tables.problems import (
     unknown,
 )
 from perfed.data.tables.targets import CONSTANT, constant, events_of, named, targets_of
-from perfed.errors import PerfedError
+from perfed.errors import PerfedError, shorten_list
 
 FEWEST = 5
 """Rows of a site that hold a category at least before the site tells it to anybody."""
@@ -146,7 +146,8 @@ def checked(
         problems += found
     late = UNDECIDED if options.columns != "own" and alone else frozenset[Kind]()
     problems += _lines(unreadable(part, read_as[part.site], late) for part in parts)
-    problems += _lines(_too_small(part, options, given) for part in main)
+    problems += _lines(_too_small(part, options, given, alone=alone) for part in main)
+    problems += _lines(_find_trained_groups(part, options, main) for part in given)
     refuse(problems)
     return Checked(main, given, columns, dict(zip(columns, values, strict=False)), task)
 
@@ -257,12 +258,43 @@ def unreadable(part: Part, columns: Sequence[Column], but: Set[Kind] = frozenset
     return part.said(found)
 
 
-def _too_small(part: Part, options: TableOptions, given: Sequence[Part]) -> list[Problem]:
+def _too_small(part: Part, options: TableOptions, given: Sequence[Part], *, alone: bool) -> list[Problem]:
+    """Refuse a site that cannot be split; with ``alone`` it is split for one seed, and its groups may be few."""
     if any(test.site == part.site for test in given):
         return []
+    groups = None if options.group is None else part.rows[options.group].groups
     units, what = len(part.frame), "rows"
-    if options.group is not None:
-        units, what = part.frame[options.group].nunique(), f"values of the group '{options.group}'"
+    if groups is not None:
+        units, what = len(np.unique(groups)), f"values of the group '{options.group}'"
     least = options.folds or (2 if options.test_fraction else 1)
+    least = 1 if alone and groups is not None else least
     why = f"folds = {least}" if options.folds else "to train on and to test on"
-    return part.said([f"it has {units} {what}; at least {least} are needed ({why})"] if units < least else [])
+    if units < least:
+        return part.said([f"it has {units} {what}; at least {least} are needed ({why})"])
+    split = options.group_split
+    seeds = split.seeds if options.folds and not alone else (options.seed,)
+    if groups is None or given or not any(split.mark_test_rows(groups, seed).all() for seed in seeds):
+        return []
+    where = f"one of the {options.folds} folds" if options.folds else "the part to test on"
+    remedy = "other folds" if options.folds else "another test_fraction"
+    return part.said(
+        [
+            f"all its {units} {what} are in {where}, and nothing is left to train on; {remedy}, another group_draw or "
+            "another group helps"
+        ]
+    )
+
+
+def _find_trained_groups(part: Part, options: TableOptions, main: Sequence[Part]) -> list[Problem]:
+    """Refuse test rows of groups that are among the training rows of some site."""
+    if options.group is None:
+        return []
+    groups = np.unique(part.rows[options.group].groups)
+    shared = {other.source: np.isin(groups, other.rows[options.group].groups) for other in main}
+    number = int(np.any(list(shared.values()), axis=0).sum())
+    if not number:
+        return []
+    where = shorten_list([source for source, which in shared.items() if which.any()])
+    remedy = f"leave these out of one of the two, or name '{options.group}' in drop if this is meant"
+    what = f"values of the group '{options.group}' that rows to train on have too"
+    return part.said([f"it has {number} {what} ({where}); {remedy}"])

@@ -77,7 +77,7 @@ def _looked_at(part: Part, options: TableOptions) -> Ints:
     """Rows of a site in random order, one of each group: those of a patient say nothing of other patients."""
     rows = generator(0, f"doubts about {part.site}").permutation(len(part.frame))
     if options.group is not None:
-        groups = pandas().factorize(part.frame[options.group].astype(str))[0][rows]
+        groups = part.rows[options.group].groups[rows]
         rows = rows[np.sort(np.unique(groups, return_index=True)[1])]
     return rows[:_MOST]
 

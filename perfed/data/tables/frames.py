@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from perfed.data.client import Client
 from perfed.data.federation_schema import FederationSchema, agreed, in_words
@@ -11,6 +12,7 @@ from perfed.data.labels import Task
 from perfed.data.tables.checks import Checked, checked
 from perfed.data.tables.doubts import doubts
 from perfed.data.tables.kinds import Column, Parsed, date_shown
+from perfed.data.tables.leaks import describe_copies, describe_gaps, describe_shared_groups
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.problems import Frame, Problem, merged
 from perfed.data.tables.public import NOTHING_OF_ROWS
@@ -26,7 +28,7 @@ def build(
     tests: Mapping[str, Frame | Parsed] | None = None,
     sources: Mapping[str, str] | None = None,
     test_sources: Mapping[str, str] | None = None,
-) -> tuple[dict[str, Client], FederationSchema, dict[str, tuple[str, ...]]]:
+) -> tuple[dict[str, Client], FederationSchema, dict[str, Any]]:
     """Check the tables of all sites, and do in one process what they do over a network: tell, agree, prepare.
 
     Each site splits its rows and fits its preprocessing on its own training rows. What only all tables together show,
@@ -41,7 +43,9 @@ def build(
     Returns:
         A client per site; what holds at all of them; and notes: "told", what sites tell each other before they train,
         in words, "remarks", what is worth knowing and no fault (columns that do not enter, names written in two ways,
-        sites with one class), and "doubts", what makes results doubtful (:mod:`perfed.data.tables.doubts`).
+        sites with one class), and "doubts", what makes results doubtful (:mod:`perfed.data.tables.doubts` and
+        :mod:`perfed.data.tables.leaks`); with groups, "group_split" is their column and division, which a site that
+        joins takes over.
 
     Raises:
         TableProblems: everything that is wrong with rows and columns.
@@ -58,8 +62,16 @@ def build(
     columns = {site: rows.as_agreed(agreement)[0] for site, rows in sites.items()}
     remarks = merged([*_hints(columns, data, options), *_remarks(columns, clients, data.task, drawn)])
     told = [NOTHING_OF_ROWS] if options.public else in_words(tolds, agreement)
-    notes = {"told": told, "remarks": remarks, "doubts": doubts(data, columns, options)}
-    return clients, agreement, {name: tuple(lines) for name, lines in notes.items()}
+    doubtful = [
+        *describe_shared_groups(data, options),
+        *describe_gaps(clients.values(), data.task, agreement.classes, options),
+        *describe_copies(data.main, data.given, columns, data.task, options),
+        *doubts(data, columns, options),
+    ]
+    notes: dict[str, Any] = {"told": tuple(told), "remarks": tuple(remarks), "doubts": tuple(doubtful)}
+    if options.group is not None:
+        notes["group_split"] = (options.group, options.group_split)
+    return clients, agreement, notes
 
 
 def _hints(held: Mapping[str, Sequence[Column]], data: Checked, options: TableOptions) -> Iterator[Problem]:

@@ -9,7 +9,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from perfed.data.groups import hash_groups
 from perfed.data.names import ALLOWED, find_control_character
 from perfed.data.tables.missing import without_codes
 from perfed.data.tables.problems import Frame, Series, in_rows, pandas
@@ -93,6 +95,11 @@ class Cells:
     def numbers(self) -> Series:
         """As floats, NaN where a cell is no number."""
         return pandas().to_numeric(self.found, errors="coerce").astype(float)
+
+    @cached_property
+    def groups(self) -> NDArray[np.int64]:
+        """Return the number of each row's group; see :func:`perfed.data.groups.hash_groups`."""
+        return hash_groups(self.found)
 
     def read(self, column: Column) -> tuple[Series, list[str]]:
         """Return what :func:`read` does."""

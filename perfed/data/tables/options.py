@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
+from perfed.data.groups import GroupSplit
 from perfed.data.labels import Task
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, Kind
 from perfed.data.tables.missing import split_code
@@ -164,7 +165,8 @@ class TableOptions:
         drop: columns that do not enter: ids, free text; here and below a text is one name.
         numbers, dates, categories: columns that are so, whatever they look like.
         missing: values that mean missing, beside empty cells: each in all columns ("-9"), or in one ("age=999").
-        group: column whose rows of one value (a patient's) are never on both sides of a split.
+        group: column whose rows of one value (a patient's) are never on both sides of a split, not even at two sites.
+        group_draw: which of many random divisions of the groups is used; another one may be more even.
         task: "classification" or "regression"; by default what the targets look like.
         test_fraction: share of each site's rows that is tested on, by class.
         folds: k > 0: instead, one of k folds by class. Which, says ``seed``: seeds 0, ..., k - 1 test every row once,
@@ -189,6 +191,7 @@ class TableOptions:
     categories: Sequence[str] = ()
     missing: Sequence[str] = ()
     group: str | None = None
+    group_draw: int = 0
     task: Task | None = None
     test_fraction: float = 0.2
     folds: int = 0
@@ -206,6 +209,7 @@ class TableOptions:
         allowed = {
             "test_fraction": ("from 0 to below 1", 0 <= self.test_fraction < 1),
             "folds": ("0, or at least 2", self.folds == 0 or self.folds >= 2),
+            "group_draw": ("whole numbers from 0 on", self.group_draw >= 0),
             "columns": (", ".join(get_args(Mode)), self.columns in get_args(Mode)),
             "scales": (", ".join(get_args(Scales)), self.scales in get_args(Scales)),
             "task": ("classification, regression", self.task in (None, "classification", "regression")),
@@ -251,6 +255,11 @@ class TableOptions:
             if self.task not in (None, task):
                 raise PerfedError(f"task = '{self.task}', but public.{self.target} is of {task}; leave one out")
             object.__setattr__(self, "task", task)
+
+    @property
+    def group_split(self) -> GroupSplit:
+        """How groups are divided, whichever site has them."""
+        return GroupSplit(self.folds, self.test_fraction, self.seed, self.group_draw)
 
     @property
     def one_scale(self) -> bool:

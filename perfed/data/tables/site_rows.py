@@ -23,6 +23,7 @@ from perfed.data.labels import Task
 from perfed.data.site_arrays import SiteArrays, counted
 from perfed.data.tables.checks import UNDECIDED, Checked, Part, checked, holders, like_persons, unreadable
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column
+from perfed.data.tables.leaks import describe_copies
 from perfed.data.tables.options import TableOptions, agreed_kinds, learnt
 from perfed.data.tables.preprocess import column_transformer, output_names, outputs, own_transformer, set_scales
 from perfed.data.tables.problems import Frame, Series, in_rows, merged, pandas, refuse, unknown
@@ -99,15 +100,20 @@ class SiteTableData:
 
     @cached_property
     def _held(self) -> NDArray[np.bool_]:
-        """Which of the site's rows it is tested on: by class, unless that would say how many rows are of each."""
-        options, site, y = self.options, self.main.site, self._targets(numbers=self._labels.whole)[0]
+        """Return which of the site's rows it is tested on: by class, unless that would say how many rows are of each.
+
+        With groups it depends on each row's group alone, so that the group is tested on at every site.
+        """
+        options, site = self.options, self.main.site
+        if options.group is not None:
+            return options.group_split.mark_test_rows(self.main.rows[options.group].groups, options.seed)
+        y = self._targets(numbers=self._labels.whole)[0]
         by_task = {"classification": y, "survival": y.reshape(len(y), -1)[:, -1]}
         strata = np.zeros(len(y)) if options.public else by_task.get(self.task, np.zeros(len(y)))
-        groups = None if options.group is None else self.main.frame[options.group].astype(str).to_numpy()
         if not options.folds:
-            return held_out(strata, groups, options.test_fraction, options.seed, f"test rows of {site}")
+            return held_out(strata, options.test_fraction, options.seed, f"test rows of {site}")
         repetition, held = divmod(options.seed, options.folds)
-        return np.equal(fold_of(strata, groups, options.folds, repetition, f"folds of {site}"), held)
+        return np.equal(fold_of(strata, options.folds, repetition, f"folds of {site}"), held)
 
     def _targets(self, *, numbers: bool) -> list[NDArray[Any]]:
         """Of each part labels, as whole ``numbers`` or texts, values, or times and events."""
@@ -146,6 +152,11 @@ class SiteTableData:
             values = pandas().concat([part.rows[name].read(Column(name, "category"))[0] for part in parts])
             found.append(like_persons(name, values, groups))
         return merged(self.main.said(filter(None, found)))
+
+    def describe_copies(self) -> list[str]:
+        """Return a line with the number of rows that are there several times; none where there are no such."""
+        given = [] if self.given is None else [self.given]
+        return describe_copies([self.main], given, {self.main.site: self.columns}, self.task, self.options)
 
     def counts(self) -> tuple[int, dict[str, int] | None]:
         """How many rows there are to train on, and of each class that has some."""
@@ -291,7 +302,22 @@ class SiteTableData:
         shared = len(agreement.columns or ()) if self.options.columns == "named" else None
         table = self._table(known, entering, rows["train"][1], agreement.domain_names or (), shared)
         made = SiteArrays.of(self.main.site, self._arrays(table, rows), self.task)
-        return replace(made.client(agreement), table=table, held=table.held)
+        return self._with_groups(replace(made.client(agreement), table=table, held=table.held))
+
+    def _with_groups(self, client: Client) -> Client:
+        """Return ``client`` with the groups of its rows, by which they are divided further."""
+        if (name := self.options.group) is None:
+            return client
+        groups = self.main.rows[name].groups
+        if self.given is None:
+            parts = {"train": groups[~self._held], "test": groups[self._held]}
+        else:
+            parts = {"train": groups, "test": self.given.rows[name].groups}
+        train = client.train.with_groups(torch.from_numpy(parts["train"]))
+        test = client.split("test")
+        return replace(
+            client, train=train, test=None if test is None else test.with_groups(torch.from_numpy(parts["test"]))
+        )
 
     def _entering(self, known: Sequence[Column], schema: Sequence[AgreedColumn] | None = None) -> list[Column]:
         """Those of the columns ``known`` that enter, and those that do elsewhere and that it lacks.

@@ -175,27 +175,20 @@ def test_seeds_judge_every_row_once_and_by_class():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_folds_are_level_and_keep_groups_together(seed):
+def test_folds_are_level(seed):
     rng = np.random.default_rng(seed)
     strata = rng.choice(3, 101, p=[0.8, 0.15, 0.05])
-    fold = fold_of(strata, None, 4, seed, "folds")
+    fold = fold_of(strata, 4, seed, "folds")
     for members in (np.ones(101, bool), *(strata == label for label in range(3))):
         counts = np.bincount(fold[members], minlength=4)
         assert counts.max() - counts.min() <= 1
-    groups = rng.choice(30, 101)
-    fold = fold_of(strata, groups, 4, seed, "folds")
-    assert all(len(set(fold[groups == group])) == 1 for group in set(groups)) and set(fold) == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_part_is_drawn_by_class_and_keeps_groups_together(seed):
-    rng = np.random.default_rng(seed)
+def test_a_part_is_drawn_by_class(seed):
     strata = np.array([0] * 61 + [1] * 12 + [2])
-    held = held_out(strata, None, 0.25, seed, "test")
+    held = held_out(strata, 0.25, seed, "test")
     assert held[strata == 0].sum() in (15, 16) and held[strata == 1].sum() == 3 and not held[strata == 2].any()
-    groups = rng.choice(20, 74)
-    held = held_out(strata, groups, 0.25, seed, "test")
-    assert all(len(set(held[groups == group])) == 1 for group in set(groups)) and 0 < held.sum() < 74
 
 
 def test_a_patient_s_rows_are_on_one_side():

@@ -64,7 +64,7 @@ def test_a_newcomer_whose_only_2_is_among_its_test_rows_joins(columns):
     others = {"x": ward(visits=np.arange(40) % 4), "y": ward(seed=1, visits=np.arange(40) % 3)}
     federation = Federation.from_frames(others, target="sick", columns=columns)
     new = ward(seed=2)
-    tested = held_out(pd.factorize(new["sick"])[0], None, TESTED, 0, "test rows of west")
+    tested = held_out(pd.factorize(new["sick"])[0], TESTED, 0, "test rows of west")
     new.loc[np.flatnonzero(tested)[0], "visits"] = 2
     client = new_client_from_frame(federation, "west", new, "west.csv")
     assert len(client.test) == tested.sum()
