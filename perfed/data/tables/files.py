@@ -6,8 +6,10 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from perfed.data.files import optional_package
 from perfed.data.reading import reason_of, refuse_unpacked
 from perfed.data.tables.kinds import Parsed
 from perfed.data.tables.problems import Frame, in_rows, listed, pandas, refuse, unknown
+from perfed.data.tables.quotes import QuoteCheck, split_line
 from perfed.errors import PerfedError
 from perfed.system import memory
 
@@ -175,16 +178,9 @@ def read_table(path: Path) -> tuple[Frame, list[str]]:
 
 def _read_text(path: Path) -> tuple[Frame, list[str]]:
     text, notes = _decoded(path)
-    delimiter = _delimiter(path, text)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
-    rows, numbers = [], []
-    try:
-        for row in reader:
-            if any(cell.strip() for cell in row):
-                rows.append([cell.strip() for cell in row])
-                numbers.append(reader.line_num)
-    except csv.Error as error:
-        raise PerfedError(f"{path}: row {reader.line_num} is no CSV ({error})") from None
+    lines = list(io.StringIO(text, newline=""))
+    delimiter = _delimiter(path, lines)
+    rows, numbers = _records(path, lines, delimiter)
     for row, number in zip(rows, numbers, strict=True):
         if len(row) != len(rows[0]):
             raise PerfedError(
@@ -195,6 +191,32 @@ def _read_text(path: Path) -> tuple[Frame, list[str]]:
         rows[1:] = [[c.replace(",", ".") if _COMMA.fullmatch(c) else c for c in row] for row in rows[1:]]
         notes.append("numbers are read with a decimal comma")
     return _frame(path, rows[0], rows[1:], numbers[1:]), notes
+
+
+def _records(path: Path, lines: Sequence[str], delimiter: str) -> tuple[list[list[str]], list[int]]:
+    """Return the records of a CSV file that hold something, and the row of each, which is that of its last line.
+
+    Raises:
+        PerfedError: a stray quotation mark, which would merge rows, or a cell that csv does not take.
+    """
+    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
+    rows, numbers, starts = [], [], []
+    error = None
+    try:
+        starts.append(0)
+        for row in reader:
+            if any(cell.strip() for cell in row):
+                rows.append([cell.strip() for cell in row])
+                numbers.append(reader.line_num)
+            starts.append(reader.line_num)
+    except csv.Error:  # a cell that is longer than csv takes, which a stray mark can be the reason of
+        error = f"row {starts[-1] + 1}: a cell holds more than {csv.field_size_limit():,} characters; shorten it"
+    else:
+        del starts[-1]
+    width = len(rows[0]) if rows else len(split_line(lines[0], delimiter))
+    if problem := QuoteCheck(lines, starts, width, delimiter).problem() or error:
+        raise PerfedError(f"{path}: {problem}")
+    return rows, numbers
 
 
 def _decoded(path: Path) -> tuple[str, list[str]]:
@@ -213,18 +235,24 @@ def _decoded(path: Path) -> tuple[str, list[str]]:
     raise PerfedError(f"{path}: is no text file; a CSV file in UTF-8, UTF-16 or Windows-1252 is needed")
 
 
-def _delimiter(path: Path, text: str) -> str:
-    """The delimiter with which the first rows are all as wide as the header; of several the one with most columns."""
-    sample = [line for line in text.splitlines() if line.strip()][:_TRIED]
+def _delimiter(path: Path, lines: Sequence[str]) -> str:
+    """Return the delimiter with which the first rows are as wide as the header; of several that with most columns.
+
+    Raises:
+        PerfedError: with none of them the first row has several columns.
+    """
+    sample = list(islice((line.rstrip("\r\n") for line in lines if line.strip()), _TRIED))
     fits: dict[str, tuple[bool, int]] = {}
     for delimiter in _DELIMITERS:
-        try:
-            widths = [len(row) for row in csv.reader(sample, delimiter=delimiter, skipinitialspace=True)]
-        except csv.Error:
-            continue
-        if widths[0] > 1:
+        widths: list[int] = []
+        with suppress(csv.Error):  # a cell that is too long, which is refused by its row later
+            widths += (len(row) for row in csv.reader(sample, delimiter=delimiter, skipinitialspace=True))
+        if widths and widths[0] > 1:
             fits[delimiter] = (len(set(widths)) == 1, widths[0])
     if not fits:
+        likely = max(_DELIMITERS, key=lambda delimiter: len(split_line(lines[0], delimiter)))
+        if problem := QuoteCheck(lines, [0], len(split_line(lines[0], likely)), likely).problem():
+            raise PerfedError(f"{path}: {problem}")
         allowed = ", ".join(_DELIMITERS.values())
         raise PerfedError(f"{path}: the first row holds one column only; delimiters that are known: {allowed}")
     return max(fits, key=lambda delimiter: fits[delimiter])
