@@ -11,12 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from perfed.data.labels import Classes, Task
 from perfed.data.tables.kinds import Column, Kind
 from perfed.data.tables.options import TableOptions, agreed_kinds, shared_columns, words
-from perfed.data.tables.problems import nowhere, refuse
+from perfed.data.tables.problems import LONGEST, nowhere, refuse
 from perfed.data.tables.targets import CONSTANT, FEW, LabelsAre, contradictions, named
 from perfed.data.target_scale import Sums, TargetScale, varying_scale
 from perfed.errors import PerfedError, first_problem, shorten_list
 
-_Name = Annotated[str, Field(max_length=1000)]
+_Name = Annotated[str, Field(max_length=LONGEST)]
 _Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 _Names = Annotated[tuple[_Name, ...], Field(max_length=100_000)]
 _Domains = _Names | Annotated[int, Field(ge=1, le=100_000)]
@@ -88,6 +88,7 @@ class ToldColumn(_Message):
 
     def column(self) -> Column:
         """As sites have them."""
+        letters = tuple(level.lower() for level in self.levels if self.kind == "boolean" and len(level) == 1)
         return Column(
             self.name,
             self.kind,
@@ -95,6 +96,7 @@ class ToldColumn(_Message):
             levels=self.levels,
             masked=self.missing,
             binary=self.binary,
+            letters=letters,
         )
 
 

@@ -50,7 +50,7 @@ class TableSettings(BaseModel):
     numbers: list[str] = []
     dates: list[str] = []
     categories: list[str] = []
-    missing: list[str] = []
+    missing: list[str] | None = None
     group: str = ""
     task: Literal["auto", "classification", "regression"] = "auto"
     test_fraction: ValidationFraction = 0.2
@@ -75,6 +75,7 @@ class TableSettings(BaseModel):
         given: dict[str, Any] = {
             field.name: value for field in fields(TableOptions) if (value := getattr(self, field.name, ""))
         }
+        given |= {} if self.missing is None else {"missing": self.missing}
         given |= {"test_fraction": 0.0 if self.test_files else self.test_fraction, "seed": seed}
         return TableOptions(**given | ({"task": None} if self.task == "auto" else {}))
 

@@ -126,7 +126,7 @@ def checked(
         raise PerfedError(
             f"test rows are given for {listed(strange)}, but there are the sites {', '.join(frames)} only"
         )
-    codes = options.missing
+    codes = options.codes
     main = [_part(str(site), frame, codes, sources) for site, frame in by_name(frames)]
     given = [_part(str(site), frame, codes, test_sources, " (test)") for site, frame in by_name(tests or {})]
     parts = [*main, *given]
@@ -185,10 +185,10 @@ def _part(
 ) -> Part:
     source = (sources or {}).get(site, f"site '{site}'{what}")
     if isinstance(frame, Parsed):
-        return Part(site, source, frame.without(codes))
+        return Part(site, source, frame.clean(codes))
     if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
         raise PerfedError(f"{source}: a {type(frame).__name__} was given; a pandas DataFrame is needed")
-    return Part(site, source, Parsed(frame).without(codes))
+    return Part(site, source, Parsed(frame).clean(codes))
 
 
 def _columns(part: Part, given: Part | None, options: TableOptions) -> list[Column]:

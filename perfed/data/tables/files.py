@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from perfed.data.files import optional_package
-from perfed.data.reading import reason_of, refuse_unpacked
+from perfed.data.reading import reason_of
+from perfed.data.tables.cells import column_names, compose
+from perfed.data.tables.excel import read_sheet
 from perfed.data.tables.kinds import Parsed
-from perfed.data.tables.problems import Frame, in_rows, listed, pandas, refuse, unknown
+from perfed.data.tables.problems import LONGEST, Frame, in_rows, listed, pandas, refuse, unknown
 from perfed.data.tables.quotes import QuoteCheck, split_line
 from perfed.errors import PerfedError
 from perfed.system import memory
-
-MISSING = frozenset({"", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "?"})
-"""Cells of a file that stand for a missing value."""
 
 _TEXT, _PARQUET, _EXCEL = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".xlsx", ".xlsm")
 ENDINGS = (*_TEXT, *_PARQUET, *_EXCEL)
@@ -37,6 +36,8 @@ CELL = 64
 """Bytes of memory that a cell of a table takes while it is read: as itself, as text, as a number and as an input."""
 
 _DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
+_SEPARATOR = re.compile(r'"?sep=.?"?', re.IGNORECASE)
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f]")  # characters that no text file has
 _TRIED = 50  # rows that decide the delimiter
 _COMMA, _POINT = (re.compile(rf"[+-]?\d+{sign}\d+([eE][+-]?\d+)?") for sign in (",", r"\."))
 
@@ -172,20 +173,27 @@ def read_table(path: Path) -> tuple[Frame, list[str]]:
     if ending in _PARQUET:
         return _read_parquet(path), []
     if ending in _EXCEL:
-        return _read_excel(path), []
+        return _read_excel(path)
     raise PerfedError(f"{path}: '{path.suffix}' is not the ending of a table; allowed: {_ALLOWED}")
 
 
 def _read_text(path: Path) -> tuple[Frame, list[str]]:
     text, notes = _decoded(path)
     lines = list(io.StringIO(text, newline=""))
+    if _SEPARATOR.fullmatch(lines[0].strip()):
+        raise PerfedError(f"{path}: row 1 tells Excel the delimiter ('sep='), and is no header; remove this row")
     delimiter = _delimiter(path, lines)
     rows, numbers = _records(path, lines, delimiter)
+    width, mark = len(rows[0]), _DELIMITERS[delimiter]
     for row, number in zip(rows, numbers, strict=True):
-        if len(row) != len(rows[0]):
+        if len(row) > width and not any(row[width:]):
             raise PerfedError(
-                f"{path}: row {number} is not as wide as the header ({len(row)} and {len(rows[0])} cells, if a "
-                f"{_DELIMITERS[delimiter]} separates them); quote cells that hold one"
+                f"{path}: row {number} ends with a {mark} that the header lacks, which makes a cell more; remove it"
+            )
+        if len(row) != width:
+            raise PerfedError(
+                f"{path}: row {number} is not as wide as the header ({len(row)} and {width} cells, if a {mark} "
+                "separates them); quote cells that hold one"
             )
     if delimiter != "," and _has_decimal_commas(rows[1:]):
         rows[1:] = [[c.replace(",", ".") if _COMMA.fullmatch(c) else c for c in row] for row in rows[1:]]
@@ -229,10 +237,22 @@ def _decoded(path: Path) -> tuple[str, list[str]]:
             text = content.decode(encoding)
         except UnicodeDecodeError:
             continue
-        if any(ord(sign) < 32 and sign not in "\t\r\n\f" for sign in text):
+        if _CONTROL.search(text) is not None:
             break
         return text, ["read as Windows-1252, since it is not UTF-8"] if encoding == "cp1252" else []
+    if not wide and _is_utf16(content):
+        raise PerfedError(f"{path}: this looks like UTF-16 without a byte-order mark; save it as UTF-8")
     raise PerfedError(f"{path}: is no text file; a CSV file in UTF-8, UTF-16 or Windows-1252 is needed")
+
+
+def _is_utf16(content: bytes) -> bool:
+    """Return whether bytes without a byte-order mark are lines of text in UTF-16."""
+    for encoding in ("utf-16-le", "utf-16-be"):
+        with suppress(UnicodeDecodeError):
+            text = content.decode(encoding)
+            if "\n" in text and _CONTROL.search(text) is None:
+                return True
+    return False
 
 
 def _delimiter(path: Path, lines: Sequence[str]) -> str:
@@ -273,9 +293,11 @@ def _read_parquet(path: Path) -> Frame:
         raise
     except Exception as error:  # whatever pyarrow and its parsers raise
         raise PerfedError(f"{path}: cannot be read as Parquet ({reason_of(error)})") from None
-    frame = frame if frame.index.name is None else frame.reset_index()
-    _check_header(path, [str(name) for name in frame.columns])
-    return frame.set_axis(range(1, len(frame) + 1))
+    levels = [name for name in frame.index.names if name is not None]
+    frame = frame.reset_index(levels, allow_duplicates=True) if levels else frame
+    names = column_names(frame)
+    _check_header(path, names)
+    return frame.set_axis(names, axis=1).set_axis(range(1, len(frame) + 1))
 
 
 def refuse_too_large(path: Path, rows: int, columns: int) -> None:
@@ -292,41 +314,42 @@ def refuse_too_large(path: Path, rows: int, columns: int) -> None:
         )
 
 
-def _read_excel(path: Path) -> Frame:
-    optional_package("openpyxl", "reading Excel files", extra="tables")
-    try:
-        refuse_unpacked(path)
-        sheets = pandas().read_excel(path, sheet_name=None, header=None, dtype=object, keep_default_na=False)
-    except PerfedError:
-        raise
-    except Exception as error:  # openpyxl lets through whatever zipfile and its own parsers raise
-        raise PerfedError(f"{path}: cannot be read as Excel ({str(error).splitlines()[0]})") from None
-    filled = {name: sheet for name, sheet in sheets.items() if len(sheet)}
-    if len(filled) != 1:
-        held = f"holds several sheets ({', '.join(map(str, filled))})" if filled else "holds no cells"
-        raise PerfedError(f"{path}: {held}; one sheet with the table is needed")
-    ((_, sheet),) = filled.items()
-    rows = [[cell.strip() if isinstance(cell, str) else cell for cell in row] for row in sheet.itertuples(index=False)]
-    return _frame(path, rows[0], rows[1:], range(2, len(rows) + 1))
+def _read_excel(path: Path) -> tuple[Frame, list[str]]:
+    rows, notes = read_sheet(path)
+    return _frame(path, rows[0], rows[1:], range(2, len(rows) + 1)), notes
 
 
 def _frame(path: Path, header: Sequence[Any], rows: Sequence[Sequence[Any]], numbers: Iterable[int]) -> Frame:
     names = ["" if name is None else str(name) for name in header]
+    if "" in names:
+        empty = [all(row[at] in (None, "") for row in rows) for at in range(len(names))]
+        raise PerfedError(f"{path}: {_nameless(names, empty)}")
     _check_header(path, names)
-    cells = [[None if isinstance(cell, str) and cell in MISSING else cell for cell in row] for row in rows]
+    cells = [[None if cell == "" else cell for cell in row] for row in rows]
     frame = pandas().DataFrame(cells, index=list(numbers), columns=names, dtype=object)
     return frame[frame.notna().any(axis=1)]
 
 
+def _nameless(names: Sequence[str], empty: Sequence[bool]) -> str:
+    """Return why columns have no names, and what to do; ``empty``: which columns hold nothing."""
+    columns = [at for at, name in enumerate(names) if not name]
+    which = f"column {columns[0] + 1} has no name"
+    if all(name == "" and none for name, none in zip(names[columns[0] :], empty[columns[0] :], strict=True)):
+        return f"{which} and holds nothing, as where each row ends with a delimiter; remove it"
+    if columns == [0]:
+        return f"{which}; name it or leave it out (pandas writes its row numbers so, unless it is told index=False)"
+    return f"{which}, as where one header cell stands for several columns; name each column, in one row"
+
+
 def _check_header(path: Path, names: Sequence[str]) -> None:
     for number, name in enumerate(names, start=1):
-        if name in MISSING:
-            raise PerfedError(
-                f"{path}: column {number} has no name; name it or leave it out (pandas writes its row numbers so, "
-                "unless it is told index=False)"
-            )
+        if not name:
+            raise PerfedError(f"{path}: column {number} has no name; name it")
+        if len(name) > LONGEST:
+            raise PerfedError(f"{path}: the name of column {number} has {len(name):,} characters; allowed: {LONGEST:,}")
         if re.fullmatch(r"[+-]?[\d.,]+", name):
             raise PerfedError(f"{path}: the first row must hold the names of the columns; that of {number} is a number")
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    composed = [compose(name) for name in names]
+    twice = [name for name in dict.fromkeys(names) if composed.count(compose(name)) > 1]
     if twice:
         raise PerfedError(f"{path}: several columns are called {listed(twice)}; names must differ")
