@@ -29,7 +29,7 @@ _WHAT = {
     "numbers": "columns of numbers, where they were not taken for it",
     "dates": "columns of dates, where they were not taken for it",
     "categories": "columns whose numbers are codes",
-    "missing": 'values that mean missing: "-9" in every column, "age=999" in one',
+    "missing": 'values that mean missing beside NA, None, ? and the like, which "" switches off; "age=999": in one column',
     "folds": "seed s tests on fold s mod 5, so that --seeds 0..4 judges every row once",
     "test_fraction": "share of each site's rows to test on",
     "columns": "named: those that several sites have mean the same, others are a site's own; or own, common, union",
@@ -141,8 +141,9 @@ def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -
     """
     same, survival = settings["columns"] == "named", federation.task == "survival"
     values = same and federation.task == "regression"
-    data: dict[str, Any] = {"drop": [], "numbers": [], "dates": [], "categories": [], "missing": [], **settings}
+    data: dict[str, Any] = {"drop": [], "numbers": [], "dates": [], "categories": [], **settings}
     lines = [f"{_toml(key, data[key])}  # {_WHAT[key]}" for key in _WHAT if key in data]
+    lines += [] if "missing" in data else [f'# missing = ["-9"]  # {_WHAT["missing"]}']
     methods = compared(settings, federation)
     tables = [client.table for client in federation if client.table is not None]
     kinds = "\n".join(f"#   {kind}: {', '.join(names)}" for kind, names in columns_of(tables).items())

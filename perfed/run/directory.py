@@ -25,7 +25,7 @@ from perfed.data.csv_text import csv_text
 from perfed.data.reading import checked, read_json
 from perfed.errors import PerfedError
 from perfed.run.checkpoint_files import CheckpointFiles
-from perfed.run.layout import FILE, Layout, layout_of, readable_layout, written_now
+from perfed.run.layout import FILE, Layout, current_settings, layout_of, readable_layout, written_now
 from perfed.run.records import Number, Round, Summary
 from perfed.system import SCRATCH, locked, sweep, write_atomic
 
@@ -74,8 +74,7 @@ def marker_of(path: Path) -> tuple[str, dict[str, Any]]:
     except (OSError, ValueError) as error:
         raise PerfedError(f"{file}: cannot be read: {error}") from None
     said = {key: content.pop(key) for key in Layout.model_fields if key in content}
-    readable_layout(path, said, file)
-    return str(kind), content
+    return str(kind), current_settings(content, readable_layout(path, said, file))
 
 
 def write_marker(path: Path, kind: str, content: Mapping[str, Any]) -> None:
@@ -152,15 +151,21 @@ class RunDirectory(CheckpointFiles):
         write_atomic(self.path / "config.toml", text)
 
     def read_config(self) -> str:
-        """Return the experiment, as ``config.toml`` has it."""
+        """Return the experiment, as ``config.toml`` has it and this perfed means it."""
         try:
-            return (self.path / "config.toml").read_text(encoding="utf-8")
+            text = (self.path / "config.toml").read_text(encoding="utf-8")
         except OSError:
             if marker_of(self.path)[0] == "comparison":
                 raise PerfedError(f"{self.path}: a comparison, not a run; its runs are METHOD/seed-N in it") from None
             raise PerfedError(f"{self.path}: no run here (config.toml is missing)") from None
         except UnicodeDecodeError as error:
             raise PerfedError(f"{self.path / 'config.toml'}: is not text: {error}") from None
+        try:
+            settings = tomllib.loads(text)
+        except tomllib.TOMLDecodeError:  # which is said where the text is parsed
+            return text
+        current = current_settings(settings, self.layout)
+        return text if current == settings else tomli_w.dumps(current)
 
     @property
     def method(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from perfed.data.files import optional_package
 from perfed.data.reading import reason_of
-from perfed.data.tables.cells import column_names, compose
+from perfed.data.tables.cells import clean_frame, column_names, compose
 from perfed.data.tables.excel import read_sheet
 from perfed.data.tables.kinds import Parsed
 from perfed.data.tables.problems import LONGEST, Frame, in_rows, listed, pandas, refuse, unknown
@@ -63,13 +63,16 @@ class Sites:
         return {site: Parsed(frame) for site, frame in self.frames.items()}
 
 
-def read_sites(paths: Sequence[Path], site_column: str | None = None) -> Sites:
-    """The tables of all sites.
+def read_sites(
+    paths: Sequence[Path], site_column: str | None = None, missing: Sequence[str] | None = None
+) -> Sites:
+    """Return the tables of all sites.
 
     Args:
         paths: files, or folders whose tables are taken (:func:`tables_in`). Without ``site_column`` each file is one
             site, called as the file is, without its ending.
         site_column: names the site of every row.
+        missing: values that name no site (:attr:`perfed.data.tables.options.TableOptions.missing`).
 
     Raises:
         TableProblems: files that cannot be read, two sites of one name, no such column or rows without a site.
@@ -77,13 +80,14 @@ def read_sites(paths: Sequence[Path], site_column: str | None = None) -> Sites:
     frames: dict[str, Frame] = {}
     sources: dict[str, str] = {}
     problems: list[str] = []
+    codes = () if missing is None else tuple(missing) or ("",)
     notes = [note for path in paths if path.is_dir() for note in _left_out(path)]
     for path in table_files(paths):
         try:
             frame, said = read_table(path)
             if not len(frame) and _is_note(path, paths):
                 raise PerfedError("there are no rows")
-            found = {path.stem: frame} if site_column is None else _by_site(path, frame, site_column)
+            found = {path.stem: frame} if site_column is None else _by_site(path, frame, site_column, codes)
         except PerfedError as error:
             if _is_note(path, paths):
                 notes.append(f"{path}: left out, for it is no table: {str(error).removeprefix(f'{path}: ')}")
@@ -92,7 +96,7 @@ def read_sites(paths: Sequence[Path], site_column: str | None = None) -> Sites:
             continue
         notes += [f"{path}: {line}" for line in said]
         for site, rows in found.items():
-            same = next((name for name in frames if name.lower() == site.lower()), None)
+            same = next((name for name in frames if compose(name.lower()) == compose(site.lower())), None)
             if same is not None:
                 problems.append(f"{path}: site '{site}' is also in {sources[same]} ('{same}'); names must differ")
                 continue
@@ -144,14 +148,20 @@ def table_files(paths: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(files))
 
 
-def _by_site(path: Path, frame: Frame, column: str) -> dict[str, Frame]:
-    if column not in frame.columns:
+def _by_site(path: Path, frame: Frame, column: str, codes: Sequence[str]) -> dict[str, Frame]:
+    """Return the rows of each site, called as its first row calls it."""
+    place = next((at for at, name in enumerate(frame.columns) if compose(name) == compose(column)), None)
+    if place is None:
         raise PerfedError(f"{path}: {unknown(column, list(frame.columns))}")
-    empty = frame.index[frame[column].isna()]
-    if len(empty):
+    names = frame.iloc[:, place]
+    cleaned = clean_frame(names.to_frame(column), codes)[compose(column)]
+    if len(empty := frame.index[cleaned.isna()]):
         raise PerfedError(f"{path}: column '{column}' names no site {in_rows(empty)}")
-    sites = frame[column].astype(str).str.strip()
-    return {str(site): rows.drop(columns=column) for site, rows in frame.groupby(sites, sort=True)}
+    sites: dict[str, Frame] = {}
+    for site, rows in frame.groupby(cleaned.astype(str), sort=True):
+        first = names[rows.index[0]]
+        sites[first.strip() if isinstance(first, str) else site] = rows.drop(columns=frame.columns[place])
+    return sites
 
 
 def read_table(path: Path) -> tuple[Frame, list[str]]:

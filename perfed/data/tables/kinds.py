@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from perfed.data.tables.cells import clean_cells, clean_frame
+from perfed.data.tables.missing import MISSING_TEXTS
 from perfed.data.tables.problems import Frame, Series, in_rows, pandas
 
 Kind = Literal["number", "boolean", "category", "date", "id", "text", "comma", "empty"]
@@ -298,13 +299,17 @@ class Parsed:
     Args:
         frame: as the site has it; its index names the rows in messages.
         originals: texts as the site writes them, by the composed ones in ``frame``, where these differ.
+        uncleaned: the frame that ``frame`` was made of by :meth:`clean`.
 
     Attributes:
         frame, originals: the same.
     """
 
-    def __init__(self, frame: Frame, originals: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, frame: Frame, originals: Mapping[str, str] | None = None, uncleaned: Frame | None = None
+    ) -> None:
         self.frame = frame
+        self._uncleaned = frame if uncleaned is None else uncleaned
         self.originals = dict(originals or {})
         self._cells: dict[str, Cells] = {}
         self._guessed: dict[tuple[str, Kind | None, Parsed | None], Column] = {}
@@ -321,8 +326,13 @@ class Parsed:
         if key not in self._cleaned:
             originals: dict[str, str] = {}
             frame = clean_frame(self.frame, key, originals)
-            self._cleaned[key] = Parsed(frame, originals)
+            self._cleaned[key] = Parsed(frame, originals, self.frame)
         return self._cleaned[key]
+
+    def missing_texts(self, name: str) -> list[str]:
+        """Return which of :data:`perfed.data.tables.missing.MISSING_TEXTS` a column holds, whatever they mean there."""
+        cells = clean_cells(self._uncleaned.iloc[:, list(self.frame.columns).index(name)])
+        return sorted(set(MISSING_TEXTS) & set(cells.dropna())) if cells.dtype == object else []
 
     def guess(self, name: str, said: Kind | None = None, more: Parsed | None = None) -> Column:
         """What the column ``name`` holds, by its rows and those of ``more``: :func:`perfed.data.tables.kinds.guess`."""
