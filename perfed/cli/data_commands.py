@@ -38,7 +38,8 @@ def init_command(
         list[str] | None, typer.Option("--categories", help="column whose numbers are codes; may be repeated")
     ] = None,
     missing: Annotated[
-        list[str] | None, typer.Option(
+        list[str] | None,
+        typer.Option(
             "--missing",
             help='value that means missing, or COLUMN=VALUE; may be repeated; "" or COLUMN= for no text such as NA',
         ),

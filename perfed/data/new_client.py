@@ -13,7 +13,7 @@ from perfed.data.federation import Federation
 from perfed.data.federation_schema import AgreedColumn
 from perfed.data.held_out import with_validation
 from perfed.data.site_arrays import SiteArrays
-from perfed.data.tables.cells import clean_frame, column_names, compose
+from perfed.data.tables.cells import clean_frame, column_names, compose_text
 from perfed.data.tables.kinds import guess
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.site import TablePreprocessor
@@ -73,7 +73,9 @@ def new_client_from_frame(federation: Federation, name: str, frame: Any, source:
     columns = federation.columns if named else federation.columns or _shared(tables)
     frame = frame.set_axis(column_names(frame), axis=1)
     cleaned = clean_frame(frame, tables[0].missing)
-    options = _options(tables, columns, cleaned, task=None if tables[0].event is not None else federation.task, seed=seed)
+    options = _options(
+        tables, columns, cleaned, task=None if tables[0].event is not None else federation.task, seed=seed
+    )
     site = SiteTableData.alone(name, frame, options, sources=(source, source))
     client = site.client(federation.schema.model_copy(update={"columns": columns}))
     assert client.table is not None
@@ -118,5 +120,5 @@ def _shared(tables: Sequence[TablePreprocessor]) -> tuple[AgreedColumn, ...] | N
 
 
 def _refuse_known(federation: Federation, name: str) -> None:
-    if compose(name) in map(compose, federation.ids):
+    if compose_text(name) in map(compose_text, federation.ids):
         raise PerfedError(f"site '{name}' is in the run already; choose another name")

@@ -14,7 +14,7 @@ from perfed.data.client import Client
 from perfed.data.federation import Federation, of_tables
 from perfed.data.federation_schema import FederationSchema
 from perfed.data.lazy import HOLD
-from perfed.data.tables.cells import compose
+from perfed.data.tables.cells import compose_text
 from perfed.data.tables.files import Sites, read_sites, table_files, tables_in
 from perfed.data.tables.options import Mode, Scales, TableOptions
 from perfed.data.tables.site_rows import SiteTableData
@@ -129,7 +129,7 @@ def site_client(given: Mapping[str, Any], seed: int, site: str, agreement: Feder
 
 def _same_name(site: str, names: Iterable[str]) -> str | None:
     """Return the one of the names that is that of the site, with composed accents or others."""
-    return next((name for name in names if compose(name) == compose(site)), None)
+    return next((name for name in names if compose_text(name) == compose_text(site)), None)
 
 
 def _files_of(files: list[str], site_column: str, site: str) -> list[str]:
@@ -137,7 +137,7 @@ def _files_of(files: list[str], site_column: str, site: str) -> list[str]:
     if site_column:
         return files
     found = (each for file in map(Path, files) for each in (tables_in(file) if file.is_dir() else [file]))
-    return [str(file) for file in found if compose(file.stem) == compose(site)]
+    return [str(file) for file in found if compose_text(file.stem) == compose_text(site)]
 
 
 def _sites(files: list[str], settings: TableSettings) -> Sites:

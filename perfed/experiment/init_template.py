@@ -29,7 +29,7 @@ _WHAT = {
     "numbers": "columns of numbers, where they were not taken for it",
     "dates": "columns of dates, where they were not taken for it",
     "categories": "columns whose numbers are codes",
-    "missing": 'values that mean missing beside NA, None, ? and the like, which "" switches off; "age=999": in one column',
+    "missing": 'values that mean missing, as NA and None do: "-9", in one column "age=999"; "" for none but these',
     "folds": "seed s tests on fold s mod 5, so that --seeds 0..4 judges every row once",
     "test_fraction": "share of each site's rows to test on",
     "columns": "named: those that several sites have mean the same, others are a site's own; or own, common, union",

@@ -16,11 +16,11 @@ from perfed.data.tables.problems import Frame, Series, pandas
 _DAY = np.timedelta64(1, "D")
 
 
-def compose(text: str) -> str:
+def compose_text(text: str) -> str:
     """Return a text with composed accents (Unicode's form NFC), in which names and values are compared.
 
     Example:
-        >>> compose("Ko\\u0308ln") == "K\\u00f6ln"
+        >>> compose_text("Ko\\u0308ln") == "K\\u00f6ln"
         True
     """
     return text if text.isascii() else unicodedata.normalize("NFC", text)
@@ -43,7 +43,7 @@ def clean_frame(frame: Frame, codes: Sequence[str] = (), originals: dict[str, st
         originals: gets each text that was not composed, by the one that it became.
     """
     names = column_names(frame)
-    composed = [compose(name) for name in names]
+    composed = [compose_text(name) for name in names]
     texts = {} if originals is None else originals
     texts.update((new, old) for new, old in zip(composed, names, strict=True) if new != old)
     columns = [frame.iloc[:, at] for at in range(len(names))]
@@ -80,7 +80,7 @@ def _clean_cell(cell: Any, originals: dict[str, str] | None) -> Any:
         text = cell.strip()
         if text.isascii():
             return text or None
-        composed = compose(text)
+        composed = compose_text(text)
         if originals is not None and composed != text:
             originals[composed] = text
         return composed

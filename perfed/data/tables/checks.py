@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.labels import Task
-from perfed.data.tables.cells import compose
+from perfed.data.tables.cells import compose_text
 from perfed.data.tables.kinds import Column, Kind, Parsed
 from perfed.data.tables.missing import missing_values
 from perfed.data.tables.options import TableOptions, agreed_kinds
@@ -122,10 +122,10 @@ def checked(
     if not isinstance(frames, Mapping) or not frames:
         raise PerfedError("frames must be a mapping from the name of a site to its data frame, with one site at least")
     for names in (frames, tests or {}):
-        if twice := [site for site, count in Counter(compose(str(site)) for site in names).items() if count > 1]:
+        if twice := [site for site, count in Counter(compose_text(str(site)) for site in names).items() if count > 1]:
             raise PerfedError(f"two sites are called {listed(twice)}; names must differ")
-    sites = {compose(str(site)): str(site) for site in frames}
-    strange = [site for site in tests or {} if compose(str(site)) not in sites]
+    sites = {compose_text(str(site)): str(site) for site in frames}
+    strange = [site for site in tests or {} if compose_text(str(site)) not in sites]
     if strange:
         raise PerfedError(
             f"test rows are given for {listed(strange)}, but there are the sites {', '.join(frames)} only"
@@ -133,7 +133,7 @@ def checked(
     codes = options.codes
     main = [_part(str(site), frame, codes, sources) for site, frame in by_name(frames)]
     tested_on = [_part(str(site), frame, codes, test_sources, " (test)") for site, frame in by_name(tests or {})]
-    given = [replace(part, site=sites[compose(part.site)]) for part in tested_on]
+    given = [replace(part, site=sites[compose_text(part.site)]) for part in tested_on]
     parts = [*main, *given]
     refuse(_lines(_structure(part) for part in parts))
     refuse(_lines(_roles(part, options) for part in parts))
@@ -228,11 +228,13 @@ def _too_long(part: Part, options: TableOptions) -> list[Problem]:
     problems = []
     for name in (*roles, *categories):
         cells = part.rows[name].found
-        rows = [row for row, cell in zip(cells.index, cells, strict=True) if isinstance(cell, str) and len(cell) > LONGEST]
+        rows = [
+            row for row, cell in zip(cells.index, cells, strict=True) if isinstance(cell, str) and len(cell) > LONGEST
+        ]
         if rows:
             problems.append(
-                f"column '{name}' holds texts of more than {LONGEST:,} characters {in_rows(rows)}; shorten them, or drop "
-                "the column"
+                f"column '{name}' holds texts of more than {LONGEST:,} characters {in_rows(rows)}; shorten them, or "
+                "drop the column"
             )
     return part.said(problems)
 

@@ -223,11 +223,11 @@ def _codes_read_as_numbers(
         (_LEADING_ZERO, "have leading zeros, which numbers lose"),
         (_EXPONENT, "are written like 1E2, which is read as 100"),
     )
-    numeric = {c.name for each in columns.values() for c in each if c.kind == "number"} - set(options.numbers)
+    numeric = {c.name for kinds in columns.values() for c in kinds if c.kind == "number"} - set(options.numbers)
     targets = {options.target} if all(y.dtype.kind in "if" for y in data.targets.values()) else set()
     for name in sorted(numeric | targets):
-        way = "name it in categories" if name in numeric else "put a letter before each"
-        for form, what in forms:
+        advice = "name it in categories" if name in numeric else "put a letter before each"
+        for form, description in forms:
             rows: dict[str, int] = {}
             for part in data.main:
                 cells = part.rows[name].found if name in part.frame.columns else None
@@ -236,8 +236,8 @@ def _codes_read_as_numbers(
                     rows.update({part.site: number} if number else {})
             if rows:
                 yield (
-                    f"column '{name}': {sum(rows.values())} values of {shorten_list(list(rows), 3)} {what}; if these are "
-                    f"codes, {way}"
+                    f"column '{name}': {sum(rows.values())} values of {shorten_list(list(rows), 3)} {description}; if these "
+                    f"are codes, {advice}"
                 )
 
 

@@ -33,7 +33,7 @@ def read_sheet(path: Path) -> tuple[list[list[Any]], list[str]]:
     except Exception as error:  # openpyxl lets through whatever zipfile and its own parsers raise
         raise PerfedError(f"{path}: cannot be read as Excel ({reason_of(error)})") from None
     sheet = _only_sheet(path, book.worksheets)
-    rows = [[_value(cell) for cell in row] for row in sheet.iter_rows()]
+    rows = [[_cell_value(cell) for cell in row] for row in sheet.iter_rows()]
     while not _holds_something(rows[-1]):
         del rows[-1]
     if not _holds_something(rows[0]):
@@ -46,12 +46,12 @@ def read_sheet(path: Path) -> tuple[list[list[Any]], list[str]]:
             f"{path}: {len(cells)} cells hold formulas without stored values ({shorten_list(cells, 5)}); open the file "
             "in Excel or LibreOffice and save it there, or replace the formulas by their values"
         )
-    return rows, list(_hidden(sheet, rows))
+    return rows, list(_notes_on_hidden_cells(sheet, rows))
 
 
 def _only_sheet(path: Path, sheets: Sequence[Any]) -> Any:
     """Return the sheet that holds cells, which must be a visible one."""
-    filled = [sheet for sheet in sheets if any(_holds_something(map(_value, row)) for row in sheet.iter_rows())]
+    filled = [sheet for sheet in sheets if any(_holds_something(map(_cell_value, row)) for row in sheet.iter_rows())]
     if not filled:
         raise PerfedError(f"{path}: holds no cells; one sheet with the table is needed")
     visible = [sheet for sheet in filled if sheet.sheet_state == "visible"]
@@ -67,7 +67,7 @@ def _holds_something(cells: Any) -> bool:
     return any(cell is not None for cell in cells)
 
 
-def _value(cell: Any) -> Any:
+def _cell_value(cell: Any) -> Any:
     value = cell.value
     if isinstance(value, str):
         return None if cell.data_type == "e" else value.strip() or None
@@ -90,7 +90,7 @@ def _cells_without_value(values: Any, formulas: Any) -> Iterator[str]:
                     yield cell.coordinate
 
 
-def _hidden(sheet: Any, rows: Sequence[Sequence[Any]]) -> Iterator[str]:
+def _notes_on_hidden_cells(sheet: Any, rows: Sequence[Sequence[Any]]) -> Iterator[str]:
     """Yield a note for hidden rows, for hidden columns and for merged cells, all of which are read."""
     hidden = [at for at, row in enumerate(rows, start=1) if sheet.row_dimensions[at].hidden and _holds_something(row)]
     if hidden:

@@ -15,7 +15,7 @@ from typing import Any
 
 from perfed.data.files import optional_package
 from perfed.data.reading import reason_of
-from perfed.data.tables.cells import clean_frame, column_names, compose
+from perfed.data.tables.cells import clean_frame, column_names, compose_text
 from perfed.data.tables.excel import read_sheet
 from perfed.data.tables.kinds import Parsed
 from perfed.data.tables.problems import LONGEST, Frame, in_rows, listed, pandas, refuse, unknown
@@ -63,9 +63,7 @@ class Sites:
         return {site: Parsed(frame) for site, frame in self.frames.items()}
 
 
-def read_sites(
-    paths: Sequence[Path], site_column: str | None = None, missing: Sequence[str] | None = None
-) -> Sites:
+def read_sites(paths: Sequence[Path], site_column: str | None = None, missing: Sequence[str] | None = None) -> Sites:
     """Return the tables of all sites.
 
     Args:
@@ -96,7 +94,7 @@ def read_sites(
             continue
         notes += [f"{path}: {line}" for line in said]
         for site, rows in found.items():
-            same = next((name for name in frames if compose(name.lower()) == compose(site.lower())), None)
+            same = next((name for name in frames if compose_text(name.lower()) == compose_text(site.lower())), None)
             if same is not None:
                 problems.append(f"{path}: site '{site}' is also in {sources[same]} ('{same}'); names must differ")
                 continue
@@ -150,11 +148,11 @@ def table_files(paths: Sequence[Path]) -> list[Path]:
 
 def _by_site(path: Path, frame: Frame, column: str, codes: Sequence[str]) -> dict[str, Frame]:
     """Return the rows of each site, called as its first row calls it."""
-    place = next((at for at, name in enumerate(frame.columns) if compose(name) == compose(column)), None)
+    place = next((at for at, name in enumerate(frame.columns) if compose_text(name) == compose_text(column)), None)
     if place is None:
         raise PerfedError(f"{path}: {unknown(column, list(frame.columns))}")
     names = frame.iloc[:, place]
-    cleaned = clean_frame(names.to_frame(column), codes)[compose(column)]
+    cleaned = clean_frame(names.to_frame(column), codes)[compose_text(column)]
     if len(empty := frame.index[cleaned.isna()]):
         raise PerfedError(f"{path}: column '{column}' names no site {in_rows(empty)}")
     sites: dict[str, Frame] = {}
@@ -193,7 +191,7 @@ def _read_text(path: Path) -> tuple[Frame, list[str]]:
     if _SEPARATOR.fullmatch(lines[0].strip()):
         raise PerfedError(f"{path}: row 1 tells Excel the delimiter ('sep='), and is no header; remove this row")
     delimiter = _delimiter(path, lines)
-    rows, numbers = _records(path, lines, delimiter)
+    rows, numbers = _read_records(path, lines, delimiter)
     width, mark = len(rows[0]), _DELIMITERS[delimiter]
     for row, number in zip(rows, numbers, strict=True):
         if len(row) > width and not any(row[width:]):
@@ -211,7 +209,7 @@ def _read_text(path: Path) -> tuple[Frame, list[str]]:
     return _frame(path, rows[0], rows[1:], numbers[1:]), notes
 
 
-def _records(path: Path, lines: Sequence[str], delimiter: str) -> tuple[list[list[str]], list[int]]:
+def _read_records(path: Path, lines: Sequence[str], delimiter: str) -> tuple[list[list[str]], list[int]]:
     """Return the records of a CSV file that hold something, and the row of each, which is that of its last line.
 
     Raises:
@@ -333,14 +331,14 @@ def _frame(path: Path, header: Sequence[Any], rows: Sequence[Sequence[Any]], num
     names = ["" if name is None else str(name) for name in header]
     if "" in names:
         empty = [all(row[at] in (None, "") for row in rows) for at in range(len(names))]
-        raise PerfedError(f"{path}: {_nameless(names, empty)}")
+        raise PerfedError(f"{path}: {_explain_missing_name(names, empty)}")
     _check_header(path, names)
     cells = [[None if cell == "" else cell for cell in row] for row in rows]
     frame = pandas().DataFrame(cells, index=list(numbers), columns=names, dtype=object)
     return frame[frame.notna().any(axis=1)]
 
 
-def _nameless(names: Sequence[str], empty: Sequence[bool]) -> str:
+def _explain_missing_name(names: Sequence[str], empty: Sequence[bool]) -> str:
     """Return why columns have no names, and what to do; ``empty``: which columns hold nothing."""
     columns = [at for at, name in enumerate(names) if not name]
     which = f"column {columns[0] + 1} has no name"
@@ -359,7 +357,7 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
             raise PerfedError(f"{path}: the name of column {number} has {len(name):,} characters; allowed: {LONGEST:,}")
         if re.fullmatch(r"[+-]?[\d.,]+", name):
             raise PerfedError(f"{path}: the first row must hold the names of the columns; that of {number} is a number")
-    composed = [compose(name) for name in names]
-    twice = [name for name in dict.fromkeys(names) if composed.count(compose(name)) > 1]
+    composed = [compose_text(name) for name in names]
+    twice = [name for name in dict.fromkeys(names) if composed.count(compose_text(name)) > 1]
     if twice:
         raise PerfedError(f"{path}: several columns are called {listed(twice)}; names must differ")

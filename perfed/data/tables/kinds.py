@@ -112,8 +112,9 @@ def guess(values: Series | Cells, name: str, said: Kind | None = None) -> Column
     """What the column ``name`` holds, unless it is ``said``: "date", "category" or "number".
 
     Numbers written as texts are numbers, also where all are 0 or 1. A column of yes and no, y and n, true and false, or
-    t and f is a boolean, in any case of the letters; words of two such pairs are categories. A column where most values are numbers, or look like dates, is taken for that, and :func:`read` then names the rows that are
-    not. Numbers with decimal commas are "comma".
+    t and f is a boolean, in any case of the letters; words of two such pairs are categories. A column where most values
+    are numbers, or look like dates, is taken for that, and :func:`read` then names the rows that are not. Numbers with
+    decimal commas are "comma".
     """
     cells = values if isinstance(values, Cells) else Cells(values)
     filled = cells.found.notna().to_numpy()

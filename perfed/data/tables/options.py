@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from perfed.data.labels import Task
-from perfed.data.tables.cells import compose
+from perfed.data.tables.cells import compose_text
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, Kind
 from perfed.data.tables.missing import split_code
 from perfed.data.tables.problems import Series, listed
@@ -81,7 +81,7 @@ def agreed_kinds(
 
 
 def _ambiguous(letters: Sequence[tuple[str, ...]]) -> bool:
-    """Return whether the letters of sites are of both pairs, y and n, and t and f, and a site has only one of a pair."""
+    """Return whether the letters of sites are of both pairs, y and n, t and f, and a site has only one of a pair."""
     pairs = {frozenset("yn") if set(each) <= set("yn") else frozenset("tf") for each in letters}
     return len(pairs) > 1 and any(len(each) == 1 for each in letters)
 
@@ -162,7 +162,7 @@ def words(
 
 
 def _composed(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(compose(name) for name in ((names,) if isinstance(names, str) else names))
+    return tuple(compose_text(name) for name in ((names,) if isinstance(names, str) else names))
 
 
 _KINDS: dict[str, Kind] = {"numbers": "number", "dates": "date", "categories": "category"}
@@ -220,7 +220,7 @@ class TableOptions:
     def __post_init__(self) -> None:
         for name in ("target", "event", "domain", "group"):
             column = getattr(self, name)
-            object.__setattr__(self, name, compose(column) if isinstance(column, str) else column)
+            object.__setattr__(self, name, compose_text(column) if isinstance(column, str) else column)
         for name in _LISTS:
             object.__setattr__(self, name, _composed(getattr(self, name)))
         if self.missing is not None:

@@ -74,9 +74,7 @@ class QuoteCheck:
         """Return whether a line alone has as many cells as the header, with numbers where other rows have them."""
         cells = split_line(line, self._delimiter)
         return len(cells) == self._width and all(
-            not cell or _is_number(cell)
-            for cell, numeric in zip(cells, self._numeric, strict=True)
-            if numeric
+            not cell or _is_number(cell) for cell, numeric in zip(cells, self._numeric, strict=True) if numeric
         )
 
     @cached_property

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from perfed.data.files import optional_package
 from perfed.data.reading import checked, reason_of, refuse_unpacked, refuse_untrusted
-from perfed.data.tables.cells import clean_frame, column_names, compose
+from perfed.data.tables.cells import clean_frame, column_names, compose_text
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, read
 from perfed.data.tables.preprocess import inputs_of, output_names, outputs
 from perfed.data.tables.problems import Frame, Series, columns_named, in_rows, listed, nearest, pandas, refuse
@@ -164,8 +164,11 @@ class TablePreprocessor:
         where = f"site '{self.site}'"
         if not hasattr(frame, "columns") or not hasattr(frame, "index"):
             raise PerfedError(f"{where}: a {type(frame).__name__} was given; a pandas DataFrame is needed")
-        given = [compose(name) for name in column_names(frame)]
-        needed = [*(column.name for column in self.columns), *([self.domain] if self.domain and self.domain_input else [])]
+        given = [compose_text(name) for name in column_names(frame)]
+        needed = [
+            *(column.name for column in self.columns),
+            *([self.domain] if self.domain and self.domain_input else []),
+        ]
         lacking = [name for name in needed if name not in given]
         odd = [name for name in given if name not in {*needed, *self.ignored, self.target, self.event, self.domain}]
         meant = {name: near for name in lacking if (near := nearest(name, odd)) is not None}

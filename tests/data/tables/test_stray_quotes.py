@@ -114,14 +114,18 @@ def test_more_characters_than_csv_takes_are_refused_by_their_first_row(tmp_path,
 def check_long_cells(tmp_path, end):
     table = lines(20_000)
     table[10], table[19_000] = with_mark(table[10], 0), with_mark(table[19_000], 0, end=end)
-    assert refusal(tmp_path, "\n".join(table)).startswith("row 11: a quotation mark opens a cell that ends in row 19001")
+    assert refusal(tmp_path, "\n".join(table)).startswith(
+        "row 11: a quotation mark opens a cell that ends in row 19001"
+    )
     table = lines()
     table[10] = with_mark(table[10], 2).replace("well", "x" * 140_000 + '"')
     assert refusal(tmp_path, "\n".join(table)) == "row 11: a cell holds more than 131,072 characters; shorten it"
 
 
 def test_marks_inside_a_row_are_read(tmp_path):
-    (tmp_path / "north.csv").write_text('tool,ward,n\n5" pipe,"old" ward,1\n6 " pipe,the "new" one,2\n"a ""b""", "c" ,3\n')
+    (tmp_path / "north.csv").write_text(
+        'tool,ward,n\n5" pipe,"old" ward,1\n6 " pipe,the "new" one,2\n"a ""b""", "c" ,3\n'
+    )
     frame, _ = read_table(tmp_path / "north.csv")
     assert frame["tool"].tolist() == ['5" pipe', '6 " pipe', 'a "b"']
     assert frame["ward"].tolist() == ["old ward", 'the "new" one', "c"]
