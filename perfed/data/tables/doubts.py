@@ -235,10 +235,8 @@ def _codes_read_as_numbers(
                     number = sum(isinstance(cell, str) and form.fullmatch(cell) is not None for cell in cells)
                     rows.update({part.site: number} if number else {})
             if rows:
-                yield (
-                    f"column '{name}': {sum(rows.values())} values of {shorten_list(list(rows), 3)} {description}; if these "
-                    f"are codes, {advice}"
-                )
+                values = f"{sum(rows.values())} values of {shorten_list(list(rows), 3)}"
+                yield f"column '{name}': {values} {description}; if these are codes, {advice}"
 
 
 # Names of classes ----------------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ def read_sheet(path: Path) -> tuple[list[list[Any]], list[str]]:
     rows = [[_cell_value(cell) for cell in row] for row in sheet.iter_rows()]
     while not _holds_something(rows[-1]):
         del rows[-1]
+    while not _holds_something(row[-1] for row in rows):  # cells that only have a format
+        rows = [row[:-1] for row in rows]
     if not _holds_something(rows[0]):
         raise PerfedError(f"{path}: row 1 of the sheet is empty; {_ONE_HEADER} in row 1")
     for cells in sorted(sheet.merged_cells.ranges, key=lambda cells: (cells.min_row, cells.min_col)):

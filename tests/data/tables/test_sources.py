@@ -86,10 +86,10 @@ FAR = {
 
 @pytest.mark.parametrize("form", FAR)
 def test_dates_out_of_range_are_named_by_row(form):
-    dates = pd.Series([*FAR[form], FAR[form][1]])
+    dates = pd.Series(FAR[form])
     column = guess(dates, "ended")
     days, problems = read(dates, column)
-    assert column.kind == "date" and days[1] == days[2] == (pd.Timestamp("2021-09-25") - pd.Timestamp(0)).days
+    assert column.kind == "date" and days[1] == (pd.Timestamp("2021-09-25") - pd.Timestamp(0)).days
     assert problems == [
         "column 'ended' holds dates outside 1677-09-22 to 2262-04-11 in row 0; put what means a missing value into "
         "missing"
