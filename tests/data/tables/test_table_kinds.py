@@ -184,8 +184,8 @@ def test_letters_of_another_pair_are_not_read(letters, others):
     ],
 )
 def test_letters_that_may_mean_several_things_at_sites_are_categories(north, south, kind):
-    rows = {"age": list(range(30, 70)), "ill": ["no", "yes", "yes", "no"] * 10}
+    rows = {"age": [30 + 7 * at % 41 for at in range(40)], "ill": ["no", "yes", "yes", "no"] * 10}
     frames = {name: pd.DataFrame({**rows, "x": words * 20}) for name, words in (("north", north), ("south", south))}
-    made = Federation.from_frames(frames, target="ill", columns="common")
+    made = Federation.from_frames(frames, target="ill", columns="named")
     assert [column.kind for client in made for column in client.table.columns if column.name == "x"] in ([kind] * 2, [])
     assert any(column.name == "x" and column.kind == kind for column in made.columns)
