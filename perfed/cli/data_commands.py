@@ -38,7 +38,11 @@ def init_command(
         list[str] | None, typer.Option("--categories", help="column whose numbers are codes; may be repeated")
     ] = None,
     missing: Annotated[
-        list[str] | None, typer.Option("--missing", help="value that means missing, or COLUMN=VALUE; may be repeated")
+        list[str] | None,
+        typer.Option(
+            "--missing",
+            help='value that means missing, or COLUMN=VALUE; may be repeated; "" or COLUMN= for no text such as NA',
+        ),
     ] = None,
     inputs: Annotated[
         str, typer.Option("--columns", help="named (those of one name mean the same) or own; what fits if not given")

@@ -14,6 +14,7 @@ from perfed.data.csv_text import csv_text
 from perfed.data.federation import Federation
 from perfed.data.new_client import new_client, new_client_from_frame
 from perfed.data.reading import read_arrays
+from perfed.data.tables.cells import clean_frame, compose_text
 from perfed.data.tables.files import read_table
 from perfed.data.tables.kinds import Column, read
 from perfed.data.tables.problems import refuse
@@ -72,7 +73,7 @@ def predict(model: SiteModel, file: Path, out: Path) -> None:
         probabilities = model.predict_proba(frame)
         header = ["prediction", *(f"probability of {label}" for label in model.classes_)]
         columns = [model.classes_[probabilities.argmax(1)], *probabilities.T]
-    ids = [] if model.table is None else [name for name in frame.columns if name in model.table.ids]
+    ids = [] if model.table is None else [name for name in frame.columns if compose_text(name) in model.table.ids]
     header = [*(ids or ["row"]), *header]
     columns = [*(frame[name].to_numpy(object) for name in ids), *([] if ids else [frame.index.to_numpy()]), *columns]
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -131,9 +132,10 @@ def _newcomer(federation: Federation, site: str, file: Path, seed: int) -> Clien
 def _numbers(frame: Any, file: Path, others: tuple[str, ...]) -> Any:
     """The columns of a file as numbers, but for ``others``."""
     made, problems = frame.copy(), []
-    for name in frame.columns:
+    cleaned = clean_frame(frame)
+    for at, name in enumerate(frame.columns):
         if name not in others:
-            made[name], found = read(frame[name], Column(str(name), "number"))
+            made[name], found = read(cleaned.iloc[:, at], Column(str(name), "number"))
             problems += [f"{file}: {problem}" for problem in found]
     refuse(problems)
     return made

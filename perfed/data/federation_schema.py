@@ -13,13 +13,13 @@ from perfed.data.labels import Classes, Task
 from perfed.data.names import check_name
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, Kind
 from perfed.data.tables.options import TableOptions, agreed_kinds, shared_columns, words
-from perfed.data.tables.problems import nowhere, refuse
+from perfed.data.tables.problems import LONGEST, nowhere, refuse
 from perfed.data.tables.public import Known
 from perfed.data.tables.targets import CONSTANT, FEW, LabelsAre, contradictions, named
 from perfed.data.target_scale import Sums, TargetScale, varying_scale
 from perfed.errors import PerfedError, first_problem, shorten_list
 
-_Name = Annotated[str, Field(max_length=1000), AfterValidator(check_name)]
+_Name = Annotated[str, Field(max_length=LONGEST), AfterValidator(check_name)]
 _Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 _Names = Annotated[tuple[_Name, ...], Field(max_length=100_000)]
 _Domains = _Names | Annotated[int, Field(ge=1, le=100_000)]
@@ -91,6 +91,7 @@ class ToldColumn(_Message):
 
     def column(self) -> Column:
         """As sites have them."""
+        letters = tuple(level.lower() for level in self.levels if self.kind == "boolean" and len(level) == 1)
         return Column(
             self.name,
             self.kind,
@@ -98,6 +99,7 @@ class ToldColumn(_Message):
             levels=self.levels,
             masked=self.missing,
             binary=self.binary,
+            letters=letters,
         )
 
 

@@ -17,6 +17,7 @@ from perfed.data.federation_schema import AgreedColumn
 from perfed.data.groups import GroupSplit
 from perfed.data.held_out import with_validation
 from perfed.data.site_arrays import SiteArrays
+from perfed.data.tables.cells import clean_frame, column_names, compose_text
 from perfed.data.tables.kinds import guess
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.site import TablePreprocessor
@@ -75,13 +76,16 @@ def new_client_from_frame(federation: Federation, name: str, frame: Any, source:
     tables = [client.table for client in federation if client.table is not None]
     named = tables[0].shared is not None
     columns = federation.columns if named else federation.columns or _shared(tables)
-    frame = frame.set_axis([str(column) for column in frame.columns], axis=1)
-    options = _options(tables, columns, frame, task=None if tables[0].event is not None else federation.task, seed=seed)
+    frame = frame.set_axis(column_names(frame), axis=1)
+    cleaned = clean_frame(frame, tables[0].missing)
+    options = _options(
+        tables, columns, cleaned, task=None if tables[0].event is not None else federation.task, seed=seed
+    )
     options = replace(options, **_group_options(federation, options))
     site = SiteTableData.alone(name, frame, options, sources=(source, source))
     client = site.client(federation.schema.model_copy(update={"columns": columns}))
     assert client.table is not None
-    ids = tuple(column for column in frame.columns if any(column in table.ids for table in tables))
+    ids = tuple(column for column in cleaned.columns if any(column in table.ids for table in tables))
     client = replace(client, table=replace(client.table, ids=ids))
     _refuse_trained_groups(federation, client, source)
     return with_domain(client, tables[0].domains) if tables[0].domain_input else client
@@ -106,7 +110,7 @@ def _options(
         numbers=[n for n, k in kinds.items() if k == "number" and (columns or guess(frame[n], n).kind == "id")],
         dates=[name for name, kind in kinds.items() if kind == "date"],
         categories=[name for name, kind in kinds.items() if kind == "category"],
-        missing=first.missing,
+        missing=first.missing or None,
         test_fraction=TESTED,
         columns="named" if named else "own" if columns is None else "union",
         preprocess=first.transformer if first.own else None,
@@ -155,5 +159,5 @@ def _shared(tables: Sequence[TablePreprocessor]) -> tuple[AgreedColumn, ...] | N
 
 
 def _refuse_known(federation: Federation, name: str) -> None:
-    if name in federation.ids:
+    if compose_text(name) in map(compose_text, federation.ids):
         raise PerfedError(f"site '{name}' is in the run already; choose another name")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +14,7 @@ from perfed.data.client import Client
 from perfed.data.federation import Federation, of_tables
 from perfed.data.federation_schema import FederationSchema
 from perfed.data.lazy import HOLD
+from perfed.data.tables.cells import compose_text
 from perfed.data.tables.files import Sites, read_sites, table_files, tables_in
 from perfed.data.tables.options import Mode, Scales, TableOptions
 from perfed.data.tables.site_rows import SiteTableData
@@ -50,7 +51,7 @@ class TableSettings(BaseModel):
     numbers: list[str] = []
     dates: list[str] = []
     categories: list[str] = []
-    missing: list[str] = []
+    missing: list[str] | None = None
     group: str = ""
     group_draw: NonNegative = 0
     task: Literal["auto", "classification", "regression"] = "auto"
@@ -76,6 +77,7 @@ class TableSettings(BaseModel):
         given: dict[str, Any] = {
             field.name: value for field in fields(TableOptions) if (value := getattr(self, field.name, ""))
         }
+        given |= {} if self.missing is None else {"missing": self.missing}
         given |= {"test_fraction": 0.0 if self.test_files else self.test_fraction, "seed": seed}
         return TableOptions(**given | ({"task": None} if self.task == "auto" else {}))
 
@@ -88,8 +90,8 @@ def tables(seed: int, data_dir: Path | None, **given: Any) -> Federation:
     ``perfed init`` writes such an experiment, ``perfed check`` says what the sites hold and what is wrong.
     """
     settings = TableSettings.model_construct(**given)
-    read = _sites(settings.files, settings.site_column)
-    tests = _sites(settings.test_files, settings.site_column)
+    read = _sites(settings.files, settings)
+    tests = _sites(settings.test_files, settings)
     federation = of_tables(
         read.parsed,
         settings.options(seed),
@@ -114,14 +116,21 @@ def site_client(given: Mapping[str, Any], seed: int, site: str, agreement: Feder
         PerfedError: no such site, or its rows do not fit.
     """
     settings = TableSettings.model_construct(**given)
-    read = _sites(_files_of(settings.files, settings.site_column, site), settings.site_column)
-    if site not in read.frames:
+    read = _sites(_files_of(settings.files, settings.site_column, site), settings)
+    tests = _sites(_files_of(settings.test_files, settings.site_column, site), settings)
+    name, tested = (_same_name(site, sites.frames) for sites in (read, tests))
+    if name is None:
         raise PerfedError(f"site '{site}': its table is not among data.files any more")
-    tests = _sites(_files_of(settings.test_files, settings.site_column, site), settings.site_column)
     options = settings.options(seed)
     options = replace(options, task=None if options.event is not None else agreement.task)
-    sources = read.sources[site], tests.sources.get(site, "")
-    return SiteTableData.alone(site, read.frames[site], options, tests.frames.get(site), sources).client(agreement)
+    sources = read.sources[name], "" if tested is None else tests.sources[tested]
+    test = None if tested is None else tests.frames[tested]
+    return SiteTableData.alone(site, read.frames[name], options, test, sources).client(agreement)
+
+
+def _same_name(site: str, names: Iterable[str]) -> str | None:
+    """Return the one of the names that is that of the site, with composed accents or others."""
+    return next((name for name in names if compose_text(name) == compose_text(site)), None)
 
 
 def _files_of(files: list[str], site_column: str, site: str) -> list[str]:
@@ -129,22 +138,27 @@ def _files_of(files: list[str], site_column: str, site: str) -> list[str]:
     if site_column:
         return files
     found = (each for file in map(Path, files) for each in (tables_in(file) if file.is_dir() else [file]))
-    return [str(file) for file in found if file.stem == site]
+    return [str(file) for file in found if compose_text(file.stem) == compose_text(site)]
 
 
-def _sites(files: list[str], site_column: str) -> Sites:
+def _sites(files: list[str], settings: TableSettings) -> Sites:
     """The tables of all sites; what this process has read, and has not changed since, is not read again."""
     if not files:
         return Sites({}, {}, ())
     known = {file: file.stat() for file in table_files([Path(file) for file in files]) if file.is_file()}
     stamps = tuple((file, stat.st_mtime_ns, stat.st_size) for file, stat in known.items())
-    if sum(stat.st_size for stat in known.values()) > KEPT:
-        return _read(tuple(files), site_column, stamps)
-    return _kept(tuple(files), site_column, stamps)
+    missing = tuple(settings.missing or ("",)) if settings.site_column and settings.missing is not None else None
+    read = _read if sum(stat.st_size for stat in known.values()) > KEPT else _kept
+    return read(tuple(files), settings.site_column, missing, stamps)
 
 
-def _read(files: tuple[str, ...], site_column: str, stamps: tuple[tuple[Path, int, int], ...]) -> Sites:
-    return read_sites([Path(file) for file in files], site_column or None)
+def _read(
+    files: tuple[str, ...],
+    site_column: str,
+    missing: tuple[str, ...] | None,
+    stamps: tuple[tuple[Path, int, int], ...],
+) -> Sites:
+    return read_sites([Path(file) for file in files], site_column or None, missing)
 
 
 _kept = lru_cache(maxsize=2)(_read)  # the tables, and those that they are tested on

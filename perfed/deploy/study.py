@@ -114,4 +114,4 @@ def told_before(study: Experiment) -> list[str]:
 def settings_of(study: Experiment) -> list[str]:
     """The data settings that a site's administrator should know, as ``key = value``."""
     data = study.data.options
-    return [f"{key} = {data[key]!r}" for key in _SAID if data[key]]
+    return [f"{key} = {data[key]!r}" for key in _SAID if data[key] or (key == "missing" and data[key] is not None)]

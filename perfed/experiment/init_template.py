@@ -34,7 +34,7 @@ _WHAT = {
     "numbers": "columns of numbers, where they were not taken for it",
     "dates": "columns of dates, where they were not taken for it",
     "categories": "columns whose numbers are codes",
-    "missing": 'values that mean missing: "-9" in every column, "age=999" in one',
+    "missing": 'values that mean missing, as NA and None do: "-9", in one column "age=999"; "" for none but these',
     "folds": "seed s tests on fold s mod 5, so that --seeds 0..4 judges every row once",
     "test_fraction": "share of each site's rows to test on",
     "columns": "named: those that several sites have mean the same, others are a site's own; or own, common, union",
@@ -165,9 +165,10 @@ def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -
     Raises:
         PerfedError: the text would not be read as the settings that it is written for.
     """
-    data: dict[str, Any] = {"drop": [], "numbers": [], "dates": [], "categories": [], "missing": [], **settings}
+    data: dict[str, Any] = {"drop": [], "numbers": [], "dates": [], "categories": [], **settings}
     data = {key: data[key] for key in _WHAT if key in data}
     lines = [f"{_toml(key, value)}  # {_WHAT[key]}" for key, value in data.items()]
+    lines += [] if "missing" in data else [f'# missing = ["-9"]  # {_WHAT["missing"]}']
     methods = compared(settings, federation)
     rounds = 30 if federation.task == "survival" else 60
     tables = [client.table for client in federation if client.table is not None]

@@ -48,6 +48,8 @@ def find_edits(directory: RunDirectory) -> dict[str, tuple[Any, Any]]:
     except tomllib.TOMLDecodeError as error:
         raise PerfedError(f"{directory.path / 'config.toml'}: not valid TOML: {error}") from None
     before = _flatten_keys(made_with)
+    if before.get("data.missing") == []:  # a checkpoint of an older perfed, for which that was the default
+        before |= {"data.missing": now.get("data.missing")}
     free = ("device", "plan.hold_megabytes")
     keys = [key for key in dict.fromkeys([*before, *now]) if key not in free and not key.startswith("plan.paths.")]
     return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}

@@ -38,7 +38,7 @@ from perfed.run.checksums import (
     set_aside,
     write_checksums,
 )
-from perfed.run.layout import FILE, Layout, layout_of, readable_layout, written_now
+from perfed.run.layout import FILE, Layout, current_settings, layout_of, readable_layout, written_now
 from perfed.run.records import Summary
 from perfed.run.round_log import RoundLog, matches_checksums
 from perfed.system import SCRATCH, locked, sweep, write_atomic
@@ -92,8 +92,7 @@ def marker_of(path: Path) -> tuple[str, dict[str, Any]]:
     except (OSError, ValueError) as error:
         raise PerfedError(f"{file}: cannot be read: {error}") from None
     said = {key: content.pop(key) for key in Layout.model_fields if key in content}
-    readable_layout(path, said, file)
-    return str(kind), content
+    return str(kind), current_settings(content, readable_layout(path, said, file))
 
 
 def write_marker(path: Path, kind: str, content: Mapping[str, Any]) -> None:
@@ -180,15 +179,21 @@ class RunDirectory(CheckpointFiles):
         self._write_result("config.toml", text)
 
     def read_config(self) -> str:
-        """Return the experiment, as ``config.toml`` has it."""
+        """Return the experiment, as ``config.toml`` has it and this perfed means it."""
         try:
-            return (self.path / "config.toml").read_text(encoding="utf-8")
+            text = (self.path / "config.toml").read_text(encoding="utf-8")
         except OSError:
             if marker_of(self.path)[0] == "comparison":
                 raise PerfedError(f"{self.path}: a comparison, not a run; its runs are METHOD/seed-N in it") from None
             raise PerfedError(f"{self.path}: no run here (config.toml is missing)") from None
         except UnicodeDecodeError as error:
             raise PerfedError(f"{self.path / 'config.toml'}: is not text: {error}") from None
+        try:
+            settings = tomllib.loads(text)
+        except tomllib.TOMLDecodeError:  # which is said where the text is parsed
+            return text
+        current = current_settings(settings, self.layout)
+        return text if current == settings else tomli_w.dumps(current)
 
     @property
     def method(self) -> str:

@@ -150,6 +150,9 @@ def onnx_inputs(table: TablePreprocessor, frame: Any) -> dict[str, NDArray[Any]]
     """Return the rows of a data frame as an ONNX file of the site takes them: columns ``(rows, 1)`` by name."""
     ready = table.read(frame)
     texts = {column.name for column in table.columns if column.kind == "category"}
-    found = {name: ready[[name]].to_numpy(object if name in texts else np.float32) for name in table.feature_names_in_}
+    found = {
+        name: ready[[name]].to_numpy(object if name in texts else np.float32)
+        for name in (column.name for column in table.columns)
+    }
     domain = table.domain if table.domain in frame.columns else None
     return found if domain is None else {**found, domain: frame[[domain]].to_numpy(object)}

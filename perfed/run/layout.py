@@ -15,11 +15,13 @@ from perfed.data.reading import checked, read_json
 from perfed.errors import PerfedError
 from perfed.system import installed_version
 
-FORMAT = 2
+FORMAT = 3
 """Of directories that are written now. It grows with a change after which an older perfed would read them wrongly."""
 
 OLDEST = 1
 """The oldest format that is read and resumed: that of the last minor version at least."""
+
+_ALL_TEXTS_OFF = 3  # from this format on ``missing = []`` of tables says that no text such as NA means missing
 
 FILE = "version.json"
 FIRST = "0.1"  # version of perfed that wrote format 1
@@ -68,3 +70,21 @@ def readable_layout(path: Path, said: Mapping[str, Any], file: Path) -> Layout:
         f"{path}: was written by perfed {found.perfed} in format {found.format}; perfed {installed_version()} reads "
         f"formats {OLDEST} to {FORMAT}: {way}"
     )
+
+
+def current_settings(settings: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
+    """Return the settings of a directory, nested or not, as this perfed means them.
+
+    Up to format 2 ``missing = []`` of tables was what stands for its absence today.
+
+    Example:
+        >>> current_settings({"data": {"name": "tables", "missing": []}}, Layout(format=2))
+        {'data': {'name': 'tables'}}
+    """
+    if layout.format >= _ALL_TEXTS_OFF:
+        return dict(settings)
+    return {
+        key: current_settings(value, layout) if isinstance(value, Mapping) else value
+        for key, value in settings.items()
+        if not (key == "missing" and value == [] and settings.get("name") == "tables")
+    }

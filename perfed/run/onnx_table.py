@@ -89,7 +89,7 @@ def _fill_absent(table: TablePreprocessor, graph: Any) -> None:
     if not absent:
         return
     onnx, helper = onnx_package("onnx"), onnx_package("onnx.helper")
-    added = [helper.make_node("Shape", [table.feature_names_in_[0]], ["shape of a column"])]
+    added = [helper.make_node("Shape", [table.columns[0].name], ["shape of a column"])]
     for name, column in absent.items():
         empty = np.array([[column.filling]], object if column.kind == "category" else np.float32)
         graph.initializer.append(onnx.numpy_helper.from_array(empty, f"absent {name}"))

@@ -76,7 +76,10 @@ class SiteModel:
         """
         if self.facts["classes"] is None:
             raise AttributeError(f"site '{self.site}' predicts values, which have no classes")
-        return np.array(self.facts["classes"])
+        labels = self.facts["classes"]
+        if self.table is not None and isinstance(labels[0], str):
+            labels = [self.table.original(label) for label in labels]
+        return np.array(labels)
 
     @property
     def feature_names_in_(self) -> NDArray[np.str_]:
@@ -84,7 +87,8 @@ class SiteModel:
         if self.table is None:
             return np.array([*self.facts["features"], *([DOMAIN] if self.takes_domain else [])])
         needed = self.takes_domain or self.table.domain_input
-        return np.array([*self.table.feature_names_in_, *([self.table.domain] if needed else [])])
+        domain = [] if self.table.domain is None or not needed else [self.table.original(self.table.domain)]
+        return np.array([*self.table.feature_names_in_, *domain])
 
     @property
     def n_features_in_(self) -> int:

@@ -118,3 +118,45 @@ def test_a_damaged_file_is_named(run, text):
     (run / "version.json").write_text(text)
     for command in ("resume", "report"):
         refused(perfed(command, run), "version.json")
+
+
+STUDY = """
+name = "wards"
+method = "local"
+rounds = 1
+[data]
+name = "tables"
+files = ["north.csv"]
+target = "ill"
+[model]
+head = "linear"
+[plan]
+engine = "stacked"
+threads = 1
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("grades", [("NA", "low", "high"), ("mild", "low", "high")])
+def test_an_empty_list_of_missing_values_means_in_an_old_run_what_it_meant(tmp_path, monkeypatch, grades):
+    """``missing = []`` was written by ``init``, beside texts that meant missing nevertheless."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{at % 7},{grades[at % 3]},{'yes' if at % 5 else 'no'}" for at in range(60)]
+    Path("north.csv").write_text("\n".join(["age,grade,ill", *rows]))
+    Path("study.toml").write_text(STUDY if "NA" in grades else STUDY.replace("target", "missing = []\ntarget"))
+    assert perfed("run", "study.toml", "--out", "old").code == 0
+    config = Path("old/config.toml")
+    if "NA" in grades:  # the list is not in the checkpoint
+        config.write_text(config.read_text().replace('target = "ill"', 'target = "ill"\nmissing = []'))
+    assert "missing = []" in config.read_text()
+    says(Path("old"), "0.2.0", 2)
+    resumed = perfed("resume", "old", "rounds=2")
+    assert resumed.code == 0, resumed.err
+    Path("study.toml").write_text(STUDY.replace("rounds = 1", "rounds = 2"))
+    assert perfed("run", "study.toml", "--out", "whole").code == 0
+    expected = json.loads(Path("whole/summary.json").read_text())["metrics"]
+    assert json.loads(Path("old/summary.json").read_text())["metrics"] == expected
+    assert "missing" not in config.read_text()
+    Path("study.toml").write_text(STUDY.replace("target", "missing = []\ntarget"))
+    assert perfed("run", "study.toml", "--out", "new").code == 0
+    assert "missing = []" in Path("new/config.toml").read_text()

@@ -12,9 +12,12 @@ from numpy.typing import NDArray
 
 from perfed.data.labels import Task
 from perfed.data.names import describe_control_character
+from perfed.data.tables.cells import compose_text
 from perfed.data.tables.kinds import Column, Kind, Parsed
+from perfed.data.tables.missing import missing_values
 from perfed.data.tables.options import TableOptions, agreed_kinds
 from perfed.data.tables.problems import (
+    LONGEST,
     Frame,
     Problem,
     Series,
@@ -119,21 +122,24 @@ def checked(
     """
     if not isinstance(frames, Mapping) or not frames:
         raise PerfedError("frames must be a mapping from the name of a site to its data frame, with one site at least")
-    twice = [site for site, count in Counter(map(str, frames)).items() if count > 1]
-    if twice:
-        raise PerfedError(f"two sites are called {listed(twice)}; names must differ")
-    strange = [site for site in tests or {} if site not in frames]
+    for names in (frames, tests or {}):
+        if twice := [site for site, count in Counter(compose_text(str(site)) for site in names).items() if count > 1]:
+            raise PerfedError(f"two sites are called {listed(twice)}; names must differ")
+    sites = {compose_text(str(site)): str(site) for site in frames}
+    strange = [site for site in tests or {} if compose_text(str(site)) not in sites]
     if strange:
         raise PerfedError(
             f"test rows are given for {listed(strange)}, but there are the sites {', '.join(frames)} only"
         )
-    codes = options.missing
+    codes = options.codes
     main = [_part(str(site), frame, codes, sources) for site, frame in by_name(frames)]
-    given = [_part(str(site), frame, codes, test_sources, " (test)") for site, frame in by_name(tests or {})]
+    tested_on = [_part(str(site), frame, codes, test_sources, " (test)") for site, frame in by_name(tests or {})]
+    given = [replace(part, site=sites[compose_text(part.site)]) for part in tested_on]
     parts = [*main, *given]
     refuse([problem for site in frames if (problem := describe_control_character("site", str(site))) is not None])
     refuse(_lines(_structure(part) for part in parts))
     refuse(_lines(_roles(part, options) for part in parts))
+    refuse(_lines(_too_long(part, options) for part in parts))
     names = list(dict.fromkeys(name for part in parts for name in part.frame.columns))
     refuse([] if alone else nowhere(options.named, names, names))
     tested = {part.site: part for part in given}
@@ -188,10 +194,10 @@ def _part(
 ) -> Part:
     source = (sources or {}).get(site, f"site '{site}'{what}")
     if isinstance(frame, Parsed):
-        return Part(site, source, frame.without(codes))
+        return Part(site, source, frame.clean(codes))
     if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
         raise PerfedError(f"{source}: a {type(frame).__name__} was given; a pandas DataFrame is needed")
-    return Part(site, source, Parsed(frame).without(codes))
+    return Part(site, source, Parsed(frame).clean(codes))
 
 
 def _columns(part: Part, given: Part | None, options: TableOptions) -> list[Column]:
@@ -209,7 +215,32 @@ def _structure(part: Part) -> list[Problem]:
     found = [f"several columns are called {listed(twice)}; names must differ"] if twice else []
     found += [] if len(part.frame) else ["there are no rows; every site needs some"]
     found += filter(None, (describe_control_character("column", name) for name in names))
+    found += [
+        f"the name of column {number} has {len(name):,} characters; allowed: {LONGEST:,}"
+        for number, name in enumerate(names, start=1)
+        if len(name) > LONGEST
+    ]
     return part.said(found)
+
+
+def _too_long(part: Part, options: TableOptions) -> list[Problem]:
+    """Return where texts are too long for a class, a domain or a category; free text and ids are refused as such."""
+    roles = [name for name in (options.target, options.domain) if name is not None]
+    left_out = {*roles, options.event, options.group, *options.drop}
+    names = [name for name in part.frame.columns if name not in left_out and part.frame[name].dtype == object]
+    categories = [name for name in names if part.rows.guess(name, options.kinds.get(name)).kind == "category"]
+    problems = []
+    for name in (*roles, *categories):
+        cells = part.rows[name].found
+        rows = [
+            row for row, cell in zip(cells.index, cells, strict=True) if isinstance(cell, str) and len(cell) > LONGEST
+        ]
+        if rows:
+            problems.append(
+                f"column '{name}' holds texts of more than {LONGEST:,} characters {in_rows(rows)}; shorten them, or "
+                "drop the column"
+            )
+    return part.said(problems)
 
 
 def _roles(part: Part, options: TableOptions) -> list[Problem]:
@@ -224,6 +255,8 @@ def _roles(part: Part, options: TableOptions) -> list[Problem]:
             found.append(f"{role}: {unknown(name, names)}")
         elif len(empty := part.frame.index[part.rows[name].found.isna()]):
             way = "leave these rows out" if role in ("target", "event") else "fill them in, or leave these rows out"
+            if "" not in missing_values(options.codes, name) and (texts := part.rows.missing_texts(name)):
+                way += f", or put '{name}=' into missing if {' or '.join(texts)} is a value"
             found.append(f"column '{name}', the {role}, is missing {in_rows(empty)}; {way}")
         elif role == "domain":
             found += part.rows[name].read(Column(name, "category"))[1]

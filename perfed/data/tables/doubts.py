@@ -6,6 +6,7 @@ Each column is judged alone, by what it says of a row without that row, at each 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,8 @@ CORRELATED = 0.99
 _LEAST = 10  # rows outside the commonest class, or rows with values, below which nothing is said
 _MOST = 2000  # rows of a site that are looked at
 _BESIDE = 5  # rows on either side of one that say which class it has
+_LEADING_ZERO = re.compile(r"[+-]?0\d+([.,]\d*)?")
+_EXPONENT = re.compile(r"\d+[eE]\d+")
 _SHORT = 3  # letters that an abbreviation has at most
 
 Floats = NDArray[np.float64]
@@ -59,6 +62,7 @@ def doubts(data: Checked, columns: Mapping[str, Sequence[Column]], options: Tabl
     if options.event is not None:
         found += _telling(sites, columns, [y[:, 1].astype(np.int64) for y in targets], options.event)
     found += suspected(_numbers(sites, columns))
+    found += _codes_read_as_numbers(data, columns, options)
     return [*found, *_spellings({site: y.tolist() for site, y in data.targets.items()}, options.target)]
 
 
@@ -206,6 +210,33 @@ def _ordered(values: Floats, y: Floats) -> float:
     from scipy.stats import rankdata  # type: ignore[import-untyped]
 
     return abs(float(np.corrcoef(rankdata(values), rankdata(y))[0, 1]))
+
+
+def _codes_read_as_numbers(
+    data: Checked, columns: Mapping[str, Sequence[Column]], options: TableOptions
+) -> Iterator[str]:
+    """Yield a line for each column of numbers with texts that look like codes: leading zeros, or 1E2.
+
+    A column that the study names in numbers is left out.
+    """
+    forms = (
+        (_LEADING_ZERO, "have leading zeros, which numbers lose"),
+        (_EXPONENT, "are written like 1E2, which is read as 100"),
+    )
+    numeric = {c.name for kinds in columns.values() for c in kinds if c.kind == "number"} - set(options.numbers)
+    targets = {options.target} if all(y.dtype.kind in "if" for y in data.targets.values()) else set()
+    for name in sorted(numeric | targets):
+        advice = "name it in categories" if name in numeric else "put a letter before each"
+        for form, description in forms:
+            rows: dict[str, int] = {}
+            for part in data.main:
+                cells = part.rows[name].found if name in part.frame.columns else None
+                if cells is not None and cells.dtype == object:
+                    number = sum(isinstance(cell, str) and form.fullmatch(cell) is not None for cell in cells)
+                    rows.update({part.site: number} if number else {})
+            if rows:
+                values = f"{sum(rows.values())} values of {shorten_list(list(rows), 3)}"
+                yield f"column '{name}': {values} {description}; if these are codes, {advice}"
 
 
 # Names of classes ----------------------------------------------------------------------------------------------

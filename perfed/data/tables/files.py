@@ -6,20 +6,22 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from perfed.data.files import optional_package
-from perfed.data.reading import reason_of, refuse_unpacked
+from perfed.data.reading import reason_of
+from perfed.data.tables.cells import clean_frame, column_names, compose_text
+from perfed.data.tables.excel import read_sheet
 from perfed.data.tables.kinds import Parsed
-from perfed.data.tables.problems import Frame, in_rows, listed, pandas, refuse, unknown
+from perfed.data.tables.problems import LONGEST, Frame, in_rows, listed, pandas, refuse, unknown
+from perfed.data.tables.quotes import QuoteCheck, split_line
 from perfed.errors import PerfedError
 from perfed.system import memory
-
-MISSING = frozenset({"", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "?"})
-"""Cells of a file that stand for a missing value."""
 
 _TEXT, _PARQUET, _EXCEL = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".xlsx", ".xlsm")
 ENDINGS = (*_TEXT, *_PARQUET, *_EXCEL)
@@ -34,6 +36,8 @@ CELL = 64
 """Bytes of memory that a cell of a table takes while it is read: as itself, as text, as a number and as an input."""
 
 _DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
+_SEPARATOR = re.compile(r'"?sep=.?"?', re.IGNORECASE)
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f]")  # characters that no text file has
 _TRIED = 50  # rows that decide the delimiter
 _COMMA, _POINT = (re.compile(rf"[+-]?\d+{sign}\d+([eE][+-]?\d+)?") for sign in (",", r"\."))
 
@@ -59,13 +63,14 @@ class Sites:
         return {site: Parsed(frame) for site, frame in self.frames.items()}
 
 
-def read_sites(paths: Sequence[Path], site_column: str | None = None) -> Sites:
-    """The tables of all sites.
+def read_sites(paths: Sequence[Path], site_column: str | None = None, missing: Sequence[str] | None = None) -> Sites:
+    """Return the tables of all sites.
 
     Args:
         paths: files, or folders whose tables are taken (:func:`tables_in`). Without ``site_column`` each file is one
             site, called as the file is, without its ending.
         site_column: names the site of every row.
+        missing: values that name no site (:attr:`perfed.data.tables.options.TableOptions.missing`).
 
     Raises:
         TableProblems: files that cannot be read, two sites of one name, no such column or rows without a site.
@@ -73,13 +78,14 @@ def read_sites(paths: Sequence[Path], site_column: str | None = None) -> Sites:
     frames: dict[str, Frame] = {}
     sources: dict[str, str] = {}
     problems: list[str] = []
+    codes = () if missing is None else tuple(missing) or ("",)
     notes = [note for path in paths if path.is_dir() for note in _left_out(path)]
     for path in table_files(paths):
         try:
             frame, said = read_table(path)
             if not len(frame) and _is_note(path, paths):
                 raise PerfedError("there are no rows")
-            found = {path.stem: frame} if site_column is None else _by_site(path, frame, site_column)
+            found = {path.stem: frame} if site_column is None else _by_site(path, frame, site_column, codes)
         except PerfedError as error:
             if _is_note(path, paths):
                 notes.append(f"{path}: left out, for it is no table: {str(error).removeprefix(f'{path}: ')}")
@@ -88,7 +94,7 @@ def read_sites(paths: Sequence[Path], site_column: str | None = None) -> Sites:
             continue
         notes += [f"{path}: {line}" for line in said]
         for site, rows in found.items():
-            same = next((name for name in frames if name.lower() == site.lower()), None)
+            same = next((name for name in frames if compose_text(name.lower()) == compose_text(site.lower())), None)
             if same is not None:
                 problems.append(f"{path}: site '{site}' is also in {sources[same]} ('{same}'); names must differ")
                 continue
@@ -140,14 +146,20 @@ def table_files(paths: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(files))
 
 
-def _by_site(path: Path, frame: Frame, column: str) -> dict[str, Frame]:
-    if column not in frame.columns:
+def _by_site(path: Path, frame: Frame, column: str, codes: Sequence[str]) -> dict[str, Frame]:
+    """Return the rows of each site, called as its first row calls it."""
+    place = next((at for at, name in enumerate(frame.columns) if compose_text(name) == compose_text(column)), None)
+    if place is None:
         raise PerfedError(f"{path}: {unknown(column, list(frame.columns))}")
-    empty = frame.index[frame[column].isna()]
-    if len(empty):
+    names = frame.iloc[:, place]
+    cleaned = clean_frame(names.to_frame(column), codes)[compose_text(column)]
+    if len(empty := frame.index[cleaned.isna()]):
         raise PerfedError(f"{path}: column '{column}' names no site {in_rows(empty)}")
-    sites = frame[column].astype(str).str.strip()
-    return {str(site): rows.drop(columns=column) for site, rows in frame.groupby(sites, sort=True)}
+    sites: dict[str, Frame] = {}
+    for site, rows in frame.groupby(cleaned.astype(str), sort=True):
+        first = names[rows.index[0]]
+        sites[first.strip() if isinstance(first, str) else site] = rows.drop(columns=frame.columns[place])
+    return sites
 
 
 def read_table(path: Path) -> tuple[Frame, list[str]]:
@@ -169,32 +181,58 @@ def read_table(path: Path) -> tuple[Frame, list[str]]:
     if ending in _PARQUET:
         return _read_parquet(path), []
     if ending in _EXCEL:
-        return _read_excel(path), []
+        return _read_excel(path)
     raise PerfedError(f"{path}: '{path.suffix}' is not the ending of a table; allowed: {_ALLOWED}")
 
 
 def _read_text(path: Path) -> tuple[Frame, list[str]]:
     text, notes = _decoded(path)
-    delimiter = _delimiter(path, text)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
-    rows, numbers = [], []
-    try:
-        for row in reader:
-            if any(cell.strip() for cell in row):
-                rows.append([cell.strip() for cell in row])
-                numbers.append(reader.line_num)
-    except csv.Error as error:
-        raise PerfedError(f"{path}: row {reader.line_num} is no CSV ({error})") from None
+    lines = list(io.StringIO(text, newline=""))
+    if _SEPARATOR.fullmatch(lines[0].strip()):
+        raise PerfedError(f"{path}: row 1 tells Excel the delimiter ('sep='), and is no header; remove this row")
+    delimiter = _delimiter(path, lines)
+    rows, numbers = _read_records(path, lines, delimiter)
+    width, mark = len(rows[0]), _DELIMITERS[delimiter]
     for row, number in zip(rows, numbers, strict=True):
-        if len(row) != len(rows[0]):
+        if len(row) > width and not any(row[width:]):
             raise PerfedError(
-                f"{path}: row {number} is not as wide as the header ({len(row)} and {len(rows[0])} cells, if a "
-                f"{_DELIMITERS[delimiter]} separates them); quote cells that hold one"
+                f"{path}: row {number} ends with a {mark} that the header lacks, which makes a cell more; remove it"
+            )
+        if len(row) != width:
+            raise PerfedError(
+                f"{path}: row {number} is not as wide as the header ({len(row)} and {width} cells, if a {mark} "
+                "separates them); quote cells that hold one"
             )
     if delimiter != "," and _has_decimal_commas(rows[1:]):
         rows[1:] = [[c.replace(",", ".") if _COMMA.fullmatch(c) else c for c in row] for row in rows[1:]]
         notes.append("numbers are read with a decimal comma")
     return _frame(path, rows[0], rows[1:], numbers[1:]), notes
+
+
+def _read_records(path: Path, lines: Sequence[str], delimiter: str) -> tuple[list[list[str]], list[int]]:
+    """Return the records of a CSV file that hold something, and the row of each, which is that of its last line.
+
+    Raises:
+        PerfedError: a stray quotation mark, which would merge rows, or a cell that csv does not take.
+    """
+    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
+    rows, numbers, starts = [], [], []
+    error = None
+    try:
+        starts.append(0)
+        for row in reader:
+            if any(cell.strip() for cell in row):
+                rows.append([cell.strip() for cell in row])
+                numbers.append(reader.line_num)
+            starts.append(reader.line_num)
+    except csv.Error:  # a cell that is longer than csv takes, which a stray mark can be the reason of
+        error = f"row {starts[-1] + 1}: a cell holds more than {csv.field_size_limit():,} characters; shorten it"
+    else:
+        del starts[-1]
+    width = len(rows[0]) if rows else len(split_line(lines[0], delimiter))
+    if problem := QuoteCheck(lines, starts, width, delimiter).problem() or error:
+        raise PerfedError(f"{path}: {problem}")
+    return rows, numbers
 
 
 def _decoded(path: Path) -> tuple[str, list[str]]:
@@ -207,24 +245,42 @@ def _decoded(path: Path) -> tuple[str, list[str]]:
             text = content.decode(encoding)
         except UnicodeDecodeError:
             continue
-        if any(ord(sign) < 32 and sign not in "\t\r\n\f" for sign in text):
+        if _CONTROL.search(text) is not None:
             break
         return text, ["read as Windows-1252, since it is not UTF-8"] if encoding == "cp1252" else []
+    if not wide and _is_utf16(content):
+        raise PerfedError(f"{path}: this looks like UTF-16 without a byte-order mark; save it as UTF-8")
     raise PerfedError(f"{path}: is no text file; a CSV file in UTF-8, UTF-16 or Windows-1252 is needed")
 
 
-def _delimiter(path: Path, text: str) -> str:
-    """The delimiter with which the first rows are all as wide as the header; of several the one with most columns."""
-    sample = [line for line in re.split(r"\r\n|\r|\n", text) if line.strip()][:_TRIED]
+def _is_utf16(content: bytes) -> bool:
+    """Return whether bytes without a byte-order mark are lines of text in UTF-16."""
+    for encoding in ("utf-16-le", "utf-16-be"):
+        with suppress(UnicodeDecodeError):
+            text = content.decode(encoding)
+            if "\n" in text and _CONTROL.search(text) is None:
+                return True
+    return False
+
+
+def _delimiter(path: Path, lines: Sequence[str]) -> str:
+    """Return the delimiter with which the first rows are as wide as the header; of several that with most columns.
+
+    Raises:
+        PerfedError: with none of them the first row has several columns.
+    """
+    sample = list(islice((line.rstrip("\r\n") for line in lines if line.strip()), _TRIED))
     fits: dict[str, tuple[bool, int]] = {}
     for delimiter in _DELIMITERS:
-        try:
-            widths = [len(row) for row in csv.reader(sample, delimiter=delimiter, skipinitialspace=True)]
-        except csv.Error:
-            continue
-        if widths[0] > 1:
+        widths: list[int] = []
+        with suppress(csv.Error):  # a cell that is too long, which is refused by its row later
+            widths += (len(row) for row in csv.reader(sample, delimiter=delimiter, skipinitialspace=True))
+        if widths and widths[0] > 1:
             fits[delimiter] = (len(set(widths)) == 1, widths[0])
     if not fits:
+        likely = max(_DELIMITERS, key=lambda delimiter: len(split_line(lines[0], delimiter)))
+        if problem := QuoteCheck(lines, [0], len(split_line(lines[0], likely)), likely).problem():
+            raise PerfedError(f"{path}: {problem}")
         allowed = ", ".join(_DELIMITERS.values())
         raise PerfedError(f"{path}: the first row holds one column only; delimiters that are known: {allowed}")
     return max(fits, key=lambda delimiter: fits[delimiter])
@@ -245,9 +301,11 @@ def _read_parquet(path: Path) -> Frame:
         raise
     except Exception as error:  # whatever pyarrow and its parsers raise
         raise PerfedError(f"{path}: cannot be read as Parquet ({reason_of(error)})") from None
-    frame = frame if frame.index.name is None else frame.reset_index()
-    _check_header(path, [str(name) for name in frame.columns])
-    return frame.set_axis(range(1, len(frame) + 1))
+    levels = [name for name in frame.index.names if name is not None]
+    frame = frame.reset_index(levels, allow_duplicates=True) if levels else frame
+    names = column_names(frame)
+    _check_header(path, names)
+    return frame.set_axis(names, axis=1).set_axis(range(1, len(frame) + 1))
 
 
 def refuse_too_large(path: Path, rows: int, columns: int) -> None:
@@ -264,41 +322,42 @@ def refuse_too_large(path: Path, rows: int, columns: int) -> None:
         )
 
 
-def _read_excel(path: Path) -> Frame:
-    optional_package("openpyxl", "reading Excel files", extra="tables")
-    try:
-        refuse_unpacked(path)
-        sheets = pandas().read_excel(path, sheet_name=None, header=None, dtype=object, keep_default_na=False)
-    except PerfedError:
-        raise
-    except Exception as error:  # openpyxl lets through whatever zipfile and its own parsers raise
-        raise PerfedError(f"{path}: cannot be read as Excel ({str(error).splitlines()[0]})") from None
-    filled = {name: sheet for name, sheet in sheets.items() if len(sheet)}
-    if len(filled) != 1:
-        held = f"holds several sheets ({', '.join(map(str, filled))})" if filled else "holds no cells"
-        raise PerfedError(f"{path}: {held}; one sheet with the table is needed")
-    ((_, sheet),) = filled.items()
-    rows = [[cell.strip() if isinstance(cell, str) else cell for cell in row] for row in sheet.itertuples(index=False)]
-    return _frame(path, rows[0], rows[1:], range(2, len(rows) + 1))
+def _read_excel(path: Path) -> tuple[Frame, list[str]]:
+    rows, notes = read_sheet(path)
+    return _frame(path, rows[0], rows[1:], range(2, len(rows) + 1)), notes
 
 
 def _frame(path: Path, header: Sequence[Any], rows: Sequence[Sequence[Any]], numbers: Iterable[int]) -> Frame:
     names = ["" if name is None else str(name) for name in header]
+    if "" in names:
+        empty = [all(row[at] in (None, "") for row in rows) for at in range(len(names))]
+        raise PerfedError(f"{path}: {_explain_missing_name(names, empty)}")
     _check_header(path, names)
-    cells = [[None if isinstance(cell, str) and cell in MISSING else cell for cell in row] for row in rows]
+    cells = [[None if cell == "" else cell for cell in row] for row in rows]
     frame = pandas().DataFrame(cells, index=list(numbers), columns=names, dtype=object)
     return frame[frame.notna().any(axis=1)]
 
 
+def _explain_missing_name(names: Sequence[str], empty: Sequence[bool]) -> str:
+    """Return why columns have no names, and what to do; ``empty``: which columns hold nothing."""
+    columns = [at for at, name in enumerate(names) if not name]
+    which = f"column {columns[0] + 1} has no name"
+    if all(name == "" and none for name, none in zip(names[columns[0] :], empty[columns[0] :], strict=True)):
+        return f"{which} and holds nothing, as where each row ends with a delimiter; remove it"
+    if columns == [0]:
+        return f"{which}; name it or leave it out (pandas writes its row numbers so, unless it is told index=False)"
+    return f"{which}, as where one header cell stands for several columns; name each column, in one row"
+
+
 def _check_header(path: Path, names: Sequence[str]) -> None:
     for number, name in enumerate(names, start=1):
-        if name in MISSING:
-            raise PerfedError(
-                f"{path}: column {number} has no name; name it or leave it out (pandas writes its row numbers so, "
-                "unless it is told index=False)"
-            )
+        if not name:
+            raise PerfedError(f"{path}: column {number} has no name; name it")
+        if len(name) > LONGEST:
+            raise PerfedError(f"{path}: the name of column {number} has {len(name):,} characters; allowed: {LONGEST:,}")
         if re.fullmatch(r"[+-]?[\d.,]+", name):
             raise PerfedError(f"{path}: the first row must hold the names of the columns; that of {number} is a number")
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    composed = [compose_text(name) for name in names]
+    twice = [name for name in dict.fromkeys(names) if composed.count(compose_text(name)) > 1]
     if twice:
         raise PerfedError(f"{path}: several columns are called {listed(twice)}; names must differ")

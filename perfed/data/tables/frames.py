@@ -13,6 +13,7 @@ from perfed.data.tables.checks import Checked, checked
 from perfed.data.tables.doubts import doubts
 from perfed.data.tables.kinds import Column, Parsed, date_shown
 from perfed.data.tables.leaks import describe_copies, describe_gaps, describe_shared_groups
+from perfed.data.tables.missing import missing_values
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.problems import Frame, Problem, merged
 from perfed.data.tables.public import NOTHING_OF_ROWS
@@ -85,6 +86,7 @@ def _hints(held: Mapping[str, Sequence[Column]], data: Checked, options: TableOp
             elif looks_like_event(column) and options.event is None and numeric(data.targets.values()):
                 events[column.name] = event_option(column.name)
     yield from ((f"column '{name}'", f"is this survival? {option}") for name, option in events.items())
+    yield from _texts_that_may_mean_missing(held, data, options)
     for name, found in formats.items():
         if len(found) > 1:
             yield (
@@ -93,6 +95,23 @@ def _hints(held: Mapping[str, Sequence[Column]], data: Checked, options: TableOp
             )
         elif (only := next(iter(found))) != date_shown("ISO8601"):
             yield f"column '{name}'", f"dates are read as {only}"
+
+
+def _texts_that_may_mean_missing(
+    columns: Mapping[str, Sequence[Column]], data: Checked, options: TableOptions
+) -> Iterator[Problem]:
+    """Yield a line for each category column with texts such as NA: as what they are read."""
+    texts: dict[str, set[str]] = {}
+    for part in data.main:
+        for column in columns[part.site]:
+            if column.kind == "category":
+                texts.setdefault(column.name, set()).update(part.rows.missing_texts(column.name))
+    for name, values in texts.items():
+        which = " and ".join(sorted(values))
+        if values and "" not in missing_values(options.codes, name):
+            yield f"column '{name}'", f"{which} is read as missing; if it is a category, put '{name}=' into missing"
+        elif values and "" in options.codes:
+            yield f"column '{name}'", f"{which} is read as a category, and as missing without '' or [] in missing"
 
 
 def _remarks(

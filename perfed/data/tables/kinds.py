@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal
 
@@ -13,7 +15,8 @@ from numpy.typing import NDArray
 
 from perfed.data.groups import hash_groups
 from perfed.data.names import ALLOWED, find_control_character
-from perfed.data.tables.missing import without_codes
+from perfed.data.tables.cells import clean_cells, clean_frame
+from perfed.data.tables.missing import MISSING_TEXTS
 from perfed.data.tables.problems import Frame, Series, in_rows, pandas
 
 Kind = Literal["number", "boolean", "category", "date", "id", "text", "comma", "empty"]
@@ -21,13 +24,14 @@ Kind = Literal["number", "boolean", "category", "date", "id", "text", "comma", "
 MISSING_CATEGORY = "missing"
 """What a category column holds where the value is missing."""
 
-_TRUE, _FALSE = frozenset({"true", "yes", "y", "t"}), frozenset({"false", "no", "n", "f"})
+_TRUTH_WORDS = (("yes", "no"), ("y", "n"), ("true", "false"), ("t", "f"))  # for true and for false
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ].*)?")
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ].*)?")
 _COMMA = re.compile(r"[+-]?\d+(,\d+)?")  # whole numbers among them
 _FORMATS = ("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
 _TIMES = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
 _BEFORE_TIME = re.compile(r"^(\S+?\d)[T ]+(?=\d)")
+_LAST_DAY = 106_751  # since 1970-01-01, and before it, that pandas has in nanoseconds
 _WHOLE = re.compile(r"-?\d+\.0+")
 _IDS = frozenset({"id", "ids", "uid", "uuid", "guid", "mrn", "ssn"})
 _MANY = 20  # different texts that a category may have in any case
@@ -54,6 +58,8 @@ class Column:
         silent: of one that is absent, whether its inputs are 0 in place of that (``columns = "named"``).
         scale: of numbers and dates, mean and deviation over all sites, by which they are scaled; ``None`` for the
             site's own.
+        letters: the single letters that stand for truth values, of "y" and "n" or of "t" and "f"; other letters are
+            refused. ``None`` allows all four, in columns saved before perfed 0.2.
     """
 
     name: str
@@ -68,6 +74,7 @@ class Column:
     binary: bool = False
     silent: bool = False
     scale: tuple[float, float] | None = None
+    letters: tuple[str, ...] | None = ()
 
     @property
     def filling(self) -> str | float:
@@ -88,8 +95,8 @@ class Cells:
     """
 
     def __init__(self, values: Series) -> None:
-        self.found = _stripped(values)
-        self._read: dict[tuple[Kind, str, bool], tuple[Series, list[str]]] = {}
+        self.found = clean_cells(values)
+        self._read: dict[tuple[Kind, str, bool, tuple[str, ...] | None], tuple[Series, list[str]]] = {}
 
     @cached_property
     def numbers(self) -> Series:
@@ -103,29 +110,19 @@ class Cells:
 
     def read(self, column: Column) -> tuple[Series, list[str]]:
         """Return what :func:`read` does."""
-        key = column.kind, column.format, column.binary
+        key = column.kind, column.format, column.binary, column.letters
         if key not in self._read:
             self._read[key] = _read(self, column)
         return self._read[key]
 
 
-def _stripped(values: Series) -> Series:
-    kinds = pandas().api.types
-    plain = isinstance(values.dtype, np.dtype) and values.dtype.kind in "biuf"
-    if plain or kinds.is_datetime64_any_dtype(values.dtype):
-        return values
-    cells = np.array(values.astype(object), object)
-    cells[pandas().isna(cells)] = None
-    cells[:] = [(cell.strip() or None) if isinstance(cell, str) else cell for cell in cells]
-    return pandas().Series(cells, index=values.index, dtype=object, name=values.name)
-
-
 def guess(values: Series | Cells, name: str, said: Kind | None = None) -> Column:
     """What the column ``name`` holds, unless it is ``said``: "date", "category" or "number".
 
-    Numbers written as texts are numbers, also where all are 0 or 1; true and false, yes and no are booleans. A column
-    where most values are numbers, or look like dates, is taken for that, and :func:`read` then names the rows that are
-    not. Numbers with decimal commas are "comma".
+    Numbers written as texts are numbers, also where all are 0 or 1. A column of yes and no, y and n, true and false, or
+    t and f is a boolean, in any case of the letters; words of two such pairs are categories. A column where most values
+    are numbers, or look like dates, is taken for that, and :func:`read` then names the rows that are not. Numbers with
+    decimal commas are "comma".
     """
     cells = values if isinstance(values, Cells) else Cells(values)
     filled = cells.found.notna().to_numpy()
@@ -136,14 +133,22 @@ def guess(values: Series | Cells, name: str, said: Kind | None = None) -> Column
         return Column(name, "date", _format_of(found))
     if said == "category":
         return Column(name, "category")
-    if found.dtype == bool or all(str(cell).lower() in _TRUE | _FALSE for cell in found):
-        return Column(name, "boolean") if said is None else Column(name, said, binary=True)
+    if found.dtype == bool or (words := _truth_words(found)):
+        letters = () if found.dtype == bool else tuple(sorted(word for word in words if len(word) == 1))
+        return Column(name, said or "boolean", binary=said is not None, letters=letters)
     numbers = cells.numbers.to_numpy()[filled]
     share = float(np.mean(~np.isnan(numbers)))
     if share == 1:
         kind = said or _kind_of_numbers(numbers, name)
         return Column(name, kind, binary=kind == "number" and bool(np.isin(numbers, (0.0, 1.0)).all()))
     return Column(name, said) if said else _of_texts(found, name, share)
+
+
+def _truth_words(cells: Series) -> set[str]:
+    """Return the words that a column holds, in small letters, if all are of one pair for true and false; else none."""
+    first = str(cells.iloc[0]).lower()
+    pair = next((words for words in _TRUTH_WORDS if first in words), ())
+    return {str(cell).lower() for cell in cells} if all(str(cell).lower() in pair for cell in cells) else set()
 
 
 def _kind_of_numbers(numbers: Any, name: str) -> Kind:
@@ -243,7 +248,7 @@ def _read(cells: Cells, column: Column) -> tuple[Series, list[str]]:
         return texts, describe_control_characters(texts, where) if column.kind == "category" else []
     numbers = cells.numbers
     if (column.kind == "boolean" or column.binary) and found.dtype == object:
-        numbers = numbers.where(numbers.notna(), found.map(_truth)).astype(float)
+        numbers = numbers.where(numbers.notna(), found.map(_truth_values(column.letters))).astype(float)
     values, problems = numbers.to_numpy(), []
     if (bad := np.isnan(values) & found.notna().to_numpy()).any():
         way = f"write numbers alone, {_CODES}, or name the column in categories"
@@ -274,20 +279,37 @@ def _read_dates(found: Series, form: str, where: str) -> tuple[Series, list[str]
     dates = found[filled] if found.dtype != object else _dates_or_iso(found[filled], form)
     if dates.dt.tz is not None:
         dates = dates.dt.tz_convert("UTC").dt.tz_localize(None)
-    bad = dates.index[dates.isna()]
-    ways = " or ".join(map(date_shown, dict.fromkeys((form, "ISO8601"))))
+    values = np.full(len(found), np.nan)
+    values[filled] = (dates.to_numpy() - np.datetime64(0, "s")) / np.timedelta64(1, "D")
+    days = pandas().Series(values, index=found.index)
+    far = days.abs() > _LAST_DAY
+    unreadable = days.isna() & filled
+    if found.dtype == object and unreadable.any():
+        far |= unreadable & found.map(_is_far_date)
     problems = []
-    if len(bad):
-        problems.append(f"{where} holds dates, and something else {in_rows(bad)}; write {ways}, or {_CODES}")
-    pd = pandas()
-    days = np.full(len(found), np.nan)
-    days[filled] = (dates - pd.Timestamp(0)) / pd.Timedelta(days=1)
-    return pd.Series(days, index=found.index), problems
+    if len(rows := found.index[unreadable & ~far]):
+        ways = " or ".join(map(date_shown, dict.fromkeys((form, "ISO8601"))))
+        problems.append(f"{where} holds dates, and something else {in_rows(rows)}; write {ways}, or {_CODES}")
+    if len(rows := found.index[far]):
+        problems.append(f"{where} holds dates outside 1677-09-22 to 2262-04-11 {in_rows(rows)}; {_CODES}")
+    return days, problems
 
 
-def _truth(cell: Any) -> float:
-    word = str(cell).lower()
-    return 1.0 if word in _TRUE else 0.0 if word in _FALSE else np.nan
+def _is_far_date(cell: Any) -> bool:
+    """Return whether a text that pandas has not read is a date beyond its range."""
+    day = re.split("[T ]", str(cell))[0]
+    for form in _FORMATS:
+        with suppress(ValueError):
+            year = datetime.strptime(day, "%Y-%m-%d" if form == "ISO8601" else form).year
+            return not 1677 < year < 2262
+    return False
+
+
+def _truth_values(letters: tuple[str, ...] | None) -> Callable[[Any], float]:
+    """Return what reads a cell as 1 or 0, NaN for other words; of single letters those count whose pair has one."""
+    pairs = [words for words in _TRUTH_WORDS if len(words[0]) > 1 or letters is None or set(letters) & set(words)]
+    values = {word: value for words in pairs for word, value in zip(words, (1.0, 0.0), strict=True)}
+    return lambda cell: values.get(str(cell).lower(), np.nan)
 
 
 class Parsed:
@@ -295,28 +317,41 @@ class Parsed:
 
     Args:
         frame: as the site has it; its index names the rows in messages.
+        originals: texts as the site writes them, by the composed ones in ``frame``, where these differ.
+        uncleaned: the frame that ``frame`` was made of by :meth:`clean`.
 
     Attributes:
-        frame: the same, with texts as names.
+        frame, originals: the same.
     """
 
-    def __init__(self, frame: Frame) -> None:
-        self.frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
+    def __init__(
+        self, frame: Frame, originals: Mapping[str, str] | None = None, uncleaned: Frame | None = None
+    ) -> None:
+        self.frame = frame
+        self._uncleaned = frame if uncleaned is None else uncleaned
+        self.originals = dict(originals or {})
         self._cells: dict[str, Cells] = {}
         self._guessed: dict[tuple[str, Kind | None, Parsed | None], Column] = {}
-        self._without: dict[tuple[str, ...], Parsed] = {}
+        self._cleaned: dict[tuple[str, ...], Parsed] = {}
 
     def __getitem__(self, name: str) -> Cells:
         if name not in self._cells:
             self._cells[name] = Cells(self.frame[name])
         return self._cells[name]
 
-    def without(self, codes: Sequence[str]) -> Parsed:
-        """The same rows, missing where a cell holds one of ``codes``."""
+    def clean(self, codes: Sequence[str]) -> Parsed:
+        """Return the same rows as :func:`perfed.data.tables.cells.clean_frame` gives them with ``codes``."""
         key = tuple(codes)
-        if key and key not in self._without:
-            self._without[key] = Parsed(without_codes(self.frame, key))
-        return self._without[key] if key else self
+        if key not in self._cleaned:
+            originals: dict[str, str] = {}
+            frame = clean_frame(self.frame, key, originals)
+            self._cleaned[key] = Parsed(frame, originals, self.frame)
+        return self._cleaned[key]
+
+    def missing_texts(self, name: str) -> list[str]:
+        """Return which of :data:`perfed.data.tables.missing.MISSING_TEXTS` a column holds, whatever they mean there."""
+        cells = clean_cells(self._uncleaned.iloc[:, list(self.frame.columns).index(name)])
+        return sorted(set(MISSING_TEXTS) & set(cells.dropna())) if cells.dtype == object else []
 
     def guess(self, name: str, said: Kind | None = None, more: Parsed | None = None) -> Column:
         """What the column ``name`` holds, by its rows and those of ``more``: :func:`perfed.data.tables.kinds.guess`."""

@@ -11,8 +11,12 @@ from numpy.typing import NDArray
 from perfed.data.tables.problems import Frame, pandas
 from perfed.errors import shorten_list
 
+MISSING_TEXTS = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "?")
+"""Texts that stand for a missing value unless ``missing`` switches them off."""
+
 _FEWEST = 5  # rows of a site that hold a value at least before a message names it
 _SHARE = (0.01, 0.5)  # of a site's rows that hold a value that stands for a missing one
+_MIDNIGHT = r" 00:00:00(\+00:00)?$"
 _OTHERS = 10  # different values beside it that a column has at least
 
 
@@ -27,32 +31,52 @@ def split_code(code: str) -> tuple[str | None, str]:
     return (name.strip() if equals else None), value.strip()
 
 
+def missing_values(codes: Sequence[str], column: str) -> list[str]:
+    """Return the texts that mean missing in a column: those of ``codes``, and :data:`MISSING_TEXTS`.
+
+    An empty code switches these off, in every column ("") or in one ("ward=").
+
+    Example:
+        >>> missing_values(["-9", "age=999", "ward="], "ward"), "NA" in missing_values(["-9"], "age")
+        (['', '-9'], True)
+    """
+    values = _values_of(codes, column)
+    return sorted(set(values)) if "" in values else [*MISSING_TEXTS, *values]
+
+
+def _values_of(codes: Sequence[str], column: str) -> list[str]:
+    return [value for name, value in map(split_code, codes) if name in (None, column)]
+
+
 def without_codes(frame: Frame, codes: Sequence[str]) -> Frame:
-    """The rows, missing where a cell holds one of ``codes``; numbers are the same however they are written.
+    """Return the rows, missing where a cell means that; numbers are the same however they are written.
 
     Args:
-        frame: with texts as names.
+        frame: with texts as names, and cells as :func:`perfed.data.tables.cells.clean_frame` gives them.
         codes: each a value, or ``COLUMN=VALUE``; columns that are not there are left out.
     """
-    of_all = [value for name, value in map(split_code, codes) if name is None]
-    made = {}
-    for at, column in enumerate(frame.columns):
-        values = [*of_all, *(value for name, value in map(split_code, codes) if name == column)]
+    columns = {}
+    for at, name in enumerate(frame.columns):
         cells = frame.iloc[:, at]
+        values = missing_values(codes, name) if cells.dtype == object else _values_of(codes, name)
         if values and (hit := _holds(cells, values)).any():
-            made[at] = cells.where(~hit)
-    parts = [made.get(at, frame.iloc[:, at]) for at in range(frame.shape[1])]
-    return pandas().concat(parts, axis=1) if made else frame
+            columns[at] = cells.where(~hit)
+    parts = [columns.get(at, frame.iloc[:, at]) for at in range(frame.shape[1])]
+    return pandas().concat(parts, axis=1) if columns else frame
 
 
 def _holds(cells: Any, values: Sequence[str]) -> NDArray[np.bool_]:
-    """Which of the cells are one of the values, as numbers or as texts."""
+    """Return which of the cells are one of the values, as numbers or as texts."""
     pd = pandas()
-    texts = cells.astype(str).str.strip().isin(values).to_numpy(bool)
-    if pd.api.types.is_datetime64_any_dtype(cells.dtype) or pd.api.types.is_bool_dtype(cells.dtype):
-        return np.asarray(texts)
     known = [number for number in pd.to_numeric(pd.Series(values), errors="coerce") if not np.isnan(number)]
-    return np.asarray(texts | pd.to_numeric(cells, errors="coerce").isin(known).to_numpy(bool))
+    if cells.dtype == object and not known:
+        return np.asarray(cells.isin(values).to_numpy(bool))
+    texts = cells.astype(str)
+    if pd.api.types.is_datetime64_any_dtype(cells.dtype):
+        return np.asarray(texts.str.replace(_MIDNIGHT, "", regex=True).isin(values).to_numpy(bool))
+    if pd.api.types.is_bool_dtype(cells.dtype):
+        return np.asarray(texts.isin(values).to_numpy(bool))
+    return np.asarray((texts.isin(values) | pd.to_numeric(cells, errors="coerce").isin(known)).to_numpy(bool))
 
 
 def suspected(columns: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from perfed.data.groups import GroupSplit
 from perfed.data.labels import Task
+from perfed.data.tables.cells import compose_text
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, Kind
 from perfed.data.tables.missing import split_code
 from perfed.data.tables.problems import Series, listed
@@ -44,16 +45,20 @@ def agreed_kinds(
     """Columns of one name with one kind at all sites, where kinds do not contradict each other; and where they do.
 
     A column that is empty at one site has the kind of the others; yes and no are booleans where others have 0 and 1
-    alone, numbers where they have more, and categories where they have these.
+    alone, numbers where they have more, and categories where they have these. Single letters are categories where
+    they may mean something else: F here, and N and Y there.
     """
     kinds: dict[str, dict[Kind, str]] = {}
     counts: set[str] = set()
+    letters: dict[str, list[tuple[str, ...]]] = {}
     for site, held in columns.items():
         for column in held:
             if column.kind != "empty":
                 kinds.setdefault(column.name, {}).setdefault(column.kind, site)
             if column.kind == "number" and not column.binary:
                 counts.add(column.name)
+            if column.kind == "boolean" and column.letters:
+                letters.setdefault(column.name, []).append(column.letters)
     one: dict[str, Kind] = {}
     problems = []
     for name, found in kinds.items():
@@ -63,6 +68,8 @@ def agreed_kinds(
             where = f"a {first} in {sources[a]} and a {second} in {sources[b]}"
             ways = "give it one kind (a name in numbers, categories or dates), or drop it"
             problems.append(f"column '{name}' is {where}; {ways}")
+        elif found.keys() == {"boolean"} and _ambiguous(letters.get(name, [])):
+            one[name] = "category"
         elif "boolean" in found and others in ([], ["number"]) and name not in counts:
             one[name] = "boolean"
         else:
@@ -72,6 +79,12 @@ def agreed_kinds(
         for site, held in columns.items()
     }
     return changed, problems
+
+
+def _ambiguous(letters: Sequence[tuple[str, ...]]) -> bool:
+    """Return whether the letters of sites are of both pairs, y and n, t and f, and a site has only one of a pair."""
+    pairs = {frozenset("yn") if set(each) <= set("yn") else frozenset("tf") for each in letters}
+    return len(pairs) > 1 and any(len(each) == 1 for each in letters)
 
 
 def shared_columns(
@@ -149,6 +162,10 @@ def words(
     return lines + [f"{what}: {', '.join(names)}" for what, names in zip(told, columns, strict=True) if names]
 
 
+def _composed(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(compose_text(name) for name in ((names,) if isinstance(names, str) else names))
+
+
 _KINDS: dict[str, Kind] = {"numbers": "number", "dates": "date", "categories": "category"}
 _LISTS = ("drop", *_KINDS)
 
@@ -164,9 +181,11 @@ class TableOptions:
         domain: column that says the domain of a row; it is no input (``domain_input`` of a data set makes it one).
         drop: columns that do not enter: ids, free text; here and below a text is one name.
         numbers, dates, categories: columns that are so, whatever they look like.
-        missing: values that mean missing, beside empty cells: each in all columns ("-9"), or in one ("age=999").
         group: column whose rows of one value (a patient's) are never on both sides of a split, not even at two sites.
         group_draw: which of many random divisions of the groups is used; another one may be more even.
+        missing: values that mean missing, beside empty cells and NA, None, ? and the like
+            (:data:`perfed.data.tables.missing.MISSING_TEXTS`): each in all columns ("-9"), or in one ("age=999").
+            None of these texts means missing with an empty list, nor with "" in it; with "ward=", not in that column.
         task: "classification" or "regression"; by default what the targets look like.
         test_fraction: share of each site's rows that is tested on, by class.
         folds: k > 0: instead, one of k folds by class. Which, says ``seed``: seeds 0, ..., k - 1 test every row once,
@@ -189,7 +208,7 @@ class TableOptions:
     numbers: Sequence[str] = ()
     dates: Sequence[str] = ()
     categories: Sequence[str] = ()
-    missing: Sequence[str] = ()
+    missing: Sequence[str] | None = None
     group: str | None = None
     group_draw: int = 0
     task: Task | None = None
@@ -202,9 +221,13 @@ class TableOptions:
     public: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in (*_LISTS, "missing"):
-            given = getattr(self, name)
-            object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
+        for name in ("target", "event", "domain", "group"):
+            column = getattr(self, name)
+            object.__setattr__(self, name, compose_text(column) if isinstance(column, str) else column)
+        for name in _LISTS:
+            object.__setattr__(self, name, _composed(getattr(self, name)))
+        if self.missing is not None:
+            object.__setattr__(self, "missing", _composed(self.missing) or ("",))
         object.__setattr__(self, "public", read_public(self.public, self.dates))
         allowed = {
             "test_fraction": ("from 0 to below 1", 0 <= self.test_fraction < 1),
@@ -261,6 +284,10 @@ class TableOptions:
         """How groups are divided, whichever site has them."""
         return GroupSplit(self.folds, self.test_fraction, self.seed, self.group_draw)
 
+    def codes(self) -> tuple[str, ...]:
+        """The values of ``missing``; () where only the usual texts mean missing, ("",) where no text does."""
+        return tuple(self.missing or ())
+
     @property
     def one_scale(self) -> bool:
         """Whether columns that several sites have are scaled by one mean and deviation."""
@@ -276,6 +303,6 @@ class TableOptions:
     @property
     def named(self) -> dict[str, Sequence[str]]:
         """By option, names of columns that a site may lack, and some site must have."""
-        coded = [name for name, _ in map(split_code, self.missing) if name is not None]
+        coded = [name for name, _ in map(split_code, self.codes) if name is not None]
         found = {**{name: getattr(self, name) for name in _LISTS}, "missing": coded}
         return found | ({"public": tuple(self.public)} if self.public else {})

@@ -17,6 +17,9 @@ Series = Any
 Problem = tuple[str, str]
 """Where it is, and what."""
 
+LONGEST = 1000
+"""Characters that the name of a column, a class, a category or a domain has at most."""
+
 _SHOWN = 5  # rows that a line names
 
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from math import isfinite
 from typing import Any
 
+from perfed.data.tables.cells import compose_text
 from perfed.data.target_scale import Sums
 from perfed.errors import PerfedError
 
@@ -44,7 +45,7 @@ class Known:
         given = list(values) if isinstance(values, Sequence) and not isinstance(values, str) else []
         texts = bool(given) and all(isinstance(value, str) for value in given)
         if texts and not dates:
-            levels = tuple(sorted(given))
+            levels = tuple(sorted(map(compose_text, given)))
             if all(a != b for a, b in pairwise(levels)):
                 return cls(levels=levels)
         elif (span := _span(given, dates)) is not None:
@@ -96,4 +97,6 @@ def read_public(given: Mapping[str, Any], dates: Sequence[str]) -> dict[str, Kno
     Raises:
         PerfedError: as :meth:`Known.of`.
     """
-    return {name: Known.of(name, values, dates=name in dates) for name, values in given.items()}
+    return {
+        compose_text(name): Known.of(name, values, dates=compose_text(name) in dates) for name, values in given.items()
+    }

@@ -6,7 +6,7 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from perfed.data.files import optional_package
 from perfed.data.reading import checked, reason_of, refuse_unpacked, refuse_untrusted
+from perfed.data.tables.cells import clean_frame, column_names, compose_text
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, read
-from perfed.data.tables.missing import without_codes
 from perfed.data.tables.preprocess import inputs_of, output_names, outputs
 from perfed.data.tables.problems import Frame, Series, columns_named, in_rows, listed, nearest, pandas, refuse
 from perfed.errors import PerfedError
@@ -42,7 +42,9 @@ class TablePreprocessor:
         constant: those of them that hold one value in the training rows.
         shared: how many of ``inputs``, the first, mean the same at all sites (``columns = "named"``); ``None`` where
             all do, or none.
-        missing: values that mean missing (:class:`perfed.data.tables.options.TableOptions`).
+        missing: values that mean missing (:attr:`perfed.data.tables.options.TableOptions.codes`).
+        originals: names of columns and classes as the site writes them, by the ones with composed accents, where these
+            differ.
         own: whether ``transformer`` is the user's: it gets categories with NaN where missing, and dates as dates.
         domain_input: whether the domain is also an input, one-hot behind the others.
         event: of survival the column of events.
@@ -62,6 +64,7 @@ class TablePreprocessor:
     constant: tuple[str, ...] = ()
     shared: int | None = None
     missing: tuple[str, ...] = ()
+    originals: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<TablePreprocessor '{self.site}': {len(self.columns)} columns, target '{self.target}'>"
@@ -78,13 +81,17 @@ class TablePreprocessor:
 
     @property
     def feature_names_in_(self) -> tuple[str, ...]:
-        """Names of the site's own columns that enter."""
-        return tuple(column.name for column in self.columns)
+        """Names of the site's columns that enter, as the site writes them."""
+        return tuple(self.original(column.name) for column in self.columns)
+
+    def original(self, name: str) -> str:
+        """Return the name of a column or a class as the site writes it."""
+        return self.originals.get(name, name)
 
     @property
     def columns_there(self) -> frozenset[str]:
         """Names of the site's own columns that enter, or would if they were not constant."""
-        return frozenset((*self.feature_names_in_, *self.constant))
+        return frozenset((*(column.name for column in self.columns), *self.constant))
 
     @property
     def feature_names_out_(self) -> tuple[str, ...] | None:
@@ -153,12 +160,15 @@ class TablePreprocessor:
         return {name: count for name, count in counts.items() if count}
 
     def _checked(self, frame: Frame) -> Frame:
-        """The frame with texts as names, and missing what means that; refuses columns that are not the site's."""
+        """Return the frame with composed names and clean cells; refuses columns that are not the site's."""
         where = f"site '{self.site}'"
         if not hasattr(frame, "columns") or not hasattr(frame, "index"):
             raise PerfedError(f"{where}: a {type(frame).__name__} was given; a pandas DataFrame is needed")
-        given = [str(name) for name in frame.columns]
-        needed = [*self.feature_names_in_, *([self.domain] if self.domain and self.domain_input else [])]
+        given = [compose_text(name) for name in column_names(frame)]
+        needed = [
+            *(column.name for column in self.columns),
+            *([self.domain] if self.domain and self.domain_input else []),
+        ]
         lacking = [name for name in needed if name not in given]
         odd = [name for name in given if name not in {*needed, *self.ignored, self.target, self.event, self.domain}]
         meant = {name: near for name in lacking if (near := nearest(name, odd)) is not None}
@@ -171,7 +181,7 @@ class TablePreprocessor:
         twice = sorted({name for name in given if given.count(name) > 1})
         if twice:
             raise PerfedError(f"{where}: several columns are called {listed(twice)}")
-        return without_codes(frame.set_axis(given, axis=1), self.missing)
+        return clean_frame(frame, self.missing)
 
     def _domain(self, frame: Frame) -> NDArray[np.int64] | None:
         named = self._checked(frame)
@@ -220,6 +230,7 @@ class TablePreprocessor:
             refuse_unpacked(Path(path))
             with zipfile.ZipFile(path) as file:
                 facts = json.loads(file.read(_FACTS))
+                facts["inputs"] = [{"letters": None, **column} for column in facts["inputs"]]
                 safe = _SAFE in file.namelist()
                 if not safe:
                     refuse_untrusted(Path(path), "a preprocessing that is pickled (joblib)", trust)

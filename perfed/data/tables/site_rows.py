@@ -370,13 +370,19 @@ class SiteTableData:
             ids=ids,
             constant=tuple(column.name for column in known if column.constant and column.name not in names),
             shared=shared,
-            missing=tuple(options.missing),
+            missing=options.codes,
+            originals=self._originals(),
         )
         frame = self._arranged(table, "train")
         table.transformer.fit(frame, y)
         if not table.own:
             set_scales(table.transformer, frame, entering, filled=bool(options.public))
         return table
+
+    def _originals(self) -> dict[str, str]:
+        """Return the names of columns and classes as the site writes them, where they are not composed."""
+        names = {*self.main.frame.columns, *(label for part in self._labels.names for label in part.tolist())}
+        return {composed: text for composed, text in self.main.rows.originals.items() if composed in names}
 
     def _arranged(self, table: TablePreprocessor, split: str) -> Frame:
         """The rows of a split as the transformer takes them."""

@@ -168,3 +168,31 @@ def test_init_check_and_the_verdict_say_it(tmp_path, monkeypatch):
     (warning,) = [w for w in json.loads(Path("out/comparison.json").read_text())["verdict"]["warnings"] if line in w]
     assert warning in Path("out/report.html").read_text().replace("&#x27;", "'")
     assert line in " ".join(perfed("report", "out").out.split())
+
+
+@pytest.mark.parametrize(
+    ("texts", "line"),
+    [
+        (["01067", "99423"], "30 values of north have leading zeros, which numbers lose"),
+        (["1E2", "7", "3e4", "1.5e3"], "30 values of north are written like 1E2, which is read as 100"),
+        (["0.5", "10", "1e-05", "1e+16", "-0.25", "0"], None),
+        (["0A1", "1E2X"], None),
+    ],
+)
+def test_codes_that_become_numbers_are_asked_about(texts, line):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"zip": (texts * 30)[:60], "ill": rng.choice(["no", "yes"], 60), "age": range(60)})
+    frame["age"] = rng.permutation(frame["age"])
+    expected = () if line is None else (f"column 'zip': {line}; if these are codes, name it in categories",)
+    assert Federation.from_frames({"north": frame}, target="ill").notes["doubts"] == expected
+    for option in ("categories", "numbers") if line else ():
+        assert Federation.from_frames({"north": frame}, target="ill", **{option: ["zip"]}).notes["doubts"] == ()
+
+
+def test_classes_that_lose_their_zeros_are_asked_about():
+    frame = pd.DataFrame({"age": np.random.default_rng(0).permutation(60), "stage": ["01", "02", "1"] * 20})
+    (line,) = Federation.from_frames({"north": frame}, target="stage").notes["doubts"]
+    assert line == (
+        "column 'stage': 40 values of north have leading zeros, which numbers lose; if these are codes, put a letter "
+        "before each"
+    )

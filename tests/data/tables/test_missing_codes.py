@@ -132,3 +132,23 @@ def test_a_target_that_is_missing_is_said_by_row():
     frame = pd.DataFrame({"value": [1.5, 2.5, 3.5, 4.5] * 5, "ill": ["yes", "no", "?", "no"] * 5})
     with pytest.raises(PerfedError, match=r"column 'ill', the target, is missing in rows 2, 6"):
         Federation.from_frames({"north": frame}, target="ill", missing=["ill=?"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", [["--missing", ""], ["--missing", "ill="]])
+def test_a_class_called_none_from_init_to_predictions(tmp_path, monkeypatch, how):
+    monkeypatch.chdir(tmp_path)
+    Path("wards").mkdir()
+    grades = np.random.default_rng(0)
+    for seed, name in enumerate(("north", "south")):
+        ward(seed).assign(ill=grades.choice(["None", "Mild", "NA"], 80)).to_csv(f"wards/{name}.csv", index=False)
+    refused = perfed("init", "wards", "--target", "ill")
+    assert refused.code == 2 and "put 'ill=' into missing if NA or None is a value" in " ".join(refused.err.split())
+    assert perfed("init", "wards", "--target", "ill", *how).code == 0
+    quick = ("rounds=1", "plan.engine=stacked", "plan.threads=1", "--out", "run")
+    assert perfed("run", "study.toml", "--method", "local", *quick).code == 0
+    ward(7).drop(columns="ill").to_csv("new.csv", index=False)
+    assert perfed("predict", "run", "--site", "north", "new.csv", "--out", "p.csv").code == 0
+    header, *rows = Path("p.csv").read_text().splitlines()
+    assert header.split(",")[1:] == ["prediction", *(f"probability of {name}" for name in ("Mild", "NA", "None"))]
+    assert {row.split(",")[1] for row in rows} <= {"Mild", "NA", "None"}

@@ -73,6 +73,21 @@ BAD = {
     "twice": (b"a,b,a\n1,2,3\n", "several columns are called 'a'"),
     "row numbers": (b",a\n0,1\n1,2\n", "column 1 has no name"),
     "no header": (b"1.5,2\n3,4\n", "the first row must hold the names of the columns"),
+    "Excel's delimiter": (b"sep=;\na;b\n1;2\n", "row 1 tells Excel the delimiter ('sep='), and is no header; remove"),
+    "Excel's delimiter, quoted": (b'"sep=,"\r\na,b\r\n1,2\r\n', "row 1 tells Excel the delimiter"),
+    "Excel's tab": (b"\xef\xbb\xbfSEP=\t\na\tb\n1\t2\n", "row 1 tells Excel the delimiter"),
+    "delimiters behind rows": (b"a,b\n1,2,\n3,4,\n", "row 2 ends with a comma that the header lacks, which makes a"),
+    "delimiters behind all": (
+        b"a;b;;\n1;2;;\n3;4;;\n",
+        "column 3 has no name and holds nothing, as where each row ends",
+    ),
+    "merged header": (
+        b"lab,,sex\n1,2,f\n",
+        "column 2 has no name, as where one header cell stands for several columns",
+    ),
+    "merged header at the end": (b"sex,lab,\nf,1,2\n", "column 3 has no name, as where one header cell stands for"),
+    "UTF-16 without a mark": ("a,b\n1,ü\n".encode("utf-16-le"), "this looks like UTF-16 without a byte-order mark"),
+    "the other UTF-16": ("a,b\r\n1,2\r\n".encode("utf-16-be"), "this looks like UTF-16 without a byte-order mark"),
 }
 
 

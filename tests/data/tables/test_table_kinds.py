@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from perfed import Federation
 from perfed.data.tables.kinds import Column, guess, read
 
 TWELVE = range(12)
@@ -28,6 +29,13 @@ GUESSES = {
     "remarks": ([f"patient came in on day {number} in pain" for number in TWELVE], "text"),
     "nothing": ([None, "", np.nan], "empty"),
     "one sex": (["f", "f"], "boolean"),
+    "never, former, yes": (["N", "F", "Y"], "category"),
+    "former and yes": (["F", "Y", None], "category"),
+    "n and no": (["n", "no"], "category"),
+    "y and t": (["Y", "T"], "category"),
+    "yes and false": (["yes", "false"], "category"),
+    "in capitals and not": (["YES", "No", "yes"], "boolean"),
+    "letters": (["t", "F"], "boolean"),
     "nullable": (pd.array([1, None, 7], dtype="Int64"), "number"),
     "categorical": (pd.Categorical(["a", "b", "a"]), "category"),
 }
@@ -149,3 +157,35 @@ def test_reading_keeps_rows_whose_labels_occur_twice():
     assert np.isnan(days.to_numpy()[1]) and days.to_numpy()[2] - days.to_numpy()[0] == 1
     timed = pd.Series(["01.01.2024", "01.01.2024 18:00"], index=[5, 5])
     assert np.diff(read(timed, Column("v", "date", "%d.%m.%Y"))[0]) == [0.75]
+
+
+@pytest.mark.parametrize(("letters", "others"), [(["Y", "N"], ["F", "T"]), (["T", "F"], ["N", "y"]), (["n"], ["f"])])
+def test_letters_of_another_pair_are_not_read(letters, others):
+    column = guess(pd.Series(letters), "smoking")
+    assert column.kind == "boolean"
+    values, problems = read(pd.Series([*letters, *others, "yes", "False"]), column)
+    expected = [1.0 if letter in "YT" else 0.0 for letter in letters]
+    assert values.tolist()[: len(letters)] == expected and values.tolist()[-2:] == [1, 0]
+    assert np.isnan(values[len(letters) : -2]).all() and len(problems) == 1
+    counts = guess(pd.Series(["0", "1", "1"]), "smoking")
+    assert len(read(pd.Series(["yes", "F"]), counts)[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("north", "south", "kind"),
+    [
+        (["N", "Y"], ["F", "F"], "category"),
+        (["F", "F"], ["N", "Y"], "category"),
+        (["N", "N"], ["F", "F"], "category"),
+        (["N", "Y"], ["F", "Y"], "category"),
+        (["N", "Y"], ["F", "T"], "boolean"),
+        (["N", "Y"], ["no", "yes"], "boolean"),
+        (["f", "f"], ["true", "false"], "boolean"),
+    ],
+)
+def test_letters_that_may_mean_several_things_at_sites_are_categories(north, south, kind):
+    rows = {"age": [30 + 7 * at % 41 for at in range(40)], "ill": ["no", "yes", "yes", "no"] * 10}
+    frames = {name: pd.DataFrame({**rows, "x": words * 20}) for name, words in (("north", north), ("south", south))}
+    made = Federation.from_frames(frames, target="ill", columns="named")
+    assert [column.kind for client in made for column in client.table.columns if column.name == "x"] in ([kind] * 2, [])
+    assert any(column.name == "x" and column.kind == kind for column in made.columns)

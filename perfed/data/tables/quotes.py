@@ -1,0 +1,138 @@
+"""Quotation marks in CSV: which cells hold line breaks, and which marks are stray, so that rows would be lost."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, islice
+
+_SAMPLE = 1000  # rows that show which columns hold numbers
+_NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d+)?")
+_REMOVE = 'remove the mark, or write "" for a mark inside a cell in quotes'
+
+
+@dataclass(frozen=True)
+class _QuotedCell:
+    """A quoted cell that holds line breaks.
+
+    Attributes:
+        first, last: the lines of the record, from 0, in which it begins and ends.
+        ending: the character behind its closing mark, "" at the end of the line; ``None`` without such a mark.
+    """
+
+    first: int
+    last: int
+    ending: str | None
+
+
+class QuoteCheck:
+    """A check of the records of one file, each of which spans one line or several.
+
+    Args:
+        lines: of the file, with their ends.
+        records: the number of the first line of each record, from 0, as csv reads them; the first is the header.
+        width: the number of cells of the header.
+        delimiter: between cells.
+    """
+
+    def __init__(self, lines: Sequence[str], records: Sequence[int], width: int, delimiter: str) -> None:
+        self._lines = lines
+        self._ends = [*records[1:], len(lines)]
+        self._records = records
+        self._width = width
+        self._delimiter = delimiter
+
+    def problem(self) -> str | None:
+        """Return why the first stray quotation mark is one, which starts with its row; ``None`` without any.
+
+        A cell in quotes may hold line breaks. A mark is stray where its cell ends nowhere, or in the middle of a text
+        of a later line, or where most lines of its record look like rows of the table.
+        """
+        for start, end in zip(self._records, self._ends, strict=True):
+            if end - start > 1 or end == len(self._lines):
+                for cell in _cells_with_breaks(self._lines[start:end], self._delimiter):
+                    if (reason := self._reason(cell, start)) is not None:
+                        return f"row {start + cell.first + 1}: a quotation mark opens a cell that {reason}"
+        return None
+
+    def _reason(self, cell: _QuotedCell, start: int) -> str | None:
+        if cell.ending is None:
+            return f"never ends; {_REMOVE}"
+        ends = f"ends in row {start + cell.last + 1}"
+        if cell.ending not in ("", self._delimiter):
+            return f"{ends}, in the middle of a text; {_REMOVE}"
+        lines = [line for line in self._lines[start + cell.first : start + cell.last + 1] if line.strip()]
+        if 2 * sum(map(self._looks_like_a_row, lines)) > len(lines):
+            advice = "remove the mark, or take the line breaks out of the cell if it is one"
+            return f"{ends}, and the lines between look like rows; {advice}"
+        return None
+
+    def _looks_like_a_row(self, line: str) -> bool:
+        """Return whether a line alone has as many cells as the header, with numbers where other rows have them."""
+        cells = split_line(line, self._delimiter)
+        return len(cells) == self._width and all(
+            not cell or _is_number(cell) for cell, numeric in zip(cells, self._numeric, strict=True) if numeric
+        )
+
+    @cached_property
+    def _numeric(self) -> list[bool]:
+        """Which columns hold numbers in most of the rows that are one line each."""
+        pairs = zip(self._records[1:], self._ends[1:], strict=True)
+        lines = islice((self._lines[start] for start, end in pairs if end - start == 1), _SAMPLE)
+        rows = [row for row in (split_line(line, self._delimiter) for line in lines) if len(row) == self._width]
+        columns = [[cell for cell in column if cell] for column in zip(*rows, strict=True)] or [[]] * self._width
+        return [2 * sum(map(_is_number, column)) > len(column) for column in columns]
+
+
+def _is_number(cell: str) -> bool:
+    return _NUMBER.fullmatch(cell.replace('"', "")) is not None
+
+
+def split_line(line: str, delimiter: str) -> list[str]:
+    """Return the cells of one line, in which a cell in quotes begins and ends, without marks around them.
+
+    Example:
+        >>> split_line('"Bad, Ems",5" pipe,"stray', ",")
+        ['Bad, Ems', '5" pipe', 'stray']
+    """
+    mark = re.escape(delimiter)
+    cells = re.findall(rf'(?:^|{mark})( *"(?:[^"]|"")*" *(?={mark}|$)|[^{mark}]*)', line.strip("\r\n"))
+    return [cell.strip().strip('"') for cell in cells]
+
+
+def _cells_with_breaks(lines: Sequence[str], delimiter: str) -> Iterator[_QuotedCell]:
+    """Yield the quoted cells of a record that hold line breaks, and one that is not closed.
+
+    It follows csv.reader: spaces before a cell are left out, and what stands behind a closing mark belongs to the cell.
+    """
+    text, starts = "".join(lines), [0, *accumulate(map(len, lines))]
+    end_of_cell = re.compile(rf"[{re.escape(delimiter)}\r\n]")
+    at = 0
+    while at < len(text):
+        while text[at : at + 1] == " ":
+            at += 1
+        if text[at : at + 1] == '"':
+            close = _closing_mark(text, at + 1)
+            first = bisect_right(starts, at) - 1
+            if close is None:
+                yield _QuotedCell(first, len(lines) - 1, None)
+                return
+            last = bisect_right(starts, close) - 1
+            if last > first:
+                yield _QuotedCell(first, last, text[close + 1 :].lstrip(" ")[:1].strip("\r\n"))
+            at = close + 1
+        end = end_of_cell.search(text, at)
+        at = len(text) if end is None else end.end()
+
+
+def _closing_mark(text: str, start: int) -> int | None:
+    """Return where the mark is that closes a cell; two marks in a row stand for one inside it."""
+    at = text.find('"', start)
+    while at >= 0:
+        if text[at + 1 : at + 2] != '"':
+            return at
+        at = text.find('"', at + 2)
+    return None
