@@ -32,8 +32,8 @@ class TableSettings(BaseModel):
         test_files: rows to test on, in place of a split, likewise.
         site_column: names the site of every row.
         target: the column to predict; with ``event``, a time.
-        event, domain, drop, numbers, dates, categories, missing, group, folds, columns, scales, preprocess, public: see
-            :class:`perfed.data.tables.options.TableOptions`; "" for none.
+        event, domain, drop, numbers, dates, categories, missing, thousands, decimals, swapped, values, group, folds,
+            columns, scales, preprocess, public: see :class:`perfed.data.tables.options.TableOptions`; "" for none.
         task: "auto": what the targets look like.
         test_fraction: of each site's rows; not with ``folds`` or ``test_files``.
     """
@@ -51,6 +51,10 @@ class TableSettings(BaseModel):
     dates: list[str] = []
     categories: list[str] = []
     missing: list[str] = []
+    thousands: list[str] = []
+    decimals: list[str] = []
+    swapped: list[str] = []
+    values: dict[str, dict[str, str | int | float]] = {}
     group: str = ""
     task: Literal["auto", "classification", "regression"] = "auto"
     test_fraction: ValidationFraction = 0.2

@@ -21,7 +21,7 @@ from perfed.data.federation import Federation, federation_of
 from perfed.data.federation_schema import FederationSchema
 from perfed.data.reading import checked, read_json
 from perfed.data.site_data import SiteData, site_data
-from perfed.data.tables.checks import FEWEST
+from perfed.data.tables.marks import FEWEST
 from perfed.data.tables.options import TableOptions
 from perfed.datasets.tables import TableSettings
 from perfed.deploy.spending import SiteBudget, secret_in

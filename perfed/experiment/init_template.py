@@ -26,10 +26,14 @@ _WHAT = {
     "domain": "column of domains; its accuracy is reported for each",
     "group": "rows of one value are never on both sides of a split",
     "drop": "columns that do not enter: ids, free text",
-    "numbers": "columns of numbers, where they were not taken for it",
+    "numbers": 'columns of numbers, where they were not taken for it; "crp=mg/l" removes a unit or mark',
     "dates": "columns of dates, where they were not taken for it",
     "categories": "columns whose numbers are codes",
     "missing": 'values that mean missing: "-9" in every column, "age=999" in one',
+    "thousands": "columns of numbers with separated thousands (1,250)",
+    "decimals": "columns of numbers with a decimal comma",
+    "swapped": "columns of dates whose day and month a spreadsheet swapped at some sites",
+    "values": "by column, texts that are replaced wherever it is read",
     "folds": "seed s tests on fold s mod 5, so that --seeds 0..4 judges every row once",
     "test_fraction": "share of each site's rows to test on",
     "columns": "named: those that several sites have mean the same, others are a site's own; or own, common, union",
@@ -191,6 +195,9 @@ def _methods(settings: Mapping[str, Any], federation: Federation) -> list[str]:
 
 def _toml(key: str, value: Any) -> str:
     """A key and its value in one line of TOML."""
+    if isinstance(value, Mapping):
+        inner = ", ".join(_toml(name, entry) for name, entry in value.items())
+        return f"{_toml(key, 0).removesuffix('0')}{{ {inner} }}"
     texts = (
         [tomli_w.dumps({"x": text}).partition(" = ")[2].strip() for text in value] if isinstance(value, list) else []
     )

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.labels import Task
-from perfed.data.tables.kinds import Column, Kind, Parsed
+from perfed.data.tables.kinds import Cells, Column, Kind, Parsed
+from perfed.data.tables.marks import CODES, FEWEST, are_marked_numbers, describe_marks
 from perfed.data.tables.options import TableOptions, agreed_kinds
 from perfed.data.tables.problems import (
     Frame,
@@ -25,11 +26,9 @@ from perfed.data.tables.problems import (
     refuse,
     unknown,
 )
-from perfed.data.tables.targets import CONSTANT, constant, events_of, named, targets_of
+from perfed.data.tables.targets import CONSTANT, FEW, constant, events_of, named, targets_of
 from perfed.errors import PerfedError
 
-FEWEST = 5
-"""Rows of a site that hold a category at least before the site tells it to anybody."""
 _MANY = 10  # different texts up to which a column is none of names
 
 
@@ -126,9 +125,8 @@ def checked(
         raise PerfedError(
             f"test rows are given for {listed(strange)}, but there are the sites {', '.join(frames)} only"
         )
-    codes = options.missing
-    main = [_part(str(site), frame, codes, sources) for site, frame in by_name(frames)]
-    given = [_part(str(site), frame, codes, test_sources, " (test)") for site, frame in by_name(tests or {})]
+    main = [_part(str(site), frame, options, sources) for site, frame in by_name(frames)]
+    given = [_part(str(site), frame, options, test_sources, " (test)") for site, frame in by_name(tests or {})]
     parts = [*main, *given]
     refuse(_lines(_structure(part) for part in parts))
     refuse(_lines(_roles(part, options) for part in parts))
@@ -137,7 +135,8 @@ def checked(
     tested = {part.site: part for part in given}
     columns = {part.site: _columns(part, tested.get(part.site), options) for part in main}
     values, task, problems = _targets(parts, options, alone=alone)
-    problems += _lines(_unfit(part, columns[part.site], options) for part in main)
+    questions = _questions(main, columns)
+    problems += _lines(_unfit(part, columns[part.site], options, questions) for part in main)
     read_as: Mapping[str, Sequence[Column]] = columns
     if options.columns != "own" and not alone:
         read_as, found = agreed_kinds(columns, {part.site: part.source for part in main})
@@ -155,6 +154,13 @@ def _targets(
     """Labels, values, or times and events ``(rows, 2)``; see :func:`perfed.data.tables.targets.targets_of`."""
     survival = options.event is not None
     columns = [(part.source, part.rows[options.target]) for part in parts]
+    if options.task is None and not survival:
+        marked = [(source, cells.texts) for source, cells in columns if _is_marked_target(cells)]
+        if marked:
+            question = describe_marks(options.target, [text for _, texts in marked for text in texts])
+            way = "or say task = 'classification' if these are classes"
+            question = question.replace(CODES, way)
+            return [], "regression", merged((source, question) for source, _ in marked)
     values, task, problems = targets_of(columns, options.target, "regression" if survival else options.task)
     if not alone and not problems and constant(values):
         problems.append(CONSTANT.format(named(options.target)))
@@ -171,6 +177,12 @@ def _targets(
     return pairs, "survival", problems
 
 
+def _is_marked_target(cells: Cells) -> bool:
+    """Return whether a target holds numbers with marks or units, and too many different ones for classes."""
+    texts = cells.texts
+    return len(set(texts)) > FEW and bool(cells.numbers.isna().any()) and are_marked_numbers(texts)
+
+
 def by_name(frames: Mapping[str, Frame | Parsed]) -> list[tuple[str, Frame | Parsed]]:
     """Sites and their frames, names as texts, sorted."""
     return sorted(((str(site), frame) for site, frame in frames.items()), key=lambda pair: pair[0])
@@ -181,14 +193,14 @@ def _lines(found: Iterable[Sequence[Problem]]) -> list[str]:
 
 
 def _part(
-    site: str, frame: Frame | Parsed, codes: Sequence[str], sources: Mapping[str, str] | None, what: str = ""
+    site: str, frame: Frame | Parsed, options: TableOptions, sources: Mapping[str, str] | None, what: str = ""
 ) -> Part:
     source = (sources or {}).get(site, f"site '{site}'{what}")
     if isinstance(frame, Parsed):
-        return Part(site, source, frame.without(codes))
+        return Part(site, source, frame.without(options.missing).converted(options.conversions))
     if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
         raise PerfedError(f"{source}: a {type(frame).__name__} was given; a pandas DataFrame is needed")
-    return Part(site, source, Parsed(frame).without(codes))
+    return Part(site, source, Parsed(frame).without(options.missing).converted(options.conversions))
 
 
 def _columns(part: Part, given: Part | None, options: TableOptions) -> list[Column]:
@@ -196,7 +208,8 @@ def _columns(part: Part, given: Part | None, options: TableOptions) -> list[Colu
     roles = {options.target, options.event, options.domain, options.group, *options.drop}
     more = None if given is None else given.rows
     names = [name for name in part.frame.columns if name not in roles]
-    found = [part.rows.guess(name, options.kinds.get(name), more) for name in names]
+    kinds = options.kinds
+    found = [part.rows.guess(name, kinds.get(name), more, swapped=name in options.swapped) for name in names]
     return [replace(c, kind=options.kinds[c.name]) if c.name in options.public else c for c in found]
 
 
@@ -224,8 +237,21 @@ def _roles(part: Part, options: TableOptions) -> list[Problem]:
     return part.said(found)
 
 
-def _unfit(part: Part, columns: Sequence[Column], options: TableOptions) -> list[Problem]:
-    """Columns that look like ids, free text or decimal commas; a transformer of the user's own gets them."""
+def _questions(parts: Sequence[Part], columns: Mapping[str, Sequence[Column]]) -> dict[str, str]:
+    """Return by name what to ask about columns of numbers with marks, from the texts of all sites where they are so."""
+    texts: dict[str, list[str]] = {}
+    for part in parts:
+        for column in columns[part.site]:
+            if column.kind == "marked number":
+                texts.setdefault(column.name, []).extend(part.rows[column.name].texts)
+    return {name: describe_marks(name, of_column) for name, of_column in texts.items()}
+
+
+def _unfit(part: Part, columns: Sequence[Column], options: TableOptions, questions: Mapping[str, str]) -> list[Problem]:
+    """Return what is wrong with columns that look like ids, free text, decimal commas or numbers with marks.
+
+    A transformer of the user's own gets all of them. The ``questions`` are about columns of the last kind, by name.
+    """
     if options.preprocess is not None:
         return []
     if options.public:
@@ -237,9 +263,12 @@ def _unfit(part: Part, columns: Sequence[Column], options: TableOptions) -> list
         "id": "looks like an id; name it in drop, in group if rows of one value belong together, or in categories or "
         "numbers if it is one",
         "text": "looks like free text; name it in drop, or in categories if it is one",
-        "comma": "holds numbers with a decimal comma; write them with a point, or name it in categories",
+        "comma": "holds numbers with a decimal comma; write them with a point, or name it in decimals, in thousands if "
+        "the commas separate these, or in categories",
     }
-    return part.said(f"column '{column.name}' {ways[column.kind]}" for column in columns if column.kind in ways)
+    problems = [f"column '{column.name}' {ways[column.kind]}" for column in columns if column.kind in ways]
+    problems += [questions[column.name] for column in columns if column.kind == "marked number"]
+    return part.said(problems)
 
 
 def unreadable(part: Part, columns: Sequence[Column], but: Set[Kind] = frozenset()) -> list[Problem]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from perfed.data.partition.shards import generator
 from perfed.data.tables.checks import Checked, Part
-from perfed.data.tables.kinds import Column
+from perfed.data.tables.kinds import Column, format_of_swapped, separates_thousands
 from perfed.data.tables.missing import suspected
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.problems import pandas
@@ -59,6 +59,7 @@ def doubts(data: Checked, columns: Mapping[str, Sequence[Column]], options: Tabl
     if options.event is not None:
         found += _telling(sites, columns, [y[:, 1].astype(np.int64) for y in targets], options.event)
     found += suspected(_numbers(sites, columns))
+    found += _doubtful_readings(data.main, columns, options)
     return [*found, *_spellings({site: y.tolist() for site, y in data.targets.items()}, options.target)]
 
 
@@ -100,6 +101,38 @@ def _numbers(sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]]) ->
             if column.kind == "number" and not column.binary:
                 found.setdefault(name, {})[sites[at].part.site] = sites[at].values(column)[0]
     return found
+
+
+def _doubtful_readings(
+    parts: Sequence[Part], columns: Mapping[str, Sequence[Column]], options: TableOptions
+) -> Iterator[str]:
+    """Yield a line for each column of numbers or dates whose cells can be read in another way, which is likely."""
+    sites: dict[tuple[str, str], list[str]] = {}
+    for part in parts:
+        for column in columns[part.site]:
+            if (reading := _doubtful_reading(part, column, options)) is not None:
+                sites.setdefault((column.name, reading), []).append(part.site)
+    for (name, reading), where in sites.items():
+        yield f"column '{name}' at {shorten_list(where, 3)}: {reading}"
+
+
+def _doubtful_reading(part: Part, column: Column, options: TableOptions) -> str | None:
+    cells = part.rows[column.name]
+    if column.kind == "number" and cells.found.dtype == object and column.name not in options.decimals:
+        if column.format == "thousands":
+            return "commas are read as separators of thousands; if they separate decimals, put it into decimals"
+        if separates_thousands(cells.texts, "."):
+            return (
+                "points are read as decimal points, though all have three digits behind them and other numbers have "
+                "three digits and no point; if they separate thousands, put it into thousands (otherwise into decimals)"
+            )
+    filled = cells.found[cells.found.notna().to_numpy()]
+    if column.kind == "date" and not column.swapped and cells.found.dtype == object and format_of_swapped(filled):
+        return (
+            "all dates that a spreadsheet recognised have a day up to 12, and all that stayed texts a later one, so "
+            "that it has swapped day and month; put it into swapped, or write all dates as YYYY-MM-DD"
+        )
+    return None
 
 
 # Classes -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from typing import Any
 
 from perfed.data.files import optional_package
 from perfed.data.reading import reason_of, refuse_unpacked
-from perfed.data.tables.kinds import Parsed
+from perfed.data.tables.conversions import groups_thousands
+from perfed.data.tables.kinds import Parsed, separates_thousands
 from perfed.data.tables.problems import Frame, in_rows, listed, pandas, refuse, unknown
 from perfed.errors import PerfedError
 from perfed.system import memory
@@ -192,8 +193,7 @@ def _read_text(path: Path) -> tuple[Frame, list[str]]:
                 f"{_DELIMITERS[delimiter]} separates them); quote cells that hold one"
             )
     if delimiter != "," and _has_decimal_commas(rows[1:]):
-        rows[1:] = [[c.replace(",", ".") if _COMMA.fullmatch(c) else c for c in row] for row in rows[1:]]
-        notes.append("numbers are read with a decimal comma")
+        notes += _replace_decimal_commas(rows)
     return _frame(path, rows[0], rows[1:], numbers[1:]), notes
 
 
@@ -233,6 +233,29 @@ def _delimiter(path: Path, text: str) -> str:
 def _has_decimal_commas(rows: Iterable[Sequence[str]]) -> bool:
     cells = [cell for row in rows for cell in row]
     return any(map(_COMMA.fullmatch, cells)) and not any(map(_POINT.fullmatch, cells))
+
+
+def _replace_decimal_commas(rows: list[list[str]]) -> list[str]:
+    """Write decimal commas as points, but in columns whose commas separate thousands; return what was guessed.
+
+    Args:
+        rows: the header and all cells; they are changed.
+    """
+    columns = [[cell for cell in column if cell not in MISSING] for column in zip(*rows[1:], strict=True)]
+    with_commas = [at for at, column in enumerate(columns) if any(map(_COMMA.fullmatch, column))]
+    grouped = [at for at in with_commas if all(groups_thousands(cell) for cell in columns[at] if "," in cell)]
+    # One cell that can only have a decimal comma (12,5 or 0,985) decides for the whole file.
+    thousands = [at for at in grouped if separates_thousands(columns[at], ",")] if grouped == with_commas else []
+    decimals = [at for at in with_commas if at not in thousands]
+    for row in rows[1:]:
+        for at in decimals:
+            row[at] = row[at].replace(",", ".") if _COMMA.fullmatch(row[at]) else row[at]
+    if not decimals:
+        return []
+    note = "numbers are read with a decimal comma"
+    if grouped == with_commas:  # each has three digits behind it
+        note += f"; if commas separate thousands in {listed(rows[0][at] for at in decimals)}, put these into thousands"
+    return [note]
 
 
 def _read_parquet(path: Path) -> Frame:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from perfed.data.labels import Task
+from perfed.data.tables.conversions import Conversions, read_values
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, Kind
 from perfed.data.tables.missing import split_code
 from perfed.data.tables.problems import Series, listed
@@ -49,7 +50,7 @@ def agreed_kinds(
     counts: set[str] = set()
     for site, held in columns.items():
         for column in held:
-            if column.kind != "empty":
+            if column.kind not in ("empty", "marked number"):  # the latter is refused where it is
                 kinds.setdefault(column.name, {}).setdefault(column.kind, site)
             if column.kind == "number" and not column.binary:
                 counts.add(column.name)
@@ -149,7 +150,7 @@ def words(
 
 
 _KINDS: dict[str, Kind] = {"numbers": "number", "dates": "date", "categories": "category"}
-_LISTS = ("drop", *_KINDS)
+_LISTS = ("drop", *_KINDS, "thousands", "decimals", "swapped")
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,14 @@ class TableOptions:
             known beyond it (0, no, false); without it, the task is another.
         domain: column that says the domain of a row; it is no input (``domain_input`` of a data set makes it one).
         drop: columns that do not enter: ids, free text; here and below a text is one name.
-        numbers, dates, categories: columns that are so, whatever they look like.
+        numbers, dates, categories: columns that are so, whatever they look like. In "crp=mg/l" the unit or mark behind
+            the name is removed from the column's cells first; a column may have several.
+        thousands: columns of numbers whose thousands are separated, as in 1,250 or 1.250.
+        decimals: columns of numbers with a decimal comma.
+        swapped: columns of dates in which a spreadsheet took the day for the month where it could: at a site whose
+            real dates all have a day up to 12, and whose other texts all a later one, these are swapped back.
+        values: by column, texts that are replaced by others wherever the column is read, so that sites share codes:
+            ``{"sex": {"female": "F"}}``.
         missing: values that mean missing, beside empty cells: each in all columns ("-9"), or in one ("age=999").
         group: column whose rows of one value (a patient's) are never on both sides of a split.
         task: "classification" or "regression"; by default what the targets look like.
@@ -188,6 +196,10 @@ class TableOptions:
     dates: Sequence[str] = ()
     categories: Sequence[str] = ()
     missing: Sequence[str] = ()
+    thousands: Sequence[str] = ()
+    decimals: Sequence[str] = ()
+    swapped: Sequence[str] = ()
+    values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     group: str | None = None
     task: Task | None = None
     test_fraction: float = 0.2
@@ -203,6 +215,7 @@ class TableOptions:
             given = getattr(self, name)
             object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
         object.__setattr__(self, "public", read_public(self.public, self.dates))
+        object.__setattr__(self, "values", read_values(self.values))
         allowed = {
             "test_fraction": ("from 0 to below 1", 0 <= self.test_fraction < 1),
             "folds": ("0, or at least 2", self.folds == 0 or self.folds >= 2),
@@ -225,7 +238,7 @@ class TableOptions:
         twice = [name for name in dict.fromkeys(roles) if roles.count(name) > 1]
         if twice:
             raise PerfedError(f"column {listed(twice)} has two roles among target, event, domain, group and drop")
-        names = [name for option in _KINDS for name in dict.fromkeys(getattr(self, option))]
+        names = [name for option in _KINDS for name in self._columns_of(option)]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             raise PerfedError(f"column {listed(twice)} is in two of numbers, dates and categories; it has one kind")
         self._check_public()
@@ -262,11 +275,23 @@ class TableOptions:
     def kinds(self) -> dict[str, Kind]:
         """The kinds of columns that are said, by name."""
         public: dict[str, Kind] = {name: "number" if k.span else "category" for name, k in self.public.items()}
-        return public | {name: kind for option, kind in _KINDS.items() for name in getattr(self, option)}
+        return public | {name: kind for option, kind in _KINDS.items() for name in self._columns_of(option)}
+
+    @property
+    def conversions(self) -> Conversions:
+        """What happens to cells before anything else reads them."""
+        return Conversions.of(self.values, self.numbers, self.thousands, self.decimals)
+
+    def _columns_of(self, option: str) -> list[str]:
+        """Return the columns that an option names, each once."""
+        names = getattr(self, option)
+        if option == "numbers":
+            names = [unit if name is None else name for name, unit in map(split_code, names)]
+        return list(dict.fromkeys(names))
 
     @property
     def named(self) -> dict[str, Sequence[str]]:
         """By option, names of columns that a site may lack, and some site must have."""
         coded = [name for name, _ in map(split_code, self.missing) if name is not None]
-        found = {**{name: getattr(self, name) for name in _LISTS}, "missing": coded}
+        found = {**{name: self._columns_of(name) for name in _LISTS}, "missing": coded, "values": tuple(self.values)}
         return found | ({"public": tuple(self.public)} if self.public else {})

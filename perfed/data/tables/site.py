@@ -6,7 +6,7 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from perfed.data.files import optional_package
 from perfed.data.reading import checked, reason_of, refuse_unpacked, refuse_untrusted
+from perfed.data.tables.conversions import Conversions
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, read
 from perfed.data.tables.missing import without_codes
 from perfed.data.tables.preprocess import inputs_of, output_names, outputs
@@ -43,6 +44,7 @@ class TablePreprocessor:
         shared: how many of ``inputs``, the first, mean the same at all sites (``columns = "named"``); ``None`` where
             all do, or none.
         missing: values that mean missing (:class:`perfed.data.tables.options.TableOptions`).
+        conversions: what happens to the cells of some columns before anything else reads them.
         own: whether ``transformer`` is the user's: it gets categories with NaN where missing, and dates as dates.
         domain_input: whether the domain is also an input, one-hot behind the others.
         event: of survival the column of events.
@@ -62,6 +64,7 @@ class TablePreprocessor:
     constant: tuple[str, ...] = ()
     shared: int | None = None
     missing: tuple[str, ...] = ()
+    conversions: Conversions = field(default_factory=Conversions)
 
     def __repr__(self) -> str:
         return f"<TablePreprocessor '{self.site}': {len(self.columns)} columns, target '{self.target}'>"
@@ -171,7 +174,7 @@ class TablePreprocessor:
         twice = sorted({name for name in given if given.count(name) > 1})
         if twice:
             raise PerfedError(f"{where}: several columns are called {listed(twice)}")
-        return without_codes(frame.set_axis(given, axis=1), self.missing)
+        return self.conversions.apply(without_codes(frame.set_axis(given, axis=1), self.missing))
 
     def _domain(self, frame: Frame) -> NDArray[np.int64] | None:
         named = self._checked(frame)
@@ -195,6 +198,7 @@ class TablePreprocessor:
         skops = optional_package("skops.io", "saving a site's preprocessing", extra="tables")
         facts = {**{name: value for name, value in vars(self).items() if name not in ("inputs", "transformer")}}
         facts["inputs"] = [asdict(column) for column in self.inputs]
+        facts["conversions"] = asdict(self.conversions)
         kept: bytes | None = None
         try:
             content = skops.dumps(self.transformer)

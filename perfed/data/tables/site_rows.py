@@ -337,6 +337,7 @@ class SiteTableData:
             constant=tuple(column.name for column in known if column.constant and column.name not in names),
             shared=shared,
             missing=tuple(options.missing),
+            conversions=options.conversions,
         )
         frame = self._arranged(table, "train")
         table.transformer.fit(frame, y)
