@@ -22,7 +22,7 @@ _RANGES = 0.1  # share of the distinct texts from which on ranges make categorie
 _NUMBER = r"[+-]?(?:\d{1,3}(?:[,'’]\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)?|[.,]\d+)(?:[eE][+-]?\d+)?"
 _MARK = r"(?:[<>≤≥=~≈±$€£¥*]+|(?:ca|approx)\.?\s|circa\s|about\s)*"
 _TEXT = re.compile(rf"(?P<mark>{_MARK})\s*(?P<number>{_NUMBER})(?P<unit>\D.*)?", re.IGNORECASE)
-_NO_UNIT = re.compile(r"\s*[-–—/:.,]\s*\d.*|\s+(?:to|bis|à|a|and|und|or)\s+\d.*", re.IGNORECASE)
+_NO_UNIT = re.compile(r"\s*[-–—/:.,]\s*\d.*|\s+(?:to|bis|à|a|and|und|or|of|out of|von|sur|de)\s+\d.*", re.IGNORECASE)
 _RANGE = re.compile(r"[<>≤≥]?\s*\d+(?:[.,]\d+)?\s*(?:[-–—]|to|bis)\s*\d+(?:[.,]\d+)?\b.*", re.IGNORECASE)
 
 
