@@ -1,5 +1,5 @@
 """What makes results doubtful before anything trains: columns that hold the answer, values that may mean missing,
-classes written in two ways.
+cells that can be read in two ways.
 
 Each column is judged alone, by what it says of a row without that row, at each site by a rule of the site's own.
 """
@@ -19,7 +19,6 @@ from perfed.data.tables.kinds import Column, format_of_swapped, separates_thousa
 from perfed.data.tables.missing import suspected
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.problems import pandas
-from perfed.data.tables.targets import named
 from perfed.errors import shorten_list
 
 RIGHT = 0.95
@@ -32,15 +31,14 @@ CORRELATED = 0.99
 _LEAST = 10  # rows outside the commonest class, or rows with values, below which nothing is said
 _MOST = 2000  # rows of a site that are looked at
 _BESIDE = 5  # rows on either side of one that say which class it has
-_SHORT = 3  # letters that an abbreviation has at most
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 def doubts(data: Checked, columns: Mapping[str, Sequence[Column]], options: TableOptions) -> list[str]:
-    """A line for each column that alone predicts the target, for each value that may mean missing, and for classes
-    whose names are almost the same.
+    """Return a line for each column that alone predicts the target, for each value that may mean missing, and for each
+    column whose cells can be read in another way.
 
     Args:
         data: the tables of all sites.
@@ -60,7 +58,7 @@ def doubts(data: Checked, columns: Mapping[str, Sequence[Column]], options: Tabl
         found += _telling(sites, columns, [y[:, 1].astype(np.int64) for y in targets], options.event)
     found += suspected(_numbers(sites, columns))
     found += _doubtful_readings(data.main, columns, options)
-    return [*found, *_spellings({site: y.tolist() for site, y in data.targets.items()}, options.target)]
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,30 +237,3 @@ def _ordered(values: Floats, y: Floats) -> float:
     from scipy.stats import rankdata  # type: ignore[import-untyped]
 
     return abs(float(np.corrcoef(rankdata(values), rankdata(y))[0, 1]))
-
-
-# Names of classes ----------------------------------------------------------------------------------------------
-
-
-def _spellings(labels: Mapping[str, Sequence[object]], target: str) -> Iterator[str]:
-    """Classes whose names differ in case or spaces, or of which one is short for another."""
-    at: dict[str, list[str]] = {}
-    for site, held in labels.items():
-        for label in sorted({label for label in held if isinstance(label, str)}):
-            at.setdefault(label, []).append(site)
-    folded: dict[str, list[str]] = {}
-    for label in sorted(at):
-        folded.setdefault(" ".join(label.split()).casefold(), []).append(label)
-
-    def said(names: Sequence[str]) -> str:
-        each = [f"'{name}' ({shorten_list(at[name], 3)})" for name in names]
-        return f"{named(target)} classes {', '.join(each[:-1])} and {each[-1]}".replace("target,", "target:")
-
-    way = "write a class in one way"
-    for names in folded.values():
-        if len(names) > 1:
-            yield f"{said(names)} differ in case or spaces alone; {way}"
-    for short in folded:
-        longer = [other for other in folded if other.isalpha() and len(other) > len(short) and other.startswith(short)]
-        if len(folded) > 2 and short.isalpha() and len(short) <= _SHORT and len(longer) == 1:
-            yield f"{said([folded[short][0], folded[longer[0]][0]])} are maybe the same; {way}"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from perfed.data.client import Client
 from perfed.data.federation_schema import FederationSchema, agreed, in_words
 from perfed.data.labels import Task
+from perfed.data.site_differences import describe_differences
 from perfed.data.tables.checks import Checked, checked
 from perfed.data.tables.doubts import doubts
 from perfed.data.tables.kinds import Column, Parsed, date_shown
@@ -58,7 +59,8 @@ def build(
     columns = {site: rows.as_agreed(agreement)[0] for site, rows in sites.items()}
     remarks = merged([*_hints(columns, data, options), *_remarks(columns, clients, data.task, drawn)])
     told = [NOTHING_OF_ROWS] if options.public else in_words(tolds, agreement)
-    notes = {"told": told, "remarks": remarks, "doubts": doubts(data, columns, options)}
+    differences = describe_differences(tolds, options.target)
+    notes = {"told": told, "remarks": remarks, "doubts": [*doubts(data, columns, options), *differences]}
     return clients, agreement, {name: tuple(lines) for name, lines in notes.items()}
 
 

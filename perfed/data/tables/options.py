@@ -12,7 +12,7 @@ from perfed.data.tables.kinds import MISSING_CATEGORY, Column, Kind
 from perfed.data.tables.missing import split_code
 from perfed.data.tables.problems import Series, listed
 from perfed.data.tables.public import read_public
-from perfed.errors import PerfedError
+from perfed.errors import PerfedError, shorten_list
 
 Mode = Literal["own", "common", "union", "named"]
 Scales = Literal["auto", "site", "all"]
@@ -46,12 +46,12 @@ def agreed_kinds(
     A column that is empty at one site has the kind of the others; yes and no are booleans where others have 0 and 1
     alone, numbers where they have more, and categories where they have these.
     """
-    kinds: dict[str, dict[Kind, str]] = {}
+    kinds: dict[str, dict[Kind, list[str]]] = {}
     counts: set[str] = set()
     for site, held in columns.items():
         for column in held:
             if column.kind not in ("empty", "marked number"):  # the latter is refused where it is
-                kinds.setdefault(column.name, {}).setdefault(column.kind, site)
+                kinds.setdefault(column.name, {}).setdefault(column.kind, []).append(sources[site])
             if column.kind == "number" and not column.binary:
                 counts.add(column.name)
     one: dict[str, Kind] = {}
@@ -59,9 +59,9 @@ def agreed_kinds(
     for name, found in kinds.items():
         others: list[Kind] = [kind for kind in found if kind != "boolean"]
         if len(others) > 1 or (len(found) > 1 and others[0] == "date"):
-            (first, a), (second, b) = list(found.items())[:2]
-            where = f"a {first} in {sources[a]} and a {second} in {sources[b]}"
-            ways = "give it one kind (a name in numbers, categories or dates), or drop it"
+            rarest = sorted(found.items(), key=lambda pair: len(pair[1]))[:2]
+            where = " and ".join(f"a {kind} in {shorten_list(sites, 3)}" for kind, sites in rarest)
+            ways = "give it one kind (a name in numbers, categories or dates), replace its texts (values), or drop it"
             problems.append(f"column '{name}' is {where}; {ways}")
         elif "boolean" in found and others in ([], ["number"]) and name not in counts:
             one[name] = "boolean"
