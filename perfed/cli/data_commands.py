@@ -22,6 +22,8 @@ from perfed.cli.options import DataOption, ExperimentName, JsonOption, Settings,
 from perfed.errors import PerfedError
 from perfed.plugins import IMPORTED
 
+_PROBLEMS = 100  # that are printed at most
+
 
 @app.command("init", epilog="Example: perfed init hospitals/ --target disease --drop patient")
 def init_command(
@@ -175,8 +177,10 @@ def _all_problems() -> Iterator[None]:
     try:
         yield
     except TableProblems as found:
-        for problem in found.problems:
+        for problem in found.problems[:_PROBLEMS]:
             say_whole(problem)
+        if len(found.problems) > _PROBLEMS:
+            say(f"and {len(found.problems) - _PROBLEMS} more")
         number = len(found.problems)
         raise PerfedError(f"{number} problem{'s' if number > 1 else ''} in the tables") from None
 

@@ -12,9 +12,10 @@ import tomli_w
 
 from perfed.data.federation import Federation
 from perfed.data.labels import Task
-from perfed.data.summary import columns_of
+from perfed.data.summary import NAMES, columns_of
 from perfed.data.tables.problems import TableProblems
 from perfed.datasets import load
+from perfed.errors import shorten_list
 from perfed.report.warnings import MOSTLY
 
 _WHAT = {
@@ -94,6 +95,12 @@ def fitting(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
         TableProblems: the tables have problems whatever the split.
     """
     split: dict[str, Any] = {} if "test_files" in settings else {"folds": 5}
+    if "columns" not in settings:
+        named = {**settings, **split, "columns": "named"}
+        with suppress(TableProblems):  # kinds that differ, or too few rows for the folds
+            federation = load("tables", named, seed=0)
+            if _share_columns(federation):
+                return federation, named
     try:
         federation = load("tables", {**settings, **split}, seed=0)
     except TableProblems:
@@ -101,13 +108,17 @@ def fitting(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
         federation = load("tables", {**settings, **split}, seed=0)
     if "columns" in settings:
         return federation, {**settings, **split}
-    tables = [client.table for client in federation if client.table is not None]
-    times = Counter(name for table in tables for name in table.columns_there)
-    if max(times.values(), default=0) > 1:
+    if split == {"test_fraction": 0.2} and _share_columns(federation):
         named = {**settings, **split, "columns": "named"}
         with suppress(TableProblems):  # kinds that differ
             return load("tables", named, seed=0), named
     return federation, {**settings, **split, "columns": "own"}
+
+
+def _share_columns(federation: Federation) -> bool:
+    """Return whether two sites have a column of the same name."""
+    tables = [client.table for client in federation if client.table is not None]
+    return max(Counter(name for table in tables for name in table.columns_there).values(), default=0) > 1
 
 
 def compared(settings: Mapping[str, Any], federation: Federation) -> list[str]:
@@ -149,7 +160,7 @@ def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -
     lines = [f"{_toml(key, data[key])}  # {_WHAT[key]}" for key in _WHAT if key in data]
     methods = compared(settings, federation)
     tables = [client.table for client in federation if client.table is not None]
-    kinds = "\n".join(f"#   {kind}: {', '.join(names)}" for kind, names in columns_of(tables).items())
+    kinds = "\n".join(f"#   {kind}: {shorten_list(names, NAMES)}" for kind, names in columns_of(tables).items())
     return f"""\
 # Written by 'perfed init'. What the sites hold, and what is wrong: perfed check {name}.toml
 # The verdict: perfed compare {name}.toml --methods {",".join(methods)} --seeds 0..4

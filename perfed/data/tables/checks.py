@@ -214,8 +214,7 @@ def _columns(part: Part, given: Part | None, options: TableOptions) -> list[Colu
 
 
 def _structure(part: Part) -> list[Problem]:
-    names = list(part.frame.columns)
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    twice = [name for name, times in Counter(part.frame.columns).items() if times > 1]
     found = [f"several columns are called {listed(twice)}; names must differ"] if twice else []
     found += [] if len(part.frame) else ["there are no rows; every site needs some"]
     return part.said(found)

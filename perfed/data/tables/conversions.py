@@ -139,14 +139,14 @@ def remove_separators(text: str) -> str:
 
 
 def groups_thousands(text: str) -> bool:
-    """Return whether each comma or point in ``text`` can separate the thousands of a number.
+    """Return whether each comma, point, apostrophe or space in ``text`` can separate the thousands of a number.
 
     Example:
-        >>> [groups_thousands(text) for text in ("1,250", "0,985", "12,50", "985", "1,234,567")]
+        >>> [groups_thousands(text) for text in ("1,250", "0,985", "12,50", "985", "1 234 567")]
         [True, False, False, False, True]
     """
     number = _GROUPS.fullmatch(text)
-    return number is not None and number["sign"] in ",." and number["rest"] is None
+    return number is not None and number["rest"] is None
 
 
 def read_values(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:

@@ -119,18 +119,24 @@ def _doubtful_reading(part: Part, column: Column, options: TableOptions) -> str 
     if column.kind == "number" and cells.found.dtype == object and column.name not in options.decimals:
         if column.format == "thousands":
             return "commas are read as separators of thousands; if they separate decimals, put it into decimals"
-        if separates_thousands(cells.texts, "."):
+        if _has_whole_hundreds(cells.numbers.to_numpy()) and separates_thousands(cells.texts, "."):
             return (
                 "points are read as decimal points, though all have three digits behind them and other numbers have "
                 "three digits and no point; if they separate thousands, put it into thousands (otherwise into decimals)"
             )
-    filled = cells.found[cells.found.notna().to_numpy()]
-    if column.kind == "date" and not column.swapped and cells.found.dtype == object and format_of_swapped(filled):
+    texts_of_dates = column.kind == "date" and not column.swapped and cells.found.dtype == object
+    if texts_of_dates and format_of_swapped(cells.found[cells.found.notna().to_numpy()]) is not None:
         return (
             "all dates that a spreadsheet recognised have a day up to 12, and all that stayed texts a later one, so "
             "that it has swapped day and month; put it into swapped, or write all dates as YYYY-MM-DD"
         )
     return None
+
+
+def _has_whole_hundreds(numbers: Floats) -> bool:
+    """Return whether some of the numbers are whole and from 100 to 999, and others are not whole."""
+    whole = numbers == np.round(numbers)
+    return not whole.all() and bool((whole & (np.abs(numbers) >= 100) & (np.abs(numbers) < 1000)).any())
 
 
 # Classes -------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,6 +37,7 @@ CELL = 64
 
 _DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 _TRIED = 50  # rows that decide the delimiter
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f]")  # no text has these signs
 _COMMA, _POINT = (re.compile(rf"[+-]?\d+{sign}\d+([eE][+-]?\d+)?") for sign in (",", r"\."))
 
 
@@ -207,7 +209,7 @@ def _decoded(path: Path) -> tuple[str, list[str]]:
             text = content.decode(encoding)
         except UnicodeDecodeError:
             continue
-        if any(ord(sign) < 32 and sign not in "\t\r\n\f" for sign in text):
+        if _CONTROL.search(text):
             break
         return text, ["read as Windows-1252, since it is not UTF-8"] if encoding == "cp1252" else []
     raise PerfedError(f"{path}: is no text file; a CSV file in UTF-8, UTF-16 or Windows-1252 is needed")
@@ -322,6 +324,6 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
             )
         if re.fullmatch(r"[+-]?[\d.,]+", name):
             raise PerfedError(f"{path}: the first row must hold the names of the columns; that of {number} is a number")
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
         raise PerfedError(f"{path}: several columns are called {listed(twice)}; names must differ")

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfed.data.tables.conversions import Conversions, groups_thousands, remove_separators
 from perfed.data.tables.marks import are_marked_numbers, count_texts, list_texts
@@ -21,6 +22,7 @@ MISSING_CATEGORY = "missing"
 """What a category column holds where the value is missing."""
 
 _TRUE, _FALSE = frozenset({"true", "yes", "y", "t"}), frozenset({"false", "no", "n", "f"})
+_WORDS = _TRUE | _FALSE
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ].*)?")
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ].*)?")
 _COMMA = re.compile(r"[+-]?\d+(,\d+)?")  # whole numbers among them
@@ -97,10 +99,15 @@ class Cells:
         self.found = _stripped(values)
         self._read: dict[tuple[Kind, str, bool, bool], tuple[Series, list[str]]] = {}
 
+    @cached_property
+    def filled(self) -> NDArray[np.bool_]:
+        """Which cells are not missing."""
+        return np.asarray(self.found.notna().to_numpy(), bool)
+
     @property
     def texts(self) -> list[str]:
         """The cells that are not missing, as texts."""
-        return [str(cell) for cell in self.found[self.found.notna().to_numpy()]]
+        return [str(cell) for cell in self.found.to_numpy()[self.filled]]
 
     @cached_property
     def numbers(self) -> Series:
@@ -140,15 +147,15 @@ def guess(values: Series | Cells, name: str, said: Kind | None = None, *, swappe
         swapped: whether a study says that a spreadsheet may have swapped day and month.
     """
     cells = values if isinstance(values, Cells) else Cells(values)
-    filled = cells.found.notna().to_numpy()
-    found = cells.found[filled]
+    filled = cells.filled
+    found = cells.found if filled.all() else cells.found[filled]
     if found.empty:
         return Column(name, "empty")
     if said == "date" or pandas().api.types.is_datetime64_any_dtype(found.dtype):
         return _date_column(found, name, swapped=swapped)
     if said == "category":
         return Column(name, "category")
-    if found.dtype == bool or all(str(cell).lower() in _TRUE | _FALSE for cell in found):
+    if found.dtype == bool or all(str(cell).lower() in _WORDS for cell in found.to_numpy()):
         return Column(name, "boolean") if said is None else Column(name, said, binary=True)
     numbers = cells.numbers.to_numpy()[filled]
     share = float(np.mean(~np.isnan(numbers)))
@@ -169,7 +176,7 @@ def _of_texts(found: Series, name: str, numeric: float, said: Kind | None = None
     texts = [str(cell) for cell in found]
     if said is None and sum(_DATE.fullmatch(text) is not None for text in texts) > len(texts) / 2:
         return _date_column(found, name, swapped=swapped)
-    if separates_thousands(texts, ","):
+    if any(separates_thousands(texts, sign) for sign in ",.'’ \u00a0\u202f"):
         return Column(name, "number", "thousands")
     if all(map(_COMMA.fullmatch, texts)):
         return Column(name, "comma")
@@ -182,7 +189,7 @@ def separates_thousands(texts: Sequence[str], sign: str) -> bool:
     """Return whether ``sign``, a comma or a point, separates the thousands of the numbers ``texts``, for all we see.
 
     That is so where each number that has the sign has three digits behind it, and numbers without it have at most
-    three, and some just three; or where one has it twice.
+    three, and some just three; or where one has it twice, or the sign can mean nothing else.
 
     Example:
         >>> separates_thousands(["1,250", "985", "1,147"], ","), separates_thousands(["1,250", "0,985", "2"], ",")
@@ -194,7 +201,11 @@ def separates_thousands(texts: Sequence[str], sign: str) -> bool:
         return False
     if not all(text.isdecimal() and len(text) <= _GROUP and (text == "0" or text[0] != "0") for text in plain):
         return False
-    return any(text.count(sign) > 1 for text in separated) or any(len(text) == _GROUP for text in plain)
+    return (
+        sign not in ",."
+        or any(text.count(sign) > 1 for text in separated)
+        or any(len(text) == _GROUP for text in plain)
+    )
 
 
 def _kind_of_texts(texts: Sequence[str], name: str) -> Kind:
@@ -319,7 +330,7 @@ def _read(cells: Cells, column: Column) -> tuple[Series, list[str]]:
     if (column.kind == "boolean" or column.binary) and found.dtype == object:
         numbers = numbers.where(numbers.notna(), found.map(_truth)).astype(float)
     values, problems = numbers.to_numpy(), []
-    if (bad := np.isnan(values) & found.notna().to_numpy()).any():
+    if (bad := np.isnan(values) & cells.filled).any():
         way = f"write numbers alone, {_CODES}, or name the column in categories"
         texts = list_texts(count_texts([str(cell) for cell in found[bad]]))
         problems.append(f"{where} holds {column.kind}s, and something else {in_rows(found.index[bad])}{texts}; {way}")

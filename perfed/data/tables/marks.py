@@ -61,7 +61,7 @@ def parse_number(text: str) -> MarkedNumber | None:
         return None
     after = match["unit"] or ""
     unit = after.strip()
-    if _NO_UNIT.fullmatch(after) or len(unit) > _LONGEST or len(unit.split()) > _WORDS:
+    if unit[:1].isdecimal() or _NO_UNIT.fullmatch(after) or len(unit) > _LONGEST or len(unit.split()) > _WORDS:
         return None
     return MarkedNumber(match["mark"].strip(), match["number"], unit)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
+
+import numpy as np
 
 from perfed.data.labels import Task
 from perfed.data.tables.conversions import Conversions, read_values
@@ -25,9 +28,10 @@ def learnt(values: Series, column: Column) -> Column:
     """``column`` with what its ``values`` in the training rows say: how many are missing, categories, whether it is
     constant.
     """
-    there = values.notna().to_numpy()
+    held = values.to_numpy()
+    there = ~np.isnan(held) if held.dtype.kind == "f" else values.notna().to_numpy()
     missing = int(len(there) - there.sum())
-    held = values.to_numpy()[there]
+    held = held[there]
     constant = missing == len(values) or (missing == 0 and bool((held == held[0]).all()))
     if column.kind != "category":
         return replace(column, missing=missing, constant=constant, masked=missing > 0)
@@ -122,8 +126,9 @@ def words(
     columns: tuple[Sequence[str], Sequence[str], Sequence[str]] | None,
     named: Sequence[str] = (),
     scaled: Sequence[str] = (),
+    most: int = sys.maxsize,
 ) -> list[str]:
-    """What sites tell each other, a line each.
+    """Return what sites tell each other, a line each.
 
     Args:
         task: of the targets.
@@ -131,6 +136,7 @@ def words(
         columns: where sites have one schema, their booleans, and their categories that do not enter and that do.
         named: columns that the study names and that a site may lack.
         scaled: columns of which sites tell what a common scale is made of.
+        most: names that a line lists at most.
     """
     of_task: dict[Task, list[str]] = {
         "classification": ["the names of the classes"],
@@ -138,15 +144,15 @@ def words(
         "survival": [],
     }
     lines = [*of_task[task], *(["the names of the domains"] if domains else [])]
-    lines += [f"which of these columns they have: {', '.join(named)}"] if named else []
+    lines += [f"which of these columns they have: {shorten_list(named, most)}"] if named else []
     if columns is None:
         return lines
     lines.append("names and kinds of their columns, and which are constant, 0 and 1 alone or have missing values")
     sums = "how many training rows hold a value, the sum of these and of their squares"
-    lines += [f"{sums}: {', '.join(scaled)}"] if scaled else []
+    lines += [f"{sums}: {shorten_list(scaled, most)}"] if scaled else []
     categories = "the categories, without the rare ones, of"
     told = ("how booleans are written", f"{categories} columns that do not enter", categories)
-    return lines + [f"{what}: {', '.join(names)}" for what, names in zip(told, columns, strict=True) if names]
+    return lines + [f"{what}: {shorten_list(names, most)}" for what, names in zip(told, columns, strict=True) if names]
 
 
 _KINDS: dict[str, Kind] = {"numbers": "number", "dates": "date", "categories": "category"}
