@@ -180,7 +180,7 @@ def _describe(
         question = "is it in {} there and in {} elsewhere".format(*(units[::-1] if difference.larger else units))
     elif conversion is not None:
         units = "" if conversion.quantity == _POWERS else f", as {conversion.larger} and {conversion.smaller} of"
-        question += f" ({conversion.factor:g}{units and units + ' ' + conversion.quantity})"
+        question += f" ({conversion.factor:.15g}{units and units + ' ' + conversion.quantity})"
     where = "at one of the two sites" if len(others) == 1 and len(sites) == 1 else f"at {there}"
     return (
         f"column '{name}' at {there} is about {difference.ratio:.3g} times {how} at {elsewhere} (means {means[0]} and "
@@ -213,7 +213,8 @@ def _difference(name: str, site: Moments, others: Sequence[Moments]) -> _Differe
     sizes = [of.std if centred else of.mean for of in (site, *others)]
     ratio, deviations = log(sizes[0] / median(sizes[1:])), log(site.std / std)
     spread = max(_LEAST_SPREAD, _spread([log(size) for size in sizes[1:]]))
-    if abs(ratio) < _SEPARATION * spread:
+    # Of many sites of one population, one is far from the others by chance.
+    if abs(ratio) < (_SEPARATION + 0.5 * log(max(1.0, len(others) / 4))) * spread:
         return None
     fits: list[tuple[float, Conversion]] = []
     named = [conversion for conversion in CONVERSIONS if conversion.is_of(name)]
