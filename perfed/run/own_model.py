@@ -191,7 +191,7 @@ def facts_of(client: Client, federation: Federation, **about: Any) -> dict[str, 
         "missing": [] if table is None else list(table.missing),
         "values": {}
         if table is None
-        else table.conversions.settings((*table.feature_names_in_, table.domain))["values"],
+        else table.conversions.settings((*table.feature_names_in_, table.domain or ""))["values"],
         "input_shape": shape,
         "data": data_facts(client, federation),
         "versions": versions("torch", torch.__version__),

@@ -66,7 +66,8 @@ def test_the_one_site_with_another_unit_is_named_with_ratio_and_units(quantity, 
     how = (
         f"about {max(ratio, 1 / ratio):.3g} times {'as large as' if ratio > 1 else 'smaller than'} at the other 4 sites"
     )
-    assert line.startswith(f"column '{name}' at {odd} is {how} (means ")
+    how = "differs from the other 4 sites" if offset else f"is {how}"
+    assert line.startswith(f"column '{name}' at {odd} {how} (means ")
     assert line.endswith(f": is it in {unit} there and in {usual} elsewhere? Convert it at {odd}")
 
 

@@ -133,12 +133,13 @@ class _Difference:
     """How the numbers of a site relate to those of most others.
 
     Attributes:
-        ratio: of the means (of the deviations where means are near zero), the larger by the smaller.
+        ratio: of the means (of the deviations where means are near zero), the larger by the smaller; ``None`` where the
+            units have different zeros.
         larger: whether the site's numbers are the larger ones.
         conversion: between the two units, if it is known.
     """
 
-    ratio: float
+    ratio: float | None
     larger: bool
     conversion: Conversion | None
 
@@ -172,19 +173,22 @@ def _describe(
     means = [f"{median(moments[site].mean for site in group):.3g}" for group in (sites, others)]
     there = shorten_list([sources[site] for site in sites], 3)
     elsewhere = sources[others[0]] if len(others) == 1 else f"the other {len(others)} sites"
-    how = "as large as" if difference.larger else "smaller than"
+    how = "differs from"
+    if difference.ratio is not None:
+        how = f"is about {difference.ratio:.3g} times {'as large as' if difference.larger else 'smaller than'} at"
     conversion = difference.conversion
     question = "is it in another unit there"
     if conversion is not None and conversion.is_of(name):
         units = [conversion.larger, conversion.smaller]
         question = "is it in {} there and in {} elsewhere".format(*(units[::-1] if difference.larger else units))
     elif conversion is not None:
-        units = "" if conversion.quantity == _POWERS else f", as {conversion.larger} and {conversion.smaller} of"
-        question += f" ({conversion.factor:.15g}{units and units + ' ' + conversion.quantity})"
+        question += f" ({conversion.factor:.15g}"
+        if conversion.quantity != _POWERS:
+            question += f", as {conversion.larger} and {conversion.smaller} of {conversion.quantity}"
+        question += ")"
     where = "at one of the two sites" if len(others) == 1 and len(sites) == 1 else f"at {there}"
     return (
-        f"column '{name}' at {there} is about {difference.ratio:.3g} times {how} at {elsewhere} (means {means[0]} and "
-        f"{means[1]}): {question}? Convert it {where}"
+        f"column '{name}' at {there} {how} {elsewhere} (means {means[0]} and {means[1]}): {question}? Convert it {where}"
     )
 
 
@@ -208,7 +212,7 @@ def _difference(name: str, site: Moments, others: Sequence[Moments]) -> _Differe
         if conversion.offset and conversion.is_of(name):
             for forward in (True, False):
                 if _fits_offset(conversion, site, Moments(0, mean, std), others, forward=forward):
-                    return _Difference(max(site.mean, mean) / min(site.mean, mean), forward, conversion)
+                    return _Difference(None, forward, conversion)
     centred = any(of.mean < _CENTRED * of.std for of in (site, *others))
     sizes = [of.std if centred else of.mean for of in (site, *others)]
     ratio, deviations = log(sizes[0] / median(sizes[1:])), log(site.std / std)
@@ -244,7 +248,7 @@ def _fits_offset(
     if not forward:
         mean, std = (other.mean - offset) / factor, other.std / factor
     between = max(other.std, _spread([of.mean for of in others]))
-    differs = abs(site.mean - other.mean) > _SEPARATION * max(between, 0.0)
+    differs = abs(site.mean - other.mean) > _SEPARATION * between
     return differs and abs(site.mean - mean) <= 1.5 * std and abs(log(site.std / std)) <= _CLOSE_SPREAD
 
 
