@@ -89,7 +89,7 @@ def init_command(
     columns |= {"thousands": thousands, "decimals": decimals, "swapped": swapped}
     tables = {"files": [str(file) for file in files], "test_files": [str(file) for file in test or []]}
     given: dict[str, Any] = {key: value for key, value in {**tables, **roles, **columns}.items() if value}
-    given |= {"values": _replacements(values)} if values else {}
+    given |= {"values": _parse_replacements(values)} if values else {}
     with alone_on_stdout(as_json), _all_problems():
         federation, settings = fitting(given)
     settings |= {key: [_relative(path, out) for path in settings[key]] for key in tables if key in settings}
@@ -118,7 +118,7 @@ def _say_next(comparing: str, tuning: str) -> None:
         say_whole(line)
 
 
-def _replacements(values: list[str]) -> dict[str, dict[str, str]]:
+def _parse_replacements(values: list[str]) -> dict[str, dict[str, str]]:
     """Return by column the texts that are replaced, and by what, of the option ``--values``."""
     replacements: dict[str, dict[str, str]] = {}
     for value in values:

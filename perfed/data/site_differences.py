@@ -27,7 +27,7 @@ def describe_differences(
     for site, of_site in metadata.items():
         for column in of_site.columns or ():
             columns.setdefault(column.name, {})[site] = column
-    numbers = {name: _sums(of_sites) for name, of_sites in columns.items()}
+    numbers = {name: _collect_sums(of_sites) for name, of_sites in columns.items()}
     targets = {site: of_site.sums for site, of_site in metadata.items() if of_site.sums is not None}
     if all(len(sums.total) == 1 for sums in targets.values()):
         numbers[target or "target"] = targets
@@ -41,7 +41,7 @@ def describe_differences(
     return lines + list(describe_codes(target or "target", classes, called))
 
 
-def _sums(columns: Mapping[str, ToldColumn]) -> dict[str, Sums]:
+def _collect_sums(columns: Mapping[str, ToldColumn]) -> dict[str, Sums]:
     """Return what sites send of a column of numbers; not of 0 and 1, which have no unit."""
     numbers = {site: c for site, c in columns.items() if c.kind == "number" and not c.binary}
     return {site: column.sums for site, column in numbers.items() if column.sums is not None}

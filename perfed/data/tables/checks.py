@@ -135,7 +135,7 @@ def checked(
     tested = {part.site: part for part in given}
     columns = {part.site: _columns(part, tested.get(part.site), options) for part in main}
     values, task, problems = _targets(parts, options, alone=alone)
-    questions = _questions(main, columns)
+    questions = _ask_about_marks(main, columns)
     problems += _lines(_unfit(part, columns[part.site], options, questions) for part in main)
     read_as: Mapping[str, Sequence[Column]] = columns
     if options.columns != "own" and not alone:
@@ -236,7 +236,7 @@ def _roles(part: Part, options: TableOptions) -> list[Problem]:
     return part.said(found)
 
 
-def _questions(parts: Sequence[Part], columns: Mapping[str, Sequence[Column]]) -> dict[str, str]:
+def _ask_about_marks(parts: Sequence[Part], columns: Mapping[str, Sequence[Column]]) -> dict[str, str]:
     """Return by name what to ask about columns of numbers with marks, from the texts of all sites where they are so."""
     texts: dict[str, list[str]] = {}
     for part in parts:

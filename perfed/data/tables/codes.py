@@ -36,7 +36,7 @@ def describe_codes(name: str, texts: Mapping[str, Sequence[str]], sources: Mappi
     for site, of_site in texts.items():
         for text in of_site:
             holders.setdefault(text, set()).add(site)
-    replacements = _replacements(holders) if len(holders) <= _MOST else {}
+    replacements = _find_replacements(holders) if len(holders) <= _MOST else {}
     by_sites: dict[tuple[str, ...], list[str]] = {}
     for text in replacements:
         by_sites.setdefault(tuple(sorted(holders[text])), []).append(text)
@@ -44,9 +44,10 @@ def describe_codes(name: str, texts: Mapping[str, Sequence[str]], sources: Mappi
         meant = [replacements[text] for text in replaced]
         others = sorted(set().union(*(holders[text] for text in meant)) - set(where)) or list(where)
         there, elsewhere = (_list_sites(group, sources) for group in (where, others))
+        setting = _format_setting(name, dict(zip(replaced, meant, strict=True)))
         yield (
-            f"column '{name}': {_quote(replaced)} at {there} and {_quote(meant)} at {elsewhere} seem to mean the same; "
-            f"write them in one way, or put {_setting(name, dict(zip(replaced, meant, strict=True)))} into the study"
+            f"column '{name}': {_quote_texts(replaced)} at {there} and {_quote_texts(meant)} at {elsewhere} seem to mean "
+            f"the same; write them in one way, or put {setting} into the study"
         )
     yield from _describe_foreign(name, texts, holders, set(replacements), sources)
 
@@ -59,22 +60,22 @@ def _describe_foreign(
     sources: Mapping[str, str],
 ) -> Iterator[str]:
     """Yield a line for each site that shares no text with others, which have theirs in common."""
-    known = {site: set(of_site) for site, of_site in texts.items() if of_site}
-    for site, of_site in known.items():
-        others = [other for other in known if other != site]
-        rest = set().union(*(known[other] for other in others))
-        common = [text for text in rest if len(holders[text]) == len(others)]
-        alone = not of_site & rest and not of_site & explained and not rest & explained
+    site_texts = {site: set(of_site) for site, of_site in texts.items() if of_site}
+    for site, of_site in site_texts.items():
+        others = [other for other in site_texts if other != site]
+        other_texts = set().union(*(site_texts[other] for other in others))
+        common = [text for text in other_texts if len(holders[text]) == len(others)]
+        alone = not of_site & other_texts and not (of_site | other_texts) & explained
         if len(others) > 1 and common and alone and len(of_site) <= _MOST and len(of_site) > 1:
-            example = _setting(name, {min(of_site): "…"})
+            example = _format_setting(name, {min(of_site): "…"})
             yield (
-                f"column '{name}' at {sources[site]} holds {_quote(sorted(of_site))}, none of which the other "
-                f"{len(others)} sites have ({_quote(sorted(common))}); if they mean the same, say which in values, "
-                f"such as {example}, or recode the column at {sources[site]}"
+                f"column '{name}' at {sources[site]} holds {_quote_texts(sorted(of_site))}, none of which the other "
+                f"{len(others)} sites have ({_quote_texts(sorted(common))}); if they mean the same, say which in "
+                f"values, such as {example}, or recode the column at {sources[site]}"
             )
 
 
-def _replacements(holders: Mapping[str, set[str]]) -> dict[str, str]:
+def _find_replacements(holders: Mapping[str, set[str]]) -> dict[str, str]:
     """Return texts and those that mean the same at more sites."""
     order = sorted(holders, key=lambda text: (-len(holders[text]), text))
     pairs: dict[str, dict[str, Match]] = {text: {} for text in order}
@@ -102,7 +103,7 @@ def match_texts(one: str, other: str) -> Match | None:
         >>> match_texts("Yes", "yes "), match_texts("female", "w"), match_texts("sev", "Severe"), match_texts("A", "B")
         ('spelling', 'synonym', 'abbreviation', None)
     """
-    one, other = _simplify(one), _simplify(other)
+    one, other = _simplify_text(one), _simplify_text(other)
     if one == other:
         return "spelling"
     if any({one, other} <= words for words in _SIMPLE_SYNONYMS):
@@ -112,7 +113,7 @@ def match_texts(one: str, other: str) -> Match | None:
     return "abbreviation" if abbreviates else None
 
 
-def _simplify(text: str) -> str:
+def _simplify_text(text: str) -> str:
     """Return a text in small letters, without accents and without spaces, hyphens and points between words."""
     if text.strip().isdecimal():
         return str(int(text))
@@ -120,10 +121,10 @@ def _simplify(text: str) -> str:
     return re.sub(r"(?<=\w)[\s_.-]+(?=\w|$)", " ", letters.strip()).strip()
 
 
-_SIMPLE_SYNONYMS = tuple(frozenset(map(_simplify, words)) for words in _SYNONYMS)
+_SIMPLE_SYNONYMS = tuple(frozenset(map(_simplify_text, words)) for words in _SYNONYMS)
 
 
-def _quote(texts: Sequence[str]) -> str:
+def _quote_texts(texts: Sequence[str]) -> str:
     return shorten_list([f"'{text}'" for text in texts], _LISTED)
 
 
@@ -131,13 +132,13 @@ def _list_sites(sites: Sequence[str], sources: Mapping[str, str]) -> str:
     return shorten_list([sources[site] for site in sites], 3)
 
 
-def _setting(name: str, replacements: Mapping[str, str]) -> str:
+def _format_setting(name: str, replacements: Mapping[str, str]) -> str:
     """Return the setting that replaces texts of a column, as TOML."""
-    pairs = ", ".join(f"{_toml(old)} = {_toml(new, value=True)}" for old, new in replacements.items())
-    return f"values = {{ {_toml(name)} = {{ {pairs} }} }}"
+    pairs = ", ".join(f"{_format_toml(old)} = {_format_toml(new, value=True)}" for old, new in replacements.items())
+    return f"values = {{ {_format_toml(name)} = {{ {pairs} }} }}"
 
 
-def _toml(text: str, *, value: bool = False) -> str:
+def _format_toml(text: str, *, value: bool = False) -> str:
     """Return a key of TOML, or a text as its ``value``."""
     if not value and re.fullmatch(r"[A-Za-z0-9_-]+", text):
         return text

@@ -187,9 +187,8 @@ def _describe(
             question += f", as {conversion.larger} and {conversion.smaller} of {conversion.quantity}"
         question += ")"
     where = "at one of the two sites" if len(others) == 1 and len(sites) == 1 else f"at {there}"
-    return (
-        f"column '{name}' at {there} {how} {elsewhere} (means {means[0]} and {means[1]}): {question}? Convert it {where}"
-    )
+    numbers = f"means {means[0]} and {means[1]}"
+    return f"column '{name}' at {there} {how} {elsewhere} ({numbers}): {question}? Convert it {where}"
 
 
 def _different_sites(name: str, moments: Mapping[str, Moments]) -> dict[str, _Difference]:
