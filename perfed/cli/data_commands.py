@@ -22,6 +22,8 @@ from perfed.cli.options import DataOption, ExperimentName, JsonOption, Settings,
 from perfed.errors import PerfedError
 from perfed.plugins import IMPORTED
 
+_PROBLEMS = 100  # that are printed at most
+
 
 @app.command("init", epilog="Example: perfed init hospitals/ --target disease --drop patient")
 def init_command(
@@ -32,7 +34,9 @@ def init_command(
     domain: Annotated[str, typer.Option("--domain", help="column of domains, e.g. race")] = "",
     group: Annotated[str, typer.Option("--group", help="column whose equal values are never split, e.g. patient")] = "",
     drop: Annotated[list[str] | None, typer.Option("--drop", help="column to leave out; may be repeated")] = None,
-    numbers: Annotated[list[str] | None, typer.Option("--numbers", help="column of numbers; may be repeated")] = None,
+    numbers: Annotated[
+        list[str] | None, typer.Option("--numbers", help="column of numbers, or COLUMN=UNIT; may be repeated")
+    ] = None,
     dates: Annotated[list[str] | None, typer.Option("--dates", help="column of dates; may be repeated")] = None,
     categories: Annotated[
         list[str] | None, typer.Option("--categories", help="column whose numbers are codes; may be repeated")
@@ -43,6 +47,20 @@ def init_command(
             "--missing",
             help='value that means missing, or COLUMN=VALUE; may be repeated; "" or COLUMN= for no text such as NA',
         ),
+    ] = None,
+    thousands: Annotated[
+        list[str] | None, typer.Option("--thousands", help="column with separated thousands (1,250); may be repeated")
+    ] = None,
+    decimals: Annotated[
+        list[str] | None, typer.Option("--decimals", help="column with decimal commas; may be repeated")
+    ] = None,
+    swapped: Annotated[
+        list[str] | None,
+        typer.Option("--swapped", help="column of dates whose day and month a spreadsheet swapped; may be repeated"),
+    ] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option("--values", help="COLUMN:TEXT=TEXT, a text and what replaces it; may be repeated"),
     ] = None,
     inputs: Annotated[
         str, typer.Option("--columns", help="named (those of one name mean the same) or own; what fits if not given")
@@ -75,8 +93,10 @@ def init_command(
         "group": group,
     }
     columns = {"drop": drop, "numbers": numbers, "dates": dates, "categories": categories, "missing": missing}
+    columns |= {"thousands": thousands, "decimals": decimals, "swapped": swapped}
     tables = {"files": [str(file) for file in files], "test_files": [str(file) for file in test or []]}
     given: dict[str, Any] = {key: value for key, value in {**tables, **roles, **columns}.items() if value}
+    given |= {"values": _parse_replacements(values)} if values else {}
     with alone_on_stdout(as_json), _all_problems():
         federation, settings = fitting(given)
     settings |= {key: [_relative(path, out) for path in settings[key]] for key in tables if key in settings}
@@ -103,6 +123,18 @@ def _say_next(comparing: str, tuning: str) -> None:
     say("rate and weight decay decide who wins; this chooses them for your tables, on validation data:")
     for line in command_lines(tuning):
         say_whole(line)
+
+
+def _parse_replacements(values: list[str]) -> dict[str, dict[str, str]]:
+    """Return by column the texts that are replaced, and by what, of the option ``--values``."""
+    replacements: dict[str, dict[str, str]] = {}
+    for value in values:
+        column, colon, texts = value.partition(":")
+        old, equals, new = texts.rpartition("=")
+        if not (column and colon and old and equals and new):
+            raise PerfedError(f"--values {value}: COLUMN:TEXT=TEXT is needed, such as sex:female=F")
+        replacements.setdefault(column, {})[old] = new
+    return replacements
 
 
 def _check_mode(columns: str) -> None:
@@ -152,8 +184,10 @@ def _all_problems() -> Iterator[None]:
     try:
         yield
     except TableProblems as found:
-        for problem in found.problems:
+        for problem in found.problems[:_PROBLEMS]:
             say_whole(problem)
+        if len(found.problems) > _PROBLEMS:
+            say(f"and {len(found.problems) - _PROBLEMS} more")
         number = len(found.problems)
         raise PerfedError(f"{number} problem{'s' if number > 1 else ''} in the tables") from None
 

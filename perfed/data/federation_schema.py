@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from math import isclose
 from typing import Annotated, Any, ClassVar, Self
@@ -374,8 +375,8 @@ def _equal_scales(one: Scale | None, other: Scale | None) -> bool:
     )
 
 
-def in_words(tolds: Mapping[str, SiteMetadata], agreement: FederationSchema) -> list[str]:
-    """What sites told each other for an agreement; never a row."""
+def in_words(tolds: Mapping[str, SiteMetadata], agreement: FederationSchema, most: int = sys.maxsize) -> list[str]:
+    """Return what sites told each other for an agreement, with ``most`` names a line; never a row."""
     columns, asked = None, sorted({name for told in tolds.values() for name in told.named or ()})
     if agreement.columns is not None:
         of_kind: dict[str, dict[str, None]] = {"boolean": {}, "category": {}}
@@ -384,4 +385,4 @@ def in_words(tolds: Mapping[str, SiteMetadata], agreement: FederationSchema) -> 
         entering = [column.name for column in agreement.columns if column.kind == "category"]
         columns = list(of_kind["boolean"]), [name for name in of_kind["category"] if name not in entering], entering
     told = {column.name: None for told in tolds.values() for column in told.columns or () if column.sums is not None}
-    return words(agreement.task, agreement.domains is not None, columns, asked, list(told))
+    return words(agreement.task, agreement.domains is not None, columns, asked, list(told), most)

@@ -101,13 +101,20 @@ def _options(
     named = first.shared is not None
     if columns is not None and not named:
         left |= set(frame.columns) - {c.name for c in columns} - {first.target, first.event, first.domain}
+    swapped = {column.name for table in tables for column in table.columns if column.swapped}
     kinds = {name: known[name] for name, times in Counter(frame.columns).items() if name in known and times == 1}
+    conversions = first.conversions.settings(tuple(frame.columns))
+    numbers = [n for n, k in kinds.items() if k == "number" and (columns or guess(frame[n], n).kind == "id")]
     return TableOptions(
         target=first.target,
         event=first.event,
         domain=first.domain,
         drop=tuple(name for name in dict.fromkeys(frame.columns) if name in left),
-        numbers=[n for n, k in kinds.items() if k == "number" and (columns or guess(frame[n], n).kind == "id")],
+        numbers=[*numbers, *conversions["numbers"]],
+        thousands=conversions["thousands"],
+        decimals=conversions["decimals"],
+        swapped=[name for name in kinds if name in swapped],
+        values=conversions["values"],
         dates=[name for name, kind in kinds.items() if kind == "date"],
         categories=[name for name, kind in kinds.items() if kind == "category"],
         missing=first.missing or None,

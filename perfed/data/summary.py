@@ -10,7 +10,12 @@ from typing import Any
 
 from perfed.data.client import SPLITS, Client
 from perfed.data.tables.site import TablePreprocessor
+from perfed.errors import shorten_list
 
+NAMES = 20
+"""Names of columns that a text lists at most; ``perfed check --json`` has all."""
+
+_LINES = 30  # remarks that are listed at most
 _FEW = 8  # classes or domains that have a column each
 
 
@@ -86,11 +91,14 @@ class FederationFacts:
         return site_rows(self.sites, self.classes, self.domains)
 
     def sentences(self) -> list[str]:
-        """What is to be said below the rows; nothing where there are no tables."""
+        """Return what is to be said below the rows, of many columns the first; nothing where there are no tables."""
         if not self.columns:
             return []
         told = f"sites tell each other before they train: {'; '.join(self.told) or 'nothing'}"
-        return [*(f"{kind}: {', '.join(names)}" for kind, names in self.columns.items()), told, *self.remarks]
+        columns = [f"{kind}: {shorten_list(names, NAMES)}" for kind, names in self.columns.items()]
+        more = len(self.remarks) - _LINES
+        omitted = [f"and {more} more lines of this kind; perfed check --json has all"] if more > 0 else []
+        return [*columns, told, *self.remarks[:_LINES], *omitted]
 
     def __str__(self) -> str:
         header, *rows = self.rows()

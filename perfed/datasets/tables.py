@@ -33,8 +33,9 @@ class TableSettings(BaseModel):
         test_files: rows to test on, in place of a split, likewise.
         site_column: names the site of every row.
         target: the column to predict; with ``event``, a time.
-        event, domain, drop, numbers, dates, categories, missing, group, group_draw, folds, columns, scales, preprocess,
-            public: see :class:`perfed.data.tables.options.TableOptions`; "" for none.
+        event, domain, drop, numbers, dates, categories, missing, thousands, decimals, swapped, values, group,
+            group_draw, folds, columns, scales, preprocess, public: see
+            :class:`perfed.data.tables.options.TableOptions`; "" for none.
         task: "auto": what the targets look like.
         test_fraction: of each site's rows; not with ``folds`` or ``test_files``.
     """
@@ -52,6 +53,10 @@ class TableSettings(BaseModel):
     dates: list[str] = []
     categories: list[str] = []
     missing: list[str] | None = None
+    thousands: list[str] = []
+    decimals: list[str] = []
+    swapped: list[str] = []
+    values: dict[str, dict[str, str | int | float]] = {}
     group: str = ""
     group_draw: NonNegative = 0
     task: Literal["auto", "classification", "regression"] = "auto"

@@ -16,6 +16,7 @@ from perfed.data.facts import ClientFacts
 from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed
 from perfed.data.lazy import lazy_clients, refuse_read
 from perfed.data.reading import check_seal, checked, read_json, seal
+from perfed.data.site_differences import describe_differences
 from perfed.deploy.part import table_options
 from perfed.deploy.submit import goes_on
 from perfed.engine.flower.message import pack, unpack
@@ -35,6 +36,7 @@ class _Known(BaseModel):
     study: str
     agreement: dict[str, Any]
     facts: dict[str, dict[str, Any]]
+    doubts: list[str] = []
 
 
 class Opening:
@@ -50,6 +52,8 @@ class Opening:
 
     Attributes:
         sent_agreement: whether an agreement was sent, so that some sites may have joined the run.
+        doubts: what makes results doubtful, a line each, once :meth:`clients` has asked the sites: columns that some
+            of them seem to have in another unit or with other codes.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class Opening:
         self._experiment = experiment
         self._fields = {"run": run, "study": study, "place": str(place.resolve()), "opening": uuid4().hex}
         self.sent_agreement = False
+        self.doubts: list[str] = []
         self._heard: dict[str, dict[str, Any]] = {}  # the header of each site's last reply, or an error in its place
 
     def clients(self, file: Path) -> tuple[tuple[Client, ...], FederationSchema]:
@@ -81,6 +86,7 @@ class Opening:
             raise PerfedError(f"{file.parent}: holds a run of another study; submit with another --out")
         agreement = self._agreement() if known is None else FederationSchema.of_plain(known["agreement"], str(file))
         self.sent_agreement = True
+        self.doubts = self.doubts if known is None else known["doubts"]
         told = self._ask("agreement", {"agreement": agreement.plain()}, "facts")
         facts = {site: ClientFacts.of_plain(values, site) for site, values in told.items()}
         plain = {site: facts[site].plain() for site in sorted(facts)}
@@ -92,13 +98,15 @@ class Opening:
                 f"site '{changed[0]}': its data are not those that the run in {file.parent} was begun with"
             )
         if known is None:
-            content = {"study": study, "agreement": agreement.plain(), "facts": plain}
+            content = {"study": study, "agreement": agreement.plain(), "facts": plain, "doubts": self.doubts}
             write_atomic(made(file.parent) / file.name, json.dumps(seal(content), indent=1) + "\n")
         return lazy_clients(refuse_read, facts.values(), agreement), agreement
 
     def _agreement(self) -> FederationSchema:
         told = {site: SiteMetadata.of_plain(v, f"site '{site}'") for site, v in self._ask("study", {}, "told").items()}
-        return agreed(told, table_options(self._experiment))
+        options = table_options(self._experiment)
+        self.doubts = describe_differences(told, options.target)
+        return agreed(told, options)
 
     def _ask(self, kind: str, fields: Mapping[str, Any], answer: str) -> dict[str, Any]:
         """The field ``answer`` of each site's reply; one that refuses for a run that is over is asked once more."""

@@ -22,7 +22,7 @@ from perfed.data.federation import Federation, federation_of
 from perfed.data.federation_schema import FederationSchema
 from perfed.data.reading import check_seal, checked, read_json, seal
 from perfed.data.site_data import SiteData, site_data
-from perfed.data.tables.checks import FEWEST
+from perfed.data.tables.marks import FEWEST
 from perfed.data.tables.options import TableOptions
 from perfed.datasets.tables import TableSettings
 from perfed.deploy.spending import RUNS, SiteBudget, secret_in

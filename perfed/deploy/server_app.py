@@ -154,8 +154,8 @@ class Submitted:
             experiment, study: parsed and as text.
             out: its directory.
         """
-        clients, agreement = self._opened(experiment, study, out)
-        federation = federation_of(clients, agreement, experiment.data.name)
+        clients, agreement, doubts = self._opened(experiment, study, out)
+        federation = federation_of(clients, agreement, experiment.data.name, notes={"doubts": doubts})
         allowed = None if experiment.secure_aggregation is None else allowed_in(study, federation.task)
         journal = Journal(out / JOURNAL, _id(study, out))
         server = self._server(study, out, journal, allowed)
@@ -179,7 +179,7 @@ class Submitted:
 
     def _weights(self, experiment: Experiment, study: str, out: Path) -> int:
         """Learn the pooled weights, a round for each set of them that sites are asked about; the last round."""
-        clients, agreement = self._opened(experiment, study, out)
+        clients, agreement, _ = self._opened(experiment, study, out)
         federation = federation_of(clients, outputs_alone(agreement), experiment.data.name)
         secure, journal = experiment.secure_aggregation, Journal(out / JOURNAL, _id(study, out))
         allowed = None if secure is None else weights_allowed(experiment, federation.task, federation.num_outputs)
@@ -208,8 +208,10 @@ class Submitted:
         going.checkpoint_seconds = 0.0
         return self._to_its_end(going, journal, out, experiment.name)
 
-    def _opened(self, experiment: Experiment, study: str, out: Path) -> tuple[tuple[Client, ...], FederationSchema]:
-        """The clients and what holds at all of them, of a run in ``out``, once its sites are there."""
+    def _opened(
+        self, experiment: Experiment, study: str, out: Path
+    ) -> tuple[tuple[Client, ...], FederationSchema, list[str]]:
+        """Return the clients of a run in ``out``, what holds at all of them, and doubts, once its sites are there."""
         least = int(self.settings.at_least) or len(self.sites)
         begun = (out / AGREED).exists()
         missing = _gather(self.transport, self.sites, self.settings.wait, least if begun else len(self.sites))
@@ -217,11 +219,14 @@ class Submitted:
         deadline = self.settings.deadline
         opening = Opening(self.transport, there, experiment, study, _id(study, out), self.place, deadline)
         try:
-            return opening.clients(out / AGREED)
+            clients, agreement = opening.clients(out / AGREED)
         except PerfedError:
             if not begun and opening.sent_agreement:
                 _count_failed_opening(out)
             raise
+        for doubt in opening.doubts if not begun else ():
+            tell(stage=doubt)
+        return clients, agreement, opening.doubts
 
     def _server(
         self, study: str, out: Path, journal: Journal, allowed: Allowed | None

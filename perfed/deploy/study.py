@@ -17,7 +17,10 @@ from perfed.experiment.config import Experiment, validate
 FASTEST = 5.0
 """Seconds that Flower itself needs for an exchange."""
 
-_SAID = ("target", "event", "domain", "drop", "numbers", "dates", "categories", "missing", "group", "columns", "public")
+_SAID = (
+    *("target", "event", "domain", "drop", "numbers", "dates", "categories", "missing", "thousands", "decimals"),
+    *("swapped", "values", "group", "columns", "public"),
+)
 _WHERE = {"classification": "where the target holds classes", "regression": "where it holds numbers"}
 
 

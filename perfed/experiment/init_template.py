@@ -13,12 +13,12 @@ from perfed.data.federation import Federation
 from perfed.data.groups import best_draw
 from perfed.data.labels import Task
 from perfed.data.names import quote_name, quote_unless_plain
-from perfed.data.summary import columns_of
+from perfed.data.summary import NAMES, columns_of
 from perfed.data.tables.leaks import site_groups
 from perfed.data.tables.problems import TableProblems
 from perfed.datasets import load
 from perfed.datasets.tables import TableSettings
-from perfed.errors import PerfedError
+from perfed.errors import PerfedError, shorten_list
 from perfed.report.warnings import MOSTLY
 
 _WHAT = {
@@ -31,10 +31,14 @@ _WHAT = {
     "group": "rows of one value are never on both sides of a split, at whichever site",
     "group_draw": "of many divisions of the groups the most even one, found by 'perfed init'",
     "drop": "columns that do not enter: ids, free text",
-    "numbers": "columns of numbers, where they were not taken for it",
+    "numbers": 'columns of numbers, where they were not taken for it; "crp=mg/l" removes a unit or mark',
     "dates": "columns of dates, where they were not taken for it",
     "categories": "columns whose numbers are codes",
     "missing": 'values that mean missing, as NA and None do: "-9", in one column "age=999"; "" for none but these',
+    "thousands": "columns of numbers with separated thousands (1,250)",
+    "decimals": "columns of numbers with a decimal comma",
+    "swapped": "columns of dates whose day and month a spreadsheet swapped at some sites",
+    "values": "by column, texts that are replaced wherever it is read",
     "folds": "seed s tests on fold s mod 5, so that --seeds 0..4 judges every row once",
     "test_fraction": "share of each site's rows to test on",
     "columns": "named: those that several sites have mean the same, others are a site's own; or own, common, union",
@@ -96,6 +100,12 @@ def fitting(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
     Raises:
         TableProblems: the tables have problems whatever the split.
     """
+    if "columns" not in settings:
+        with suppress(TableProblems):  # kinds that differ, or too few rows for the folds
+            named = {**settings, **_split(settings, {"folds": 5}), "columns": "named"}
+            federation = load("tables", named, seed=0)
+            if _share_columns(federation):
+                return federation, named
     try:
         split = _split(settings, {"folds": 5})
         federation = load("tables", {**settings, **split}, seed=0)
@@ -104,9 +114,7 @@ def fitting(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
         federation = load("tables", {**settings, **split}, seed=0)
     if "columns" in settings:
         return federation, {**settings, **split}
-    tables = [client.table for client in federation if client.table is not None]
-    times = Counter(name for table in tables for name in table.columns_there)
-    if max(times.values(), default=0) > 1:
+    if "test_fraction" in split and _share_columns(federation):
         named = {**settings, **split, "columns": "named"}
         with suppress(TableProblems):  # kinds that differ
             return load("tables", named, seed=0), named
@@ -127,6 +135,12 @@ def _split(settings: Mapping[str, Any], split: Mapping[str, Any]) -> dict[str, A
     options = TableSettings.model_construct(**{**settings, **split}).options(seed=0)
     draw = best_draw(site_groups(whole, whole.task), options.group_split)
     return {**split, **({"group_draw": draw} if draw else {})}
+
+
+def _share_columns(federation: Federation) -> bool:
+    """Return whether two sites have a column of the same name."""
+    tables = [client.table for client in federation if client.table is not None]
+    return max(Counter(name for table in tables for name in table.columns_there).values(), default=0) > 1
 
 
 def compared(settings: Mapping[str, Any], federation: Federation) -> list[str]:
@@ -251,11 +265,18 @@ def _methods(settings: Mapping[str, Any], federation: Federation) -> list[str]:
 
 def _in_comment(names: Sequence[str]) -> str:
     """Return names with commas on one line; those that hold line breaks, quotes or separators in quotes."""
-    return ", ".join(map(quote_unless_plain, names))
+    return shorten_list([quote_unless_plain(name) for name in names], NAMES)
 
 
 def _toml(key: str, value: Any) -> str:
-    """Return a key and its value, a text, a number or a list of texts, in one line of TOML."""
+    """Return a key and its value in one line of TOML."""
+    return f"{key} = {_toml_value(value)}"
+
+
+def _toml_value(value: Any) -> str:
+    """Return a text, a number, a list or a table of these in one line of TOML."""
     if isinstance(value, str):
-        return f"{key} = {quote_name(value)}"
-    return f"{key} = [{', '.join(map(quote_name, value))}]" if isinstance(value, list) else f"{key} = {value}"
+        return quote_name(value)
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{quote_name(name)} = {_toml_value(inner)}' for name, inner in value.items())} }}"
+    return f"[{', '.join(map(_toml_value, value))}]" if isinstance(value, list) else str(value)

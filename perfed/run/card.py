@@ -132,7 +132,7 @@ def card(facts: dict[str, Any]) -> str:
         *([] if "joined" not in facts else [_JOINED.format(rounds=facts["joined"])]),
         "## What it does",
         _use(facts),
-        *([] if facts["columns"] is None else ["## Columns", _columns(facts["columns"], facts.get("missing", []))]),
+        *([] if facts["columns"] is None else ["## Columns", _columns(facts)]),
         *([] if not facts.get("weights") else ["## What it is made of", _mixture(facts["weights"])]),
         "## Data of the site",
         _data(facts),
@@ -169,10 +169,16 @@ def _use(facts: dict[str, Any]) -> str:
     return f"It takes {inputs}{domain}, and predicts the probabilities of the classes{of}: {_few(facts['classes'])}."
 
 
-def _columns(columns: list[dict[str, str]], codes: list[str]) -> str:
+def _columns(facts: dict[str, Any]) -> str:
+    columns = facts["columns"]
     rows = [(markdown_text(column["name"]), column["kind"], _WRITTEN.get(column["kind"], "")) for column in columns]
-    also = f"\n\nTaken for missing, beside empty cells: {_few(codes)}." if codes else ""
-    return _table(("column", "kind", "in an ONNX file"), rows) + also
+    parts = [_table(("column", "kind", "in an ONNX file"), rows)]
+    if codes := facts.get("missing"):
+        parts.append(f"Taken for missing, beside empty cells: {_few(codes)}.")
+    for name, replacements in facts.get("values", {}).items():
+        texts = [f"{old} as {new}" for old, new in replacements.items()]
+        parts.append(f"Texts of {markdown_text(name)} that are read as others: {_few(texts)}.")
+    return "\n\n".join(parts)
 
 
 def _mixture(weights: dict[str, float]) -> str:

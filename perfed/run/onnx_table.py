@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.files import optional_package
+from perfed.data.tables.kinds import MISSING_CATEGORY
 from perfed.data.tables.site import TablePreprocessor
 
 _PURPOSE = "writing ONNX files"
@@ -79,8 +80,27 @@ def _preprocessing(table: TablePreprocessor, opset: int) -> Any:
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
     for node in found.graph.node:
         node.input[:] = [said.get(name, name) for name in node.input]
+    _replace_texts(table, found.graph)
     _fill_absent(table, found.graph)
     return found
+
+
+def _replace_texts(table: TablePreprocessor, graph: Any) -> None:
+    """Let the graph accept the texts that a study replaces (``values``), as :class:`TablePreprocessor` does."""
+    helper, added = onnx_package("onnx.helper"), []
+    for column in table.columns:
+        replacements = table.conversions.replacements(column.name)
+        if column.kind != "category" or not replacements:
+            continue
+        known = {text: text for text in (*column.categories, *column.levels, MISSING_CATEGORY)} | replacements
+        replaced = f"replaced {column.name}"
+        for node in graph.node:
+            node.input[:] = [replaced if name == column.name else name for name in node.input]
+        texts = {"keys_strings": [*known], "values_strings": [*known.values()], "default_string": ""}
+        added.append(helper.make_node("LabelEncoder", [column.name], [replaced], domain=ML, **texts))
+    nodes = [*added, *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _fill_absent(table: TablePreprocessor, graph: Any) -> None:
@@ -104,7 +124,10 @@ def _fill_absent(table: TablePreprocessor, graph: Any) -> None:
 def _domain_ids(helper: Any, table: TablePreprocessor) -> list[Any]:
     """From the domain's column to ids ``(batch,)``; an unknown domain is out of range, which onnxruntime refuses."""
     unknown = len(table.domains)
-    ids = {"keys_strings": table.domains, "values_int64s": range(unknown), "default_int64": unknown}
+    numbers = {name: number for number, name in enumerate(table.domains)}
+    replaced = table.conversions.replacements(table.domain or "")
+    numbers |= {old: numbers[new] for old, new in replaced.items() if new in numbers}
+    ids = {"keys_strings": [*numbers], "values_int64s": [*numbers.values()], "default_int64": unknown}
     shape = helper.make_node("Constant", [], ["table/one axis"], value_ints=[-1])
     return [
         shape,

@@ -189,6 +189,9 @@ def facts_of(client: Client, federation: Federation, **about: Any) -> dict[str, 
         "features": client.feature_names or [f"x{j}" for j in range(prod(shape))],
         "columns": None if table is None else [{"name": c.name, "kind": c.kind} for c in table.columns],
         "missing": [] if table is None else list(table.missing),
+        "values": {}
+        if table is None
+        else table.conversions.settings((*table.feature_names_in_, table.domain or ""))["values"],
         "input_shape": shape,
         "data": data_facts(client, federation),
         "versions": versions("torch", torch.__version__),

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from perfed.data.labels import Task
 from perfed.data.names import describe_control_character
 from perfed.data.tables.cells import compose_text
-from perfed.data.tables.kinds import Column, Kind, Parsed
+from perfed.data.tables.kinds import Cells, Column, Kind, Parsed
+from perfed.data.tables.marks import CODES, FEWEST, are_marked_numbers, describe_marks
 from perfed.data.tables.missing import missing_values
 from perfed.data.tables.options import TableOptions, agreed_kinds
 from perfed.data.tables.problems import (
@@ -29,11 +30,9 @@ from perfed.data.tables.problems import (
     refuse,
     unknown,
 )
-from perfed.data.tables.targets import CONSTANT, constant, events_of, named, targets_of
+from perfed.data.tables.targets import CONSTANT, FEW, constant, events_of, named, targets_of
 from perfed.errors import PerfedError, shorten_list
 
-FEWEST = 5
-"""Rows of a site that hold a category at least before the site tells it to anybody."""
 _MANY = 10  # different texts up to which a column is none of names
 
 
@@ -131,9 +130,8 @@ def checked(
         raise PerfedError(
             f"test rows are given for {listed(strange)}, but there are the sites {', '.join(frames)} only"
         )
-    codes = options.codes
-    main = [_part(str(site), frame, codes, sources) for site, frame in by_name(frames)]
-    tested_on = [_part(str(site), frame, codes, test_sources, " (test)") for site, frame in by_name(tests or {})]
+    main = [_part(str(site), frame, options, sources) for site, frame in by_name(frames)]
+    tested_on = [_part(str(site), frame, options, test_sources, " (test)") for site, frame in by_name(tests or {})]
     given = [replace(part, site=sites[compose_text(part.site)]) for part in tested_on]
     parts = [*main, *given]
     refuse([problem for site in frames if (problem := describe_control_character("site", str(site))) is not None])
@@ -145,7 +143,8 @@ def checked(
     tested = {part.site: part for part in given}
     columns = {part.site: _columns(part, tested.get(part.site), options) for part in main}
     values, task, problems = _targets(parts, options, alone=alone)
-    problems += _lines(_unfit(part, columns[part.site], options) for part in main)
+    questions = _ask_about_marks(main, columns)
+    problems += _lines(_unfit(part, columns[part.site], options, questions) for part in main)
     read_as: Mapping[str, Sequence[Column]] = columns
     if options.columns != "own" and not alone:
         read_as, found = agreed_kinds(columns, {part.site: part.source for part in main})
@@ -164,6 +163,13 @@ def _targets(
     """Labels, values, or times and events ``(rows, 2)``; see :func:`perfed.data.tables.targets.targets_of`."""
     survival = options.event is not None
     columns = [(part.source, part.rows[options.target]) for part in parts]
+    if options.task is None and not survival:
+        marked = [(source, cells.texts) for source, cells in columns if _is_marked_target(cells)]
+        if marked:
+            question = describe_marks(options.target, [text for _, texts in marked for text in texts])
+            way = "or say task = 'classification' if these are classes"
+            question = question.replace(CODES, way)
+            return [], "regression", merged((source, question) for source, _ in marked)
     values, task, problems = targets_of(columns, options.target, "regression" if survival else options.task)
     if not alone and not problems and constant(values):
         problems.append(CONSTANT.format(named(options.target)))
@@ -180,6 +186,12 @@ def _targets(
     return pairs, "survival", problems
 
 
+def _is_marked_target(cells: Cells) -> bool:
+    """Return whether a target holds numbers with marks or units, and too many different ones for classes."""
+    texts = cells.texts
+    return len(set(texts)) > FEW and bool(cells.numbers.isna().any()) and are_marked_numbers(texts)
+
+
 def by_name(frames: Mapping[str, Frame | Parsed]) -> list[tuple[str, Frame | Parsed]]:
     """Sites and their frames, names as texts, sorted."""
     return sorted(((str(site), frame) for site, frame in frames.items()), key=lambda pair: pair[0])
@@ -190,14 +202,14 @@ def _lines(found: Iterable[Sequence[Problem]]) -> list[str]:
 
 
 def _part(
-    site: str, frame: Frame | Parsed, codes: Sequence[str], sources: Mapping[str, str] | None, what: str = ""
+    site: str, frame: Frame | Parsed, options: TableOptions, sources: Mapping[str, str] | None, what: str = ""
 ) -> Part:
     source = (sources or {}).get(site, f"site '{site}'{what}")
     if isinstance(frame, Parsed):
-        return Part(site, source, frame.clean(codes))
+        return Part(site, source, frame.clean(options.codes).converted(options.conversions))
     if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
         raise PerfedError(f"{source}: a {type(frame).__name__} was given; a pandas DataFrame is needed")
-    return Part(site, source, Parsed(frame).clean(codes))
+    return Part(site, source, Parsed(frame).clean(options.codes).converted(options.conversions))
 
 
 def _columns(part: Part, given: Part | None, options: TableOptions) -> list[Column]:
@@ -205,13 +217,14 @@ def _columns(part: Part, given: Part | None, options: TableOptions) -> list[Colu
     roles = {options.target, options.event, options.domain, options.group, *options.drop}
     more = None if given is None else given.rows
     names = [name for name in part.frame.columns if name not in roles]
-    found = [part.rows.guess(name, options.kinds.get(name), more) for name in names]
+    kinds = options.kinds
+    found = [part.rows.guess(name, kinds.get(name), more, swapped=name in options.swapped) for name in names]
     return [replace(c, kind=options.kinds[c.name]) if c.name in options.public else c for c in found]
 
 
 def _structure(part: Part) -> list[Problem]:
     names = list(part.frame.columns)
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    twice = [name for name, times in Counter(names).items() if times > 1]
     found = [f"several columns are called {listed(twice)}; names must differ"] if twice else []
     found += [] if len(part.frame) else ["there are no rows; every site needs some"]
     found += filter(None, (describe_control_character("column", name) for name in names))
@@ -263,8 +276,21 @@ def _roles(part: Part, options: TableOptions) -> list[Problem]:
     return part.said(found)
 
 
-def _unfit(part: Part, columns: Sequence[Column], options: TableOptions) -> list[Problem]:
-    """Columns that look like ids, free text or decimal commas; a transformer of the user's own gets them."""
+def _ask_about_marks(parts: Sequence[Part], columns: Mapping[str, Sequence[Column]]) -> dict[str, str]:
+    """Return by name what to ask about columns of numbers with marks, from the texts of all sites where they are so."""
+    texts: dict[str, list[str]] = {}
+    for part in parts:
+        for column in columns[part.site]:
+            if column.kind == "marked number":
+                texts.setdefault(column.name, []).extend(part.rows[column.name].texts)
+    return {name: describe_marks(name, of_column) for name, of_column in texts.items()}
+
+
+def _unfit(part: Part, columns: Sequence[Column], options: TableOptions, questions: Mapping[str, str]) -> list[Problem]:
+    """Return what is wrong with columns that look like ids, free text, decimal commas or numbers with marks.
+
+    A transformer of the user's own gets all of them. The ``questions`` are about columns of the last kind, by name.
+    """
     if options.preprocess is not None:
         return []
     if options.public:
@@ -276,9 +302,12 @@ def _unfit(part: Part, columns: Sequence[Column], options: TableOptions) -> list
         "id": "looks like an id; name it in drop, in group if rows of one value belong together, or in categories or "
         "numbers if it is one",
         "text": "looks like free text; name it in drop, or in categories if it is one",
-        "comma": "holds numbers with a decimal comma; write them with a point, or name it in categories",
+        "comma": "holds numbers with a decimal comma; write them with a point, or name it in decimals, in thousands if "
+        "the commas separate these, or in categories",
     }
-    return part.said(f"column '{column.name}' {ways[column.kind]}" for column in columns if column.kind in ways)
+    problems = [f"column '{column.name}' {ways[column.kind]}" for column in columns if column.kind in ways]
+    problems += [questions[column.name] for column in columns if column.kind == "marked number"]
+    return part.said(problems)
 
 
 def unreadable(part: Part, columns: Sequence[Column], but: Set[Kind] = frozenset()) -> list[Problem]:

@@ -1,5 +1,5 @@
 """What makes results doubtful before anything trains: columns that hold the answer, values that may mean missing,
-classes written in two ways.
+cells that can be read in two ways.
 
 Each column is judged alone, by what it says of a row without that row, at each site by a rule of the site's own.
 """
@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from perfed.data.partition.shards import generator
 from perfed.data.tables.checks import Checked, Part
-from perfed.data.tables.kinds import Column
+from perfed.data.tables.kinds import Column, format_of_swapped, separates_thousands
 from perfed.data.tables.missing import suspected
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.problems import pandas
-from perfed.data.tables.targets import named
 from perfed.errors import shorten_list
 
 RIGHT = 0.95
@@ -35,15 +34,14 @@ _MOST = 2000  # rows of a site that are looked at
 _BESIDE = 5  # rows on either side of one that say which class it has
 _LEADING_ZERO = re.compile(r"[+-]?0\d+([.,]\d*)?")
 _EXPONENT = re.compile(r"\d+[eE]\d+")
-_SHORT = 3  # letters that an abbreviation has at most
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 def doubts(data: Checked, columns: Mapping[str, Sequence[Column]], options: TableOptions) -> list[str]:
-    """A line for each column that alone predicts the target, for each value that may mean missing, and for classes
-    whose names are almost the same.
+    """Return a line for each column that alone predicts the target, for each value that may mean missing, and for each
+    column whose cells can be read in another way.
 
     Args:
         data: the tables of all sites.
@@ -62,8 +60,9 @@ def doubts(data: Checked, columns: Mapping[str, Sequence[Column]], options: Tabl
     if options.event is not None:
         found += _telling(sites, columns, [y[:, 1].astype(np.int64) for y in targets], options.event)
     found += suspected(_numbers(sites, columns))
+    found += _doubtful_readings(data.main, columns, options)
     found += _codes_read_as_numbers(data, columns, options)
-    return [*found, *_spellings({site: y.tolist() for site, y in data.targets.items()}, options.target)]
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +103,44 @@ def _numbers(sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]]) ->
             if column.kind == "number" and not column.binary:
                 found.setdefault(name, {})[sites[at].part.site] = sites[at].values(column)[0]
     return found
+
+
+def _doubtful_readings(
+    parts: Sequence[Part], columns: Mapping[str, Sequence[Column]], options: TableOptions
+) -> Iterator[str]:
+    """Yield a line for each column of numbers or dates whose cells can be read in another way, which is likely."""
+    sites: dict[tuple[str, str], list[str]] = {}
+    for part in parts:
+        for column in columns[part.site]:
+            if (reading := _doubtful_reading(part, column, options)) is not None:
+                sites.setdefault((column.name, reading), []).append(part.site)
+    for (name, reading), where in sites.items():
+        yield f"column '{name}' at {shorten_list(where, 3)}: {reading}"
+
+
+def _doubtful_reading(part: Part, column: Column, options: TableOptions) -> str | None:
+    cells = part.rows[column.name]
+    if column.kind == "number" and cells.found.dtype == object and column.name not in options.decimals:
+        if column.format == "thousands":
+            return "commas are read as separators of thousands; if they separate decimals, put it into decimals"
+        if _has_whole_hundreds(cells.numbers.to_numpy()) and separates_thousands(cells.texts, "."):
+            return (
+                "points are read as decimal points, though all have three digits behind them and other numbers have "
+                "three digits and no point; if they separate thousands, put it into thousands (otherwise into decimals)"
+            )
+    texts_of_dates = column.kind == "date" and not column.swapped and cells.found.dtype == object
+    if texts_of_dates and format_of_swapped(cells.found[cells.found.notna().to_numpy()]) is not None:
+        return (
+            "all dates that a spreadsheet recognised have a day up to 12, and all that stayed texts a later one, so "
+            "that it has swapped day and month; put it into swapped, or write all dates as YYYY-MM-DD"
+        )
+    return None
+
+
+def _has_whole_hundreds(numbers: Floats) -> bool:
+    """Return whether some of the numbers are whole and from 100 to 999, and others are not whole."""
+    whole = numbers == np.round(numbers)
+    return not whole.all() and bool((whole & (np.abs(numbers) >= 100) & (np.abs(numbers) < 1000)).any())
 
 
 # Classes -------------------------------------------------------------------------------------------------------
@@ -223,7 +260,8 @@ def _codes_read_as_numbers(
         (_LEADING_ZERO, "have leading zeros, which numbers lose"),
         (_EXPONENT, "are written like 1E2, which is read as 100"),
     )
-    numeric = {c.name for kinds in columns.values() for c in kinds if c.kind == "number"} - set(options.numbers)
+    numeric = {column.name for kinds in columns.values() for column in kinds if column.kind == "number"}
+    numeric -= set(options.named["numbers"])
     targets = {options.target} if all(y.dtype.kind in "if" for y in data.targets.values()) else set()
     for name in sorted(numeric | targets):
         advice = "name it in categories" if name in numeric else "put a letter before each"
@@ -237,30 +275,3 @@ def _codes_read_as_numbers(
             if rows:
                 values = f"{sum(rows.values())} values of {shorten_list(list(rows), 3)}"
                 yield f"column '{name}': {values} {description}; if these are codes, {advice}"
-
-
-# Names of classes ----------------------------------------------------------------------------------------------
-
-
-def _spellings(labels: Mapping[str, Sequence[object]], target: str) -> Iterator[str]:
-    """Classes whose names differ in case or spaces, or of which one is short for another."""
-    at: dict[str, list[str]] = {}
-    for site, held in labels.items():
-        for label in sorted({label for label in held if isinstance(label, str)}):
-            at.setdefault(label, []).append(site)
-    folded: dict[str, list[str]] = {}
-    for label in sorted(at):
-        folded.setdefault(" ".join(label.split()).casefold(), []).append(label)
-
-    def said(names: Sequence[str]) -> str:
-        each = [f"'{name}' ({shorten_list(at[name], 3)})" for name in names]
-        return f"{named(target)} classes {', '.join(each[:-1])} and {each[-1]}".replace("target,", "target:")
-
-    way = "write a class in one way"
-    for names in folded.values():
-        if len(names) > 1:
-            yield f"{said(names)} differ in case or spaces alone; {way}"
-    for short in folded:
-        longer = [other for other in folded if other.isalpha() and len(other) > len(short) and other.startswith(short)]
-        if len(folded) > 2 and short.isalpha() and len(short) <= _SHORT and len(longer) == 1:
-            yield f"{said([folded[short][0], folded[longer[0]][0]])} are maybe the same; {way}"

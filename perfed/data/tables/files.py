@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from typing import Any
 from perfed.data.files import optional_package
 from perfed.data.reading import reason_of
 from perfed.data.tables.cells import clean_frame, column_names, compose_text
+from perfed.data.tables.conversions import groups_thousands
 from perfed.data.tables.excel import read_sheet
-from perfed.data.tables.kinds import Parsed
+from perfed.data.tables.kinds import Parsed, separates_thousands
+from perfed.data.tables.missing import MISSING_TEXTS
 from perfed.data.tables.problems import LONGEST, Frame, in_rows, listed, pandas, refuse, unknown
 from perfed.data.tables.quotes import QuoteCheck, split_line
 from perfed.errors import PerfedError
@@ -204,8 +207,7 @@ def _read_text(path: Path) -> tuple[Frame, list[str]]:
                 "separates them); quote cells that hold one"
             )
     if delimiter != "," and _has_decimal_commas(rows[1:]):
-        rows[1:] = [[c.replace(",", ".") if _COMMA.fullmatch(c) else c for c in row] for row in rows[1:]]
-        notes.append("numbers are read with a decimal comma")
+        notes += _replace_decimal_commas(rows)
     return _frame(path, rows[0], rows[1:], numbers[1:]), notes
 
 
@@ -291,6 +293,29 @@ def _has_decimal_commas(rows: Iterable[Sequence[str]]) -> bool:
     return any(map(_COMMA.fullmatch, cells)) and not any(map(_POINT.fullmatch, cells))
 
 
+def _replace_decimal_commas(rows: list[list[str]]) -> list[str]:
+    """Write decimal commas as points, but in columns whose commas separate thousands; return what was guessed.
+
+    Args:
+        rows: the header and all cells; they are changed.
+    """
+    columns = [[cell for cell in column if cell not in MISSING_TEXTS] for column in zip(*rows[1:], strict=True)]
+    with_commas = [at for at, column in enumerate(columns) if any(map(_COMMA.fullmatch, column))]
+    grouped = [at for at in with_commas if all(groups_thousands(cell) for cell in columns[at] if "," in cell)]
+    # One cell that can only have a decimal comma (12,5 or 0,985) decides for the whole file.
+    thousands = [at for at in grouped if separates_thousands(columns[at], ",")] if grouped == with_commas else []
+    decimals = [at for at in with_commas if at not in thousands]
+    for row in rows[1:]:
+        for at in decimals:
+            row[at] = row[at].replace(",", ".") if _COMMA.fullmatch(row[at]) else row[at]
+    if not decimals:
+        return []
+    note = "numbers are read with a decimal comma"
+    if grouped == with_commas:  # each has three digits behind it
+        note += f"; if commas separate thousands in {listed(rows[0][at] for at in decimals)}, put these into thousands"
+    return [note]
+
+
 def _read_parquet(path: Path) -> Frame:
     parquet = optional_package("pyarrow.parquet", "reading Parquet files", extra="tables")
     try:
@@ -357,7 +382,7 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
             raise PerfedError(f"{path}: the name of column {number} has {len(name):,} characters; allowed: {LONGEST:,}")
         if re.fullmatch(r"[+-]?[\d.,]+", name):
             raise PerfedError(f"{path}: the first row must hold the names of the columns; that of {number} is a number")
-    composed = [compose_text(name) for name in names]
-    twice = [name for name in dict.fromkeys(names) if composed.count(compose_text(name)) > 1]
+    times = Counter(map(compose_text, names))
+    twice = [name for name in dict.fromkeys(names) if times[compose_text(name)] > 1]
     if twice:
         raise PerfedError(f"{path}: several columns are called {listed(twice)}; names must differ")

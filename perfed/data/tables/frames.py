@@ -9,6 +9,8 @@ from typing import Any
 from perfed.data.client import Client
 from perfed.data.federation_schema import FederationSchema, agreed, in_words
 from perfed.data.labels import Task
+from perfed.data.site_differences import describe_differences
+from perfed.data.summary import NAMES
 from perfed.data.tables.checks import Checked, checked
 from perfed.data.tables.doubts import doubts
 from perfed.data.tables.kinds import Column, Parsed, date_shown
@@ -62,12 +64,13 @@ def build(
     clients = {site: rows.client(agreement) for site, rows in sites.items()}
     columns = {site: rows.as_agreed(agreement)[0] for site, rows in sites.items()}
     remarks = merged([*_hints(columns, data, options), *_remarks(columns, clients, data.task, drawn)])
-    told = [NOTHING_OF_ROWS] if options.public else in_words(tolds, agreement)
+    told = [NOTHING_OF_ROWS] if options.public else in_words(tolds, agreement, NAMES)
     doubtful = [
         *describe_shared_groups(data, options),
         *describe_gaps(clients.values(), data.task, agreement.classes, options),
         *describe_copies(data.main, data.given, columns, data.task, options),
         *doubts(data, columns, options),
+        *describe_differences(tolds, options.target),
     ]
     notes: dict[str, Any] = {"told": tuple(told), "remarks": tuple(remarks), "doubts": tuple(doubtful)}
     if options.group is not None:
@@ -127,7 +130,7 @@ def _remarks(
     for site, client in clients.items():
         if client.table is not None and (out := client.table.constant):
             which = f"constant in the training rows{drawn}, and not entering there"
-            yield f"site '{site}'", f"columns that are {which}: {', '.join(out)}"
+            yield f"site '{site}'", f"columns that are {which}: {shorten_list(out, NAMES)}"
         if task == "classification" and len(client.train.y.unique()) == 1:
             yield f"site '{site}'", "its training rows are of one class"
         if client.split("test") is None:

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from perfed.data.groups import hash_groups
 from perfed.data.names import ALLOWED, find_control_character
 from perfed.data.tables.cells import clean_cells, clean_frame
+from perfed.data.tables.conversions import Conversions, groups_thousands, remove_separators
+from perfed.data.tables.marks import are_marked_numbers, count_texts, list_texts
 from perfed.data.tables.missing import MISSING_TEXTS
 from perfed.data.tables.problems import Frame, Series, in_rows, pandas
 
-Kind = Literal["number", "boolean", "category", "date", "id", "text", "comma", "empty"]
+Kind = Literal["number", "boolean", "category", "date", "id", "text", "comma", "marked number", "empty"]
 
 MISSING_CATEGORY = "missing"
 """What a category column holds where the value is missing."""
@@ -36,6 +38,10 @@ _WHOLE = re.compile(r"-?\d+\.0+")
 _IDS = frozenset({"id", "ids", "uid", "uuid", "guid", "mrn", "ssn"})
 _MANY = 20  # different texts that a category may have in any case
 _LEAST = 10  # rows from which values that all differ say something
+_GROUP = 3  # digits between two separators
+_MONTHS = 12
+_EARLY = 12 / 30.4  # share of the days of a year that can be taken for months
+_UNLIKELY = 1e-3  # chance below which the days of a column are no coincidence
 _PHRASE = 3  # words that make a text of its own
 _CODES = "put what means a missing value into missing"
 
@@ -47,7 +53,8 @@ class Column:
     Attributes:
         name: in the site's table.
         kind: what it holds; "empty" where every value is missing.
-        format: of dates, as pandas reads it; "" where it could be read in two ways.
+        format: of dates, as pandas reads it; "" where it could be read in two ways. Of numbers, "thousands" where
+            commas separate these, and "" otherwise.
         missing: values that are missing in the training rows.
         constant: whether the training rows hold one value alone.
         categories: of a category, those that occur in the training rows, sorted.
@@ -60,6 +67,7 @@ class Column:
             site's own.
         letters: the single letters that stand for truth values, of "y" and "n" or of "t" and "f"; other letters are
             refused. ``None`` allows all four, in columns saved before perfed 0.2.
+        swapped: of dates, whether day and month of those that a spreadsheet recognised are swapped back.
     """
 
     name: str
@@ -75,6 +83,7 @@ class Column:
     silent: bool = False
     scale: tuple[float, float] | None = None
     letters: tuple[str, ...] | None = ()
+    swapped: bool = False
 
     @property
     def filling(self) -> str | float:
@@ -96,7 +105,17 @@ class Cells:
 
     def __init__(self, values: Series) -> None:
         self.found = clean_cells(values)
-        self._read: dict[tuple[Kind, str, bool, tuple[str, ...] | None], tuple[Series, list[str]]] = {}
+        self._read: dict[tuple[Kind, str, bool, tuple[str, ...] | None, bool], tuple[Series, list[str]]] = {}
+
+    @cached_property
+    def filled(self) -> NDArray[np.bool_]:
+        """Which cells are not missing."""
+        return np.asarray(self.found.notna().to_numpy(), bool)
+
+    @property
+    def texts(self) -> list[str]:
+        """The cells that are not missing, as texts."""
+        return [str(cell) for cell in self.found.to_numpy()[self.filled]]
 
     @cached_property
     def numbers(self) -> Series:
@@ -110,27 +129,33 @@ class Cells:
 
     def read(self, column: Column) -> tuple[Series, list[str]]:
         """Return what :func:`read` does."""
-        key = column.kind, column.format, column.binary, column.letters
+        key = column.kind, column.format, column.binary, column.letters, column.swapped
         if key not in self._read:
             self._read[key] = _read(self, column)
         return self._read[key]
 
 
-def guess(values: Series | Cells, name: str, said: Kind | None = None) -> Column:
-    """What the column ``name`` holds, unless it is ``said``: "date", "category" or "number".
+def guess(values: Series | Cells, name: str, said: Kind | None = None, *, swapped: bool = False) -> Column:
+    """Return what the column ``name`` holds, unless it is ``said``: "date", "category" or "number".
 
     Numbers written as texts are numbers, also where all are 0 or 1. A column of yes and no, y and n, true and false, or
     t and f is a boolean, in any case of the letters; words of two such pairs are categories. A column where most values
     are numbers, or look like dates, is taken for that, and :func:`read` then names the rows that are not. Numbers with
-    decimal commas are "comma".
+    decimal commas are "comma", and those of which most have a mark or a unit "marked number".
+
+    Args:
+        values: the column's cells.
+        name: of the column.
+        said: its kind, where a study says it.
+        swapped: whether a study says that a spreadsheet may have swapped day and month.
     """
     cells = values if isinstance(values, Cells) else Cells(values)
-    filled = cells.found.notna().to_numpy()
-    found = cells.found[filled]
+    filled = cells.filled
+    found = cells.found if filled.all() else cells.found[filled]
     if found.empty:
         return Column(name, "empty")
     if said == "date" or pandas().api.types.is_datetime64_any_dtype(found.dtype):
-        return Column(name, "date", _format_of(found))
+        return _date_column(found, name, swapped=swapped)
     if said == "category":
         return Column(name, "category")
     if found.dtype == bool or (words := _truth_words(found)):
@@ -141,7 +166,7 @@ def guess(values: Series | Cells, name: str, said: Kind | None = None) -> Column
     if share == 1:
         kind = said or _kind_of_numbers(numbers, name)
         return Column(name, kind, binary=kind == "number" and bool(np.isin(numbers, (0.0, 1.0)).all()))
-    return Column(name, said) if said else _of_texts(found, name, share)
+    return _of_texts(found, name, share, said, swapped=swapped)
 
 
 def _truth_words(cells: Series) -> set[str]:
@@ -157,14 +182,41 @@ def _kind_of_numbers(numbers: Any, name: str) -> Kind:
     return "id" if whole and (counted or (_called_id(name) and not set(numbers) <= {0.0, 1.0})) else "number"
 
 
-def _of_texts(found: Series, name: str, numeric: float) -> Column:
-    """What a column holds of which only the part ``numeric`` are numbers."""
+def _of_texts(found: Series, name: str, numeric: float, said: Kind | None = None, *, swapped: bool = False) -> Column:
+    """Return what a column holds of which only the part ``numeric`` are numbers; ``said``: what a study says of it."""
     texts = [str(cell) for cell in found]
-    if sum(_DATE.fullmatch(text) is not None for text in texts) > len(texts) / 2:
-        return Column(name, "date", _format_of(found))
+    if said is None and sum(_DATE.fullmatch(text) is not None for text in texts) > len(texts) / 2:
+        return _date_column(found, name, swapped=swapped)
+    if any(separates_thousands(texts, sign) for sign in ",.'’ \u00a0\u202f"):
+        return Column(name, "number", "thousands")
     if all(map(_COMMA.fullmatch, texts)):
         return Column(name, "comma")
-    return Column(name, "number" if numeric > 0.5 else _kind_of_texts(texts, name))
+    if said is not None or numeric > 0.5:
+        return Column(name, said or "number")
+    return Column(name, "marked number" if are_marked_numbers(texts) else _kind_of_texts(texts, name))
+
+
+def separates_thousands(texts: Sequence[str], sign: str) -> bool:
+    """Return whether ``sign``, a comma or a point, separates the thousands of the numbers ``texts``, for all we see.
+
+    That is so where each number that has the sign has three digits behind it, and numbers without it have at most
+    three, and some just three; or where one has it twice, or the sign can mean nothing else.
+
+    Example:
+        >>> separates_thousands(["1,250", "985", "1,147"], ","), separates_thousands(["1,250", "0,985", "2"], ",")
+        (True, False)
+    """
+    separated = [text for text in texts if sign in text]
+    plain = [text.lstrip("+-") for text in texts if sign not in text]
+    if not separated or not all(groups_thousands(text) for text in separated):
+        return False
+    if not all(text.isdecimal() and len(text) <= _GROUP and (text == "0" or text[0] != "0") for text in plain):
+        return False
+    return (
+        sign not in ",."
+        or any(text.count(sign) > 1 for text in separated)
+        or any(len(text) == _GROUP for text in plain)
+    )
 
 
 def _kind_of_texts(texts: Sequence[str], name: str) -> Kind:
@@ -193,6 +245,44 @@ def _format_of(found: Series) -> str:
     best = max(good, key=lambda each: good[each])
     others = [parsed[each] for each in _FORMATS if each != best and good[each] == good[best] > 0]
     return "" if any(not other.equals(parsed[best]) for other in others) else best
+
+
+def _date_column(found: Series, name: str, *, swapped: bool) -> Column:
+    """Return the column of dates, in which day and month may have been ``swapped`` by a spreadsheet."""
+    form = format_of_swapped(found)
+    return Column(name, "date", _format_of(found) if form is None else form, swapped=swapped and form is not None)
+
+
+def format_of_swapped(cells: Series) -> str | None:
+    """Return the format of the texts in a column of dates where a spreadsheet took days for months; else ``None``.
+
+    A spreadsheet that expects the month first makes a date of 03/04/2024 and leaves 25/04/2024 a text. All dates
+    that it recognised have a day up to 12 then, and all texts a later one.
+    """
+    recognised = _are_recognised(cells)
+    texts, real = cells[~recognised], cells[recognised]
+    if len(texts) == 0 or len(real) == 0:
+        return None
+    form = _format_of(texts)
+    if form in ("", "ISO8601"):
+        return None
+    days, real_days = _dates(texts, form).dt.day, _dates(real, "ISO8601").dt.day
+    swapped = bool(days.notna().all()) and bool((days > _MONTHS).all()) and bool((real_days <= _MONTHS).all())
+    chance = _EARLY ** len(real) * (1 - _EARLY) ** len(texts)
+    return form if swapped and chance < _UNLIKELY else None
+
+
+def _are_recognised(cells: Series) -> Series:
+    """Return which cells are dates, not texts: of the type of a date, or written as a program writes one."""
+    return cells.map(lambda cell: _ISO.fullmatch(str(cell)) is not None).astype(bool)
+
+
+def _swap_days(dates: Series) -> Series:
+    """Return dates with day and month swapped, each with its time of day."""
+    pd = pandas()
+    days = dates.dt.normalize()
+    parts = pd.DataFrame({"year": days.dt.year, "month": days.dt.day, "day": days.dt.month})
+    return pd.to_datetime(parts, errors="coerce") + (dates - days)
 
 
 def _dates(found: Series, form: str) -> Series:
@@ -241,18 +331,21 @@ def read(values: Series, column: Column) -> tuple[Series, list[str]]:
 def _read(cells: Cells, column: Column) -> tuple[Series, list[str]]:
     found, where = cells.found, f"column '{column.name}'"
     if column.kind == "date":
-        return _read_dates(found, column.format, where)
+        return _read_dates(found, column, where)
     if column.kind not in ("number", "boolean"):
         texts = found.astype(object).where(found.notna(), None).map(_text)
         texts = texts.astype(object).where(texts.notna(), None)
         return texts, describe_control_characters(texts, where) if column.kind == "category" else []
     numbers = cells.numbers
+    if column.format == "thousands" and found.dtype == object:
+        numbers = Cells(found.map(lambda cell: remove_separators(cell) if isinstance(cell, str) else cell)).numbers
     if (column.kind == "boolean" or column.binary) and found.dtype == object:
         numbers = numbers.where(numbers.notna(), found.map(_truth_values(column.letters))).astype(float)
     values, problems = numbers.to_numpy(), []
-    if (bad := np.isnan(values) & found.notna().to_numpy()).any():
+    if (bad := np.isnan(values) & cells.filled).any():
         way = f"write numbers alone, {_CODES}, or name the column in categories"
-        problems.append(f"{where} holds {column.kind}s, and something else {in_rows(found.index[bad])}; {way}")
+        texts = list_texts(count_texts([str(cell) for cell in found[bad]]))
+        problems.append(f"{where} holds {column.kind}s, and something else {in_rows(found.index[bad])}{texts}; {way}")
     odd = ~(np.isnan(values) | np.isin(values, (0.0, 1.0)))
     if column.kind == "boolean" and odd.any():
         allowed = "allowed: 0, 1, yes, no, true, false"
@@ -271,7 +364,8 @@ def describe_control_characters(texts: Series, where: str) -> list[str]:
     return [f"{where} holds the control character {characters[bad.iloc[0]]} {in_rows(bad.index)}; {ALLOWED}"]
 
 
-def _read_dates(found: Series, form: str, where: str) -> tuple[Series, list[str]]:
+def _read_dates(found: Series, column: Column, where: str) -> tuple[Series, list[str]]:
+    form = column.format
     if form == "":
         way = f"write dates as {date_shown('ISO8601')}"
         return found, [f"{where}: its dates can be read with the day or the month first; {way}"]
@@ -279,6 +373,13 @@ def _read_dates(found: Series, form: str, where: str) -> tuple[Series, list[str]
     dates = found[filled] if found.dtype != object else _dates_or_iso(found[filled], form)
     if dates.dt.tz is not None:
         dates = dates.dt.tz_convert("UTC").dt.tz_localize(None)
+    if column.swapped:
+        recognised = _are_recognised(found[filled])
+        late = recognised & (dates.dt.day > _MONTHS)
+        if late.any():
+            what = "day and month of real dates are swapped back at this site, but the day is above 12"
+            return found, [f"{where}: {what} {in_rows(dates.index[late])}; write {date_shown(form)} there"]
+        dates = dates.where(~recognised, _swap_days(dates))
     values = np.full(len(found), np.nan)
     values[filled] = (dates.to_numpy() - np.datetime64(0, "s")) / np.timedelta64(1, "D")
     days = pandas().Series(values, index=found.index)
@@ -331,8 +432,9 @@ class Parsed:
         self._uncleaned = frame if uncleaned is None else uncleaned
         self.originals = dict(originals or {})
         self._cells: dict[str, Cells] = {}
-        self._guessed: dict[tuple[str, Kind | None, Parsed | None], Column] = {}
+        self._guessed: dict[tuple[str, Kind | None, Parsed | None, bool], Column] = {}
         self._cleaned: dict[tuple[str, ...], Parsed] = {}
+        self._converted: dict[Conversions, Parsed] = {}
 
     def __getitem__(self, name: str) -> Cells:
         if name not in self._cells:
@@ -353,11 +455,21 @@ class Parsed:
         cells = clean_cells(self._uncleaned.iloc[:, list(self.frame.columns).index(name)])
         return sorted(set(MISSING_TEXTS) & set(cells.dropna())) if cells.dtype == object else []
 
-    def guess(self, name: str, said: Kind | None = None, more: Parsed | None = None) -> Column:
+    def converted(self, conversions: Conversions) -> Parsed:
+        """Return the same rows with converted cells."""
+        if not conversions.columns:
+            return self
+        if conversions not in self._converted:
+            self._converted[conversions] = Parsed(conversions.apply(self.frame), self.originals, self._uncleaned)
+        return self._converted[conversions]
+
+    def guess(
+        self, name: str, said: Kind | None = None, more: Parsed | None = None, *, swapped: bool = False
+    ) -> Column:
         """What the column ``name`` holds, by its rows and those of ``more``: :func:`perfed.data.tables.kinds.guess`."""
-        key = name, said, more
+        key = name, said, more, swapped
         if key not in self._guessed:
             both = more is not None and name in more.frame
             cells = Cells(pandas().concat([self.frame[name], more.frame[name]])) if more and both else self[name]
-            self._guessed[key] = guess(cells, name, said)
+            self._guessed[key] = guess(cells, name, said, swapped=swapped)
         return self._guessed[key]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from perfed.data.groups import GroupSplit
 from perfed.data.labels import Task
 from perfed.data.tables.cells import compose_text
+from perfed.data.tables.conversions import Conversions, read_values
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, Kind
 from perfed.data.tables.missing import split_code
 from perfed.data.tables.problems import Series, listed
 from perfed.data.tables.public import read_public
-from perfed.errors import PerfedError
+from perfed.errors import PerfedError, shorten_list
 
 Mode = Literal["own", "common", "union", "named"]
 Scales = Literal["auto", "site", "all"]
@@ -26,9 +30,10 @@ def learnt(values: Series, column: Column) -> Column:
     """``column`` with what its ``values`` in the training rows say: how many are missing, categories, whether it is
     constant.
     """
-    there = values.notna().to_numpy()
+    held = values.to_numpy()
+    there = ~np.isnan(held) if held.dtype.kind == "f" else values.notna().to_numpy()
     missing = int(len(there) - there.sum())
-    held = values.to_numpy()[there]
+    held = held[there]
     constant = missing == len(values) or (missing == 0 and bool((held == held[0]).all()))
     if column.kind != "category":
         return replace(column, missing=missing, constant=constant, masked=missing > 0)
@@ -48,13 +53,13 @@ def agreed_kinds(
     alone, numbers where they have more, and categories where they have these. Single letters are categories where
     they may mean something else: F here, and N and Y there.
     """
-    kinds: dict[str, dict[Kind, str]] = {}
+    kinds: dict[str, dict[Kind, list[str]]] = {}
     counts: set[str] = set()
     letters: dict[str, list[tuple[str, ...]]] = {}
     for site, held in columns.items():
         for column in held:
-            if column.kind != "empty":
-                kinds.setdefault(column.name, {}).setdefault(column.kind, site)
+            if column.kind not in ("empty", "marked number"):  # the latter is refused where it is
+                kinds.setdefault(column.name, {}).setdefault(column.kind, []).append(sources[site])
             if column.kind == "number" and not column.binary:
                 counts.add(column.name)
             if column.kind == "boolean" and column.letters:
@@ -64,9 +69,9 @@ def agreed_kinds(
     for name, found in kinds.items():
         others: list[Kind] = [kind for kind in found if kind != "boolean"]
         if len(others) > 1 or (len(found) > 1 and others[0] == "date"):
-            (first, a), (second, b) = list(found.items())[:2]
-            where = f"a {first} in {sources[a]} and a {second} in {sources[b]}"
-            ways = "give it one kind (a name in numbers, categories or dates), or drop it"
+            rarest = sorted(found.items(), key=lambda pair: len(pair[1]))[:2]
+            where = " and ".join(f"a {kind} in {shorten_list(sites, 3)}" for kind, sites in rarest)
+            ways = "give it one kind (a name in numbers, categories or dates), replace its texts (values), or drop it"
             problems.append(f"column '{name}' is {where}; {ways}")
         elif found.keys() == {"boolean"} and _ambiguous(letters.get(name, [])):
             one[name] = "category"
@@ -135,8 +140,9 @@ def words(
     columns: tuple[Sequence[str], Sequence[str], Sequence[str]] | None,
     named: Sequence[str] = (),
     scaled: Sequence[str] = (),
+    most: int = sys.maxsize,
 ) -> list[str]:
-    """What sites tell each other, a line each.
+    """Return what sites tell each other, a line each.
 
     Args:
         task: of the targets.
@@ -144,6 +150,7 @@ def words(
         columns: where sites have one schema, their booleans, and their categories that do not enter and that do.
         named: columns that the study names and that a site may lack.
         scaled: columns of which sites tell what a common scale is made of.
+        most: names that a line lists at most.
     """
     of_task: dict[Task, list[str]] = {
         "classification": ["the names of the classes"],
@@ -151,15 +158,15 @@ def words(
         "survival": [],
     }
     lines = [*of_task[task], *(["the names of the domains"] if domains else [])]
-    lines += [f"which of these columns they have: {', '.join(named)}"] if named else []
+    lines += [f"which of these columns they have: {shorten_list(named, most)}"] if named else []
     if columns is None:
         return lines
     lines.append("names and kinds of their columns, and which are constant, 0 and 1 alone or have missing values")
     sums = "how many training rows hold a value, the sum of these and of their squares"
-    lines += [f"{sums}: {', '.join(scaled)}"] if scaled else []
+    lines += [f"{sums}: {shorten_list(scaled, most)}"] if scaled else []
     categories = "the categories, without the rare ones, of"
     told = ("how booleans are written", f"{categories} columns that do not enter", categories)
-    return lines + [f"{what}: {', '.join(names)}" for what, names in zip(told, columns, strict=True) if names]
+    return lines + [f"{what}: {shorten_list(names, most)}" for what, names in zip(told, columns, strict=True) if names]
 
 
 def _composed(names: Sequence[str]) -> tuple[str, ...]:
@@ -167,7 +174,7 @@ def _composed(names: Sequence[str]) -> tuple[str, ...]:
 
 
 _KINDS: dict[str, Kind] = {"numbers": "number", "dates": "date", "categories": "category"}
-_LISTS = ("drop", *_KINDS)
+_LISTS = ("drop", *_KINDS, "thousands", "decimals", "swapped")
 
 
 @dataclass(frozen=True)
@@ -180,7 +187,14 @@ class TableOptions:
             known beyond it (0, no, false); without it, the task is another.
         domain: column that says the domain of a row; it is no input (``domain_input`` of a data set makes it one).
         drop: columns that do not enter: ids, free text; here and below a text is one name.
-        numbers, dates, categories: columns that are so, whatever they look like.
+        numbers, dates, categories: columns that are so, whatever they look like. In "crp=mg/l" the unit or mark behind
+            the name is removed from the column's cells first; a column may have several.
+        thousands: columns of numbers whose thousands are separated, as in 1,250 or 1.250.
+        decimals: columns of numbers with a decimal comma.
+        swapped: columns of dates in which a spreadsheet took the day for the month where it could: at a site whose
+            real dates all have a day up to 12, and whose other texts all a later one, these are swapped back.
+        values: by column, texts that are replaced by others wherever the column is read, so that sites share codes:
+            ``{"sex": {"female": "F"}}``.
         group: column whose rows of one value (a patient's) are never on both sides of a split, not even at two sites.
         group_draw: which of many random divisions of the groups is used; another one may be more even.
         missing: values that mean missing, beside empty cells and NA, None, ? and the like
@@ -209,6 +223,10 @@ class TableOptions:
     dates: Sequence[str] = ()
     categories: Sequence[str] = ()
     missing: Sequence[str] | None = None
+    thousands: Sequence[str] = ()
+    decimals: Sequence[str] = ()
+    swapped: Sequence[str] = ()
+    values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     group: str | None = None
     group_draw: int = 0
     task: Task | None = None
@@ -229,6 +247,11 @@ class TableOptions:
         if self.missing is not None:
             object.__setattr__(self, "missing", _composed(self.missing) or ("",))
         object.__setattr__(self, "public", read_public(self.public, self.dates))
+        composed = {
+            compose_text(name): {compose_text(old): compose_text(new) for old, new in texts.items()}
+            for name, texts in read_values(self.values).items()
+        }
+        object.__setattr__(self, "values", composed)
         allowed = {
             "test_fraction": ("from 0 to below 1", 0 <= self.test_fraction < 1),
             "folds": ("0, or at least 2", self.folds == 0 or self.folds >= 2),
@@ -252,7 +275,7 @@ class TableOptions:
         twice = [name for name in dict.fromkeys(roles) if roles.count(name) > 1]
         if twice:
             raise PerfedError(f"column {listed(twice)} has two roles among target, event, domain, group and drop")
-        names = [name for option in _KINDS for name in dict.fromkeys(getattr(self, option))]
+        names = [name for option in _KINDS for name in self._columns_of(option)]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             raise PerfedError(f"column {listed(twice)} is in two of numbers, dates and categories; it has one kind")
         self._check_public()
@@ -284,6 +307,7 @@ class TableOptions:
         """How groups are divided, whichever site has them."""
         return GroupSplit(self.folds, self.test_fraction, self.seed, self.group_draw)
 
+    @property
     def codes(self) -> tuple[str, ...]:
         """The values of ``missing``; () where only the usual texts mean missing, ("",) where no text does."""
         return tuple(self.missing or ())
@@ -298,11 +322,23 @@ class TableOptions:
     def kinds(self) -> dict[str, Kind]:
         """The kinds of columns that are said, by name."""
         public: dict[str, Kind] = {name: "number" if k.span else "category" for name, k in self.public.items()}
-        return public | {name: kind for option, kind in _KINDS.items() for name in getattr(self, option)}
+        return public | {name: kind for option, kind in _KINDS.items() for name in self._columns_of(option)}
+
+    @property
+    def conversions(self) -> Conversions:
+        """What happens to cells before anything else reads them."""
+        return Conversions.of(self.values, self.numbers, self.thousands, self.decimals)
+
+    def _columns_of(self, option: str) -> list[str]:
+        """Return the columns that an option names, each once."""
+        names = getattr(self, option)
+        if option == "numbers":
+            names = [unit if name is None else name for name, unit in map(split_code, names)]
+        return list(dict.fromkeys(names))
 
     @property
     def named(self) -> dict[str, Sequence[str]]:
         """By option, names of columns that a site may lack, and some site must have."""
         coded = [name for name, _ in map(split_code, self.codes) if name is not None]
-        found = {**{name: getattr(self, name) for name in _LISTS}, "missing": coded}
+        found = {**{name: self._columns_of(name) for name in _LISTS}, "missing": coded, "values": tuple(self.values)}
         return found | ({"public": tuple(self.public)} if self.public else {})

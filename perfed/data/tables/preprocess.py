@@ -91,8 +91,10 @@ def set_scales(transformer: Any, frame: Frame, columns: Sequence[Column], *, fil
             continue
         scaler = pipeline["scale"]
         for at, name in enumerate(names):
-            flag = part.endswith("number") and bool(frame[name].dropna().isin((0.0, 1.0)).all())
-            if (scale := agreed.get(name, (0.0, 1.0) if flag else None)) is not None:
+            scale = agreed.get(name)
+            if scale is None and part.endswith("number") and bool(frame[name].dropna().isin((0.0, 1.0)).all()):
+                scale = (0.0, 1.0)
+            if scale is not None:
                 scaler.mean_[at], scaler.scale_[at], scaler.var_[at] = scale[0], scale[1], scale[1] ** 2
                 if filled or name in absent:
                     pipeline["fill"].statistics_[at] = scale[0]

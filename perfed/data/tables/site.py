@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from perfed.data.files import optional_package
 from perfed.data.reading import checked, reason_of, refuse_unpacked, refuse_untrusted
 from perfed.data.tables.cells import clean_frame, column_names, compose_text
+from perfed.data.tables.conversions import Conversions
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, read
 from perfed.data.tables.preprocess import inputs_of, output_names, outputs
 from perfed.data.tables.problems import Frame, Series, columns_named, in_rows, listed, nearest, pandas, refuse
@@ -45,6 +46,7 @@ class TablePreprocessor:
         missing: values that mean missing (:attr:`perfed.data.tables.options.TableOptions.codes`).
         originals: names of columns and classes as the site writes them, by the ones with composed accents, where these
             differ.
+        conversions: what happens to the cells of some columns before anything else reads them.
         own: whether ``transformer`` is the user's: it gets categories with NaN where missing, and dates as dates.
         domain_input: whether the domain is also an input, one-hot behind the others.
         event: of survival the column of events.
@@ -65,6 +67,7 @@ class TablePreprocessor:
     shared: int | None = None
     missing: tuple[str, ...] = ()
     originals: Mapping[str, str] = field(default_factory=dict)
+    conversions: Conversions = field(default_factory=Conversions)
 
     def __repr__(self) -> str:
         return f"<TablePreprocessor '{self.site}': {len(self.columns)} columns, target '{self.target}'>"
@@ -181,7 +184,7 @@ class TablePreprocessor:
         twice = sorted({name for name in given if given.count(name) > 1})
         if twice:
             raise PerfedError(f"{where}: several columns are called {listed(twice)}")
-        return clean_frame(frame, self.missing)
+        return self.conversions.apply(clean_frame(frame, self.missing))
 
     def _domain(self, frame: Frame) -> NDArray[np.int64] | None:
         named = self._checked(frame)
@@ -205,6 +208,7 @@ class TablePreprocessor:
         skops = optional_package("skops.io", "saving a site's preprocessing", extra="tables")
         facts = {**{name: value for name, value in vars(self).items() if name not in ("inputs", "transformer")}}
         facts["inputs"] = [asdict(column) for column in self.inputs]
+        facts["conversions"] = asdict(self.conversions)
         kept: bytes | None = None
         try:
             content = skops.dumps(self.transformer)

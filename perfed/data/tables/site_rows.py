@@ -216,7 +216,8 @@ class SiteTableData:
         """What a common scale is made of, of numbers and dates that at least so many training rows hold."""
         if column.kind not in ("number", "date", "boolean"):
             return None
-        values = self._read(column, "train").dropna().to_numpy(np.float64)
+        values = self._read(column, "train").to_numpy(np.float64)
+        values = values[~np.isnan(values)]
         with np.errstate(over="ignore"):
             plain = len(values) >= max(1, fewest) and bool(np.isfinite(np.square(values).sum()))
         return Sums.of(torch.from_numpy(values.copy())) if plain else None
@@ -243,7 +244,15 @@ class SiteTableData:
         """The column's values in the rows to train on, or to test on."""
         if self.given is not None:
             return (self.given if split == "test" else self.main).rows[column.name].read(column)[0]
-        return self.main.rows[column.name].read(column)[0][self._held if split == "test" else ~self._held]
+        values = self.main.rows[column.name].read(column)[0].to_numpy()
+        rows, index = self._split_rows[split == "test"]  # many times faster than to index the series
+        return pandas().Series(values[rows], index=index, name=column.name)
+
+    @cached_property
+    def _split_rows(self) -> tuple[tuple[NDArray[np.bool_], Any], tuple[NDArray[np.bool_], Any]]:
+        """The rows to train on and to test on, each with its index."""
+        index = self.main.frame.index
+        return (~self._held, index[~self._held]), (self._held, index[self._held])
 
     @cached_property
     def _known(self) -> dict[Column, Column]:
@@ -372,6 +381,7 @@ class SiteTableData:
             shared=shared,
             missing=options.codes,
             originals=self._originals(),
+            conversions=options.conversions,
         )
         frame = self._arranged(table, "train")
         table.transformer.fit(frame, y)

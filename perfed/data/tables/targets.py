@@ -27,18 +27,22 @@ def named(target: str | None) -> str:
 
 
 def contradictions(labels: Sequence[tuple[str, str, str]], where: str) -> list[str]:
-    """Labels that are texts, or have texts among them, while those of others are numbers.
+    """Return a line for each site whose labels are numbers while those of most others are texts, or the reverse.
 
     Args:
         labels: where they are from, whether they are "numbers", "texts" or "mixed", and in which rows texts are.
         where: the column, for messages.
     """
-    if not {"numbers", "texts"} <= {held for _, held, _ in labels}:
+    kinds = [kind for _, kind, _ in labels]
+    if not {"numbers", "texts"} <= set(kinds):
         return []
+    if 2 * kinds.count("numbers") < len(kinds):
+        numbers = [source for source, kind, _ in labels if kind == "numbers"]
+        return [f"{source}: {where} holds numbers; others' targets are texts" for source in numbers]
     return [
         f"{source}: {where} holds texts{rows}; others' targets are numbers"
-        for source, held, rows in labels
-        if held != "numbers"
+        for source, kind, rows in labels
+        if kind != "numbers"
     ]
 
 

@@ -12,7 +12,8 @@ import torch
 from perfed import Federation
 from perfed.data.federation_schema import agreed
 from perfed.data.site_data import problems, site_data
-from perfed.data.tables.checks import FEWEST, like_persons
+from perfed.data.tables.checks import like_persons
+from perfed.data.tables.marks import FEWEST
 from perfed.data.tables.options import TableOptions
 
 

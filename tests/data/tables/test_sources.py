@@ -113,7 +113,7 @@ def test_a_date_out_of_range_may_mean_missing(tmp_path, ending):
 
 
 def test_a_date_that_means_missing_is_so_beside_times_of_day():
-    seen = pd.Series(pd.to_datetime(["1900-01-01"] * 10 + ["2024-03-01 12:30"] * 50))
+    seen = pd.Series(pd.to_datetime(["1900-01-01"] * 10 + ["2024-03-01 12:30"] * 50, format="ISO8601"))
     made = Federation.from_frames({"north": ward(seen=seen)}, target="ill", missing=["1900-01-01"])
     assert made.clients[0].table.columns[1].missing > 0
 
@@ -261,7 +261,7 @@ def test_sites_are_the_same_whatever_the_form(tmp_path):
     with pytest.raises(PerfedError, match="two sites are called"):
         Federation.from_frames({NFC[1]: accented(0, NFC), NFD[1]: accented(1, NFC)}, target="ill", group="who")
     made = Federation.from_frames(
-        {NFD[1]: accented(0, NFC)}, target="ill", group="who", test={NFC[1]: accented(1, NFC)}
+        {NFD[1]: accented(0, NFC)}, target="ill", drop=["who"], test={NFC[1]: accented(1, NFC)}
     )
     assert made.ids == [NFD[1]] and len(made.clients[0].test) == ROWS
     with pytest.raises(PerfedError, match="is in the run already"):

@@ -270,10 +270,9 @@ def test_sites_that_contradict_each_other_are_named():
     with pytest.raises(TableProblems) as error:
         agreed(told_by(frames, options), options)
     assert list(error.value.problems) == [
-        "site 'north': column 'sick', the target, holds texts; others' targets are numbers",
-        "site 'west': column 'sick', the target, holds texts; others' targets are numbers",
+        "site 'south': column 'sick', the target, holds numbers; others' targets are texts",
         "column 'age' is a number in site 'north' and a category in site 'south'; "
-        "give it one kind (a name in numbers, categories or dates), or drop it",
+        "give it one kind (a name in numbers, categories or dates), replace its texts (values), or drop it",
     ]
     plain = options_of("sick")
     tolds = told_by(three(), plain)

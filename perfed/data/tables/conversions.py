@@ -1,0 +1,184 @@
+"""Conversions of cells that a study asks for: texts that are replaced, units and separators that are removed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unicodedata import normalize
+
+import numpy as np
+
+from perfed.data.tables.missing import split_code
+from perfed.data.tables.problems import Frame, Series, pandas
+from perfed.errors import PerfedError
+
+_PLAIN = re.compile(r"[+-]?(\d+([.,]\d+)*|[.,]\d+)([eE][+-]?\d+)?")
+_GROUPS = re.compile(r"(?P<whole>[+-]?[1-9]\d{0,2}((?P<sign>[.,'’\s])\d{3})((?P=sign)\d{3})*)(?P<rest>[.,]\d+)?")
+_DECIMAL = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Conversions:
+    """What happens to the cells of some columns before anything else reads them; the same at all sites.
+
+    Attributes:
+        values: column, text and the text that replaces it.
+        units: column and a unit or mark that is removed in front of a number or behind it.
+        thousands: columns in which a comma, point, apostrophe or space before three digits separates thousands.
+        decimals: columns in which a comma separates decimals.
+
+    Example:
+        >>> import pandas as pd
+        >>> conversions = Conversions.of({"sex": {"female": "F"}}, ["crp=<", "crp=mg/l"])
+        >>> frame = pd.DataFrame({"sex": ["F", "female"], "crp": ["<0.5 mg/l", "7.1"]})
+        >>> conversions.apply(frame).to_numpy().tolist()
+        [['F', '0.5'], ['F', '7.1']]
+    """
+
+    values: tuple[tuple[str, str, str], ...] = ()
+    units: tuple[tuple[str, str], ...] = ()
+    thousands: tuple[str, ...] = ()
+    decimals: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        values: Mapping[str, Mapping[str, str]],
+        numbers: Sequence[str] = (),
+        thousands: Sequence[str] = (),
+        decimals: Sequence[str] = (),
+    ) -> Conversions:
+        """Return the conversions of these settings of a study.
+
+        Args:
+            values: by column and text, the text that replaces it.
+            numbers: columns of numbers, of which those with a unit (``COLUMN=UNIT``) matter.
+            thousands, decimals: columns.
+        """
+        units = [(name, unit) for name, unit in map(split_code, numbers) if name is not None]
+        replaced = [(name, old, new) for name, texts in values.items() for old, new in texts.items()]
+        return cls(tuple(replaced), tuple(units), tuple(thousands), tuple(decimals))
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Names of the columns that are converted."""
+        return frozenset((*(name for name, *_ in (*self.values, *self.units)), *self.thousands, *self.decimals))
+
+    def settings(self, columns: Collection[str]) -> dict[str, Any]:
+        """Return the settings of a study that convert those of ``columns`` in this way."""
+        values: dict[str, dict[str, str]] = {}
+        for name, old, new in self.values:
+            if name in columns:
+                values.setdefault(name, {})[old] = new
+        return {
+            "values": values,
+            "numbers": [f"{name}={unit}" for name, unit in self.units if name in columns],
+            "thousands": [name for name in self.thousands if name in columns],
+            "decimals": [name for name in self.decimals if name in columns],
+        }
+
+    def replacements(self, column: str) -> dict[str, str]:
+        """Return the texts of a column that are replaced, and by what."""
+        return {old: new for name, old, new in self.values if name == column}
+
+    def apply(self, frame: Frame) -> Frame:
+        """Return the rows of a data frame, whose names are texts, with converted cells."""
+        columns = self.columns
+        positions = [position for position, name in enumerate(frame.columns) if name in columns]
+        if not positions:
+            return frame
+        parts = [frame.iloc[:, position] for position in range(frame.shape[1])]
+        for position in positions:
+            parts[position] = self._convert(parts[position], str(frame.columns[position]))
+        return pandas().concat(parts, axis=1)
+
+    def _convert(self, cells: Series, name: str) -> Series:
+        units = sorted((unit for column, unit in self.units if column == name), key=len, reverse=True)
+        converted = cells.astype(object).to_numpy(copy=True)
+        texts = np.array([isinstance(cell, str) for cell in converted], bool)
+        for position in np.flatnonzero(texts):
+            text = converted[position].strip()
+            text = remove_units(text, units)
+            text = remove_separators(text) if name in self.thousands else text
+            converted[position] = text.replace(",", ".") if name in self.decimals and _DECIMAL.fullmatch(text) else text
+        for replaced, new in _matches(cells, self.replacements(name)):
+            converted[replaced] = new
+        return pandas().Series(converted, index=cells.index, name=cells.name, dtype=object)
+
+
+def remove_units(text: str, units: Sequence[str]) -> str:
+    """Return the number in ``text`` without the units and marks around it; ``text`` itself if that is no number.
+
+    Units are removed in capital and in small letters.
+
+    Example:
+        >>> remove_units("< 5.4 mmol/l", ["mmol/l", "<"]), remove_units("none", ["<"])
+        ('5.4', 'none')
+    """
+    number, before = text, ""
+    while number != before:
+        before = number
+        for unit in units:
+            number = re.sub(rf"^{re.escape(unit)}|{re.escape(unit)}$", "", number, flags=re.IGNORECASE).strip()
+    return number if _PLAIN.fullmatch(number) else text
+
+
+def remove_separators(text: str) -> str:
+    """Return a number without the separators between its thousands, with a decimal point; other texts as they are.
+
+    Example:
+        >>> [remove_separators(text) for text in ("1,250", "1.234.567,5", "1'000.25", "985", "1.25")]
+        ['1250', '1234567.5', '1000.25', '985', '1.25']
+    """
+    number = _GROUPS.fullmatch(text)
+    if number is None or (number["rest"] or "").startswith(number["sign"]):
+        return text
+    return number["whole"].replace(number["sign"], "") + (number["rest"] or "").replace(",", ".")
+
+
+def groups_thousands(text: str) -> bool:
+    """Return whether each comma, point, apostrophe or space in ``text`` can separate the thousands of a number.
+
+    Example:
+        >>> [groups_thousands(text) for text in ("1,250", "0,985", "12,50", "985", "1 234 567")]
+        [True, False, False, False, True]
+    """
+    number = _GROUPS.fullmatch(text)
+    return number is not None and number["rest"] is None
+
+
+def read_values(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return the table ``values`` of a study as texts.
+
+    Raises:
+        PerfedError: it does not map a column's texts to others; names the column.
+    """
+    checked = {}
+    for name, texts in values.items():
+        plain = isinstance(texts, Mapping) and all(
+            isinstance(new, str | int | float) and not isinstance(new, bool) and str(new).strip()
+            for new in texts.values()
+        )
+        if not plain:
+            raise PerfedError(
+                f"values.{name} = {texts!r} is not allowed; allowed: texts of the column and what replaces them, such "
+                'as {female = "F", male = "M"}'
+            )
+        checked[str(name)] = {normalize("NFC", str(old).strip()): str(new).strip() for old, new in texts.items()}
+    return checked
+
+
+def _matches(cells: Series, replacements: Mapping[str, str]) -> list[tuple[Any, str]]:
+    """Return which cells hold each of the texts, as texts or as numbers, and what replaces it."""
+    if not replacements:
+        return []
+    texts = np.array([normalize("NFC", str(cell).strip()) for cell in cells.astype(object)], object)
+    numbers = pandas().to_numeric(pandas().Series(texts), errors="coerce").to_numpy(float)
+    matches = []
+    for old, new in replacements.items():
+        number = pandas().to_numeric(old, errors="coerce")
+        same = texts == old
+        matches.append((same if np.isnan(number) else same | (numbers == number), new))
+    return matches

@@ -1,0 +1,257 @@
+"""Columns of numbers that one site has in another unit, from the counts, sums and squares that sites send."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log, sqrt
+from statistics import median
+
+from perfed.data.tables.kinds import words
+from perfed.data.target_scale import Sums
+from perfed.errors import shorten_list
+
+_SEPARATION = 3.5  # spreads between the other sites from which on a site differs from them
+_LEAST_SPREAD = 0.15  # of the logarithm of means between sites of one population, at least
+_CLOSE = log(1.3)  # largest deviation of a ratio of means from a unit's factor
+_CLOSE_SPREAD = log(1.7)  # the same for a ratio of deviations
+_STRANGE = 20.0  # ratio that is reported without a known factor
+_LARGE = 15.0  # factor from which on units of a substance are suspected whatever the column is called
+_POWERS = "powers of ten"
+_SHORT = 3  # letters of words that have to be equal
+_FEWEST = 5  # rows of a site below which its mean says little
+_CENTRED = 0.3  # mean in deviations below which only the deviations are compared
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean and deviation of a column in the training rows of a site.
+
+    Attributes:
+        rows: that hold a value.
+        mean, std: of these.
+    """
+
+    rows: int
+    mean: float
+    std: float
+
+    @classmethod
+    def of_sums(cls, sums: Sums) -> Moments:
+        """Return those of the first value of what a site sends."""
+        return cls(sums.number, sums.total[0] / sums.number, sqrt(sums.squares[0] / sums.number))
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Two units of one quantity: a value in the smaller unit is ``factor`` times that in the larger, plus ``offset``.
+
+    Attributes:
+        factor, offset: ``small = factor * large + offset``.
+        larger, smaller: names of the units.
+        quantity: what they are of.
+        words: beginnings of words in the names of columns of this quantity; up to three letters are the whole word.
+    """
+
+    factor: float
+    larger: str
+    smaller: str
+    quantity: str
+    words: tuple[str, ...] = ()
+    offset: float = 0.0
+
+    def is_of(self, name: str) -> bool:
+        """Return whether the column ``name`` is called like the quantity."""
+        names = {*words(name), name.casefold()}  # the words of "FiO2" are "fi" and "o2"
+        return any(
+            word.startswith(start) if len(start) > _SHORT else word == start for word in names for start in self.words
+        )
+
+
+_HEIGHT = ("height", "größe", "length", "stature")
+_TIME = ("duration", "time", "follow", "stay", "days", "hours", "months", "years", "los")
+_PRESSURE = (
+    "pressure",
+    "pao2",
+    "pco2",
+    "paco2",
+    "po2",
+    "sbp",
+    "dbp",
+    "map",
+    "bp",
+    "abp",
+    "trestbps",
+    "systol",
+    "diastol",
+)
+_BLOOD = ("haemoglobin", "hemoglobin", "hämoglobin", "hgb", "hb")
+CONVERSIONS = (
+    Conversion(88.42, "mg/dl", "µmol/l", "creatinine", ("crea", "krea", "scr")),
+    Conversion(18.016, "mmol/l", "mg/dl", "glucose", ("gluc", "gluk", "sugar", "zucker", "blutzucker", "fbs", "bg")),
+    Conversion(38.67, "mmol/l", "mg/dl", "cholesterol", ("chol", "hdl", "ldl")),
+    Conversion(88.57, "mmol/l", "mg/dl", "triglycerides", ("trig", "tg")),
+    Conversion(17.1, "mg/dl", "µmol/l", "bilirubin", ("bili",)),
+    Conversion(59.48, "mg/dl", "µmol/l", "uric acid", ("uric", "urate", "harnsäure")),
+    Conversion(2.801, "mmol/l", "mg/dl", "urea nitrogen", ("bun", "urea")),
+    Conversion(6.006, "mmol/l", "mg/dl", "urea", ("urea", "harnstoff")),
+    Conversion(4.008, "mmol/l", "mg/dl", "calcium", ("calc", "kalz", "ca")),
+    Conversion(2.431, "mmol/l", "mg/dl", "magnesium", ("magn", "mg")),
+    Conversion(3.097, "mmol/l", "mg/dl", "phosphate", ("phos",)),
+    Conversion(9.008, "mmol/l", "mg/dl", "lactate", ("lact", "lakt")),
+    Conversion(1.611, "mmol/l", "g/dl", "haemoglobin", _BLOOD),
+    Conversion(10.0, "g/dl", "g/l", "haemoglobin or protein", (*_BLOOD, "albu", "protein")),
+    Conversion(10.93, "%", "mmol/mol", "HbA1c", ("hba1c", "a1c"), offset=-23.5),
+    Conversion(1.8, "°C", "°F", "temperature", ("temp",), offset=32.0),
+    Conversion(2.2046, "kg", "lb", "weight", ("weight", "gewicht", "mass", "kg", "lb")),
+    Conversion(28.35, "ounces", "g", "weight", ("weight", "mass", "dose")),
+    Conversion(2.54, "inches", "cm", "length", (*_HEIGHT, "waist", "circumference", "size", "cm")),
+    Conversion(30.48, "feet", "cm", "length", _HEIGHT),
+    Conversion(39.37, "m", "inches", "length", _HEIGHT),
+    Conversion(100.0, "m", "cm", "length", _HEIGHT),
+    Conversion(7.5006, "kPa", "mmHg", "pressure", _PRESSURE),
+    Conversion(12.0, "years", "months", "time", ("age", "alter", *_TIME)),
+    Conversion(365.25, "years", "days", "time", ("age", "alter", *_TIME)),
+    Conversion(30.44, "months", "days", "time", _TIME),
+    Conversion(7.0, "weeks", "days", "time", ("gestation", *_TIME)),
+    Conversion(24.0, "days", "hours", "time", _TIME),
+    Conversion(60.0, "minutes", "seconds", "time", (*_TIME, "seconds", "minutes")),
+    Conversion(4.184, "kcal", "kJ", "energy", ("energy", "calor", "kcal", "kj")),
+    Conversion(1.609, "miles", "km", "distance", ("distance", "mileage", "speed")),
+    Conversion(
+        100.0, "fractions", "per cent", "shares", ("share", "fraction", "percent", "rate", "satur", "spo2", "fio2")
+    ),
+    *(Conversion(10.0**power, f"10^{power} of a unit", "that unit", _POWERS) for power in range(1, 10)),
+)
+"""The units that are looked for; :attr:`Conversion.is_of` says in which columns."""
+_SUBSTANCES = [unit for unit in CONVERSIONS if unit.factor >= _LARGE and unit.larger in ("mg/dl", "mmol/l")]
+"""Those that are looked for where the name of a column says nothing."""
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """How the numbers of a site relate to those of most others.
+
+    Attributes:
+        ratio: of the means (of the deviations where means are near zero), the larger by the smaller; ``None`` where the
+            units have different zeros.
+        larger: whether the site's numbers are the larger ones.
+        conversion: between the two units, if it is known.
+    """
+
+    ratio: float | None
+    larger: bool
+    conversion: Conversion | None
+
+
+def describe_units(columns: Mapping[str, Mapping[str, Sums]], sources: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each column that some sites seem to have in another unit than most.
+
+    Args:
+        columns: by name, what each site sends of a column of numbers.
+        sources: what messages call the sites.
+    """
+    for name, sums in columns.items():
+        moments = {site: Moments.of_sums(of_site) for site, of_site in sums.items()}
+        different = _different_sites(name, moments)
+        groups: dict[tuple[Conversion | None, bool], list[str]] = {}
+        for site, difference in different.items():
+            groups.setdefault((difference.conversion, difference.larger), []).append(site)
+        for sites in groups.values():
+            others = [site for site in moments if site not in different]
+            yield _describe(name, different[sites[0]], sites, others, moments, sources)
+
+
+def _describe(
+    name: str,
+    difference: _Difference,
+    sites: Sequence[str],
+    others: Sequence[str],
+    moments: Mapping[str, Moments],
+    sources: Mapping[str, str],
+) -> str:
+    means = [f"{median(moments[site].mean for site in group):.3g}" for group in (sites, others)]
+    there = shorten_list([sources[site] for site in sites], 3)
+    elsewhere = sources[others[0]] if len(others) == 1 else f"the other {len(others)} sites"
+    how = "differs from"
+    if difference.ratio is not None:
+        how = f"is about {difference.ratio:.3g} times {'as large as' if difference.larger else 'smaller than'} at"
+    conversion = difference.conversion
+    question = "is it in another unit there"
+    if conversion is not None and conversion.is_of(name):
+        units = [conversion.larger, conversion.smaller]
+        question = "is it in {} there and in {} elsewhere".format(*(units[::-1] if difference.larger else units))
+    elif conversion is not None:
+        question += f" ({conversion.factor:.15g}"
+        if conversion.quantity != _POWERS:
+            question += f", as {conversion.larger} and {conversion.smaller} of {conversion.quantity}"
+        question += ")"
+    where = "at one of the two sites" if len(others) == 1 and len(sites) == 1 else f"at {there}"
+    numbers = f"means {means[0]} and {means[1]}"
+    return f"column '{name}' at {there} {how} {elsewhere} ({numbers}): {question}? Convert it {where}"
+
+
+def _different_sites(name: str, moments: Mapping[str, Moments]) -> dict[str, _Difference]:
+    """Return the sites whose numbers differ from those of most others as numbers in another unit do."""
+    usable = {site: of for site, of in moments.items() if of.std > 0 and of.rows >= _FEWEST}
+    different = {}
+    for site, of_site in usable.items():
+        others = [of for other, of in usable.items() if other != site]
+        if others and (difference := _difference(name, of_site, others)) is not None:
+            different[site] = difference
+    if 2 * len(different) >= len(usable):  # the sites are two halves
+        different = {site: difference for site, difference in different.items() if difference.larger}
+    return different if 2 * len(different) <= len(usable) else {}
+
+
+def _difference(name: str, site: Moments, others: Sequence[Moments]) -> _Difference | None:
+    """Return how a site's numbers differ from those of ``others``; ``None`` where they may be in the same unit."""
+    mean, std = median(of.mean for of in others), median(of.std for of in others)
+    for conversion in CONVERSIONS:
+        if conversion.offset and conversion.is_of(name):
+            for forward in (True, False):
+                if _fits_offset(conversion, site, Moments(0, mean, std), others, forward=forward):
+                    return _Difference(None, forward, conversion)
+    centred = any(of.mean < _CENTRED * of.std for of in (site, *others))
+    sizes = [of.std if centred else of.mean for of in (site, *others)]
+    ratio, deviations = log(sizes[0] / median(sizes[1:])), log(site.std / std)
+    spread = max(_LEAST_SPREAD, _spread([log(size) for size in sizes[1:]]))
+    # Of many sites of one population, one is far from the others by chance.
+    if abs(ratio) < (_SEPARATION + 0.5 * log(max(1.0, len(others) / 4))) * spread:
+        return None
+    fits: list[tuple[float, Conversion]] = []
+    named = [conversion for conversion in CONVERSIONS if conversion.is_of(name)]
+    powers = [conversion for conversion in CONVERSIONS if conversion.quantity == _POWERS]
+    for conversion in (*(named or _SUBSTANCES), *powers) if ratio * deviations > 0 else ():
+        factor = log(conversion.factor)
+        misfits = abs(abs(ratio) - factor), abs(abs(deviations) - factor)
+        close, spreads = _CLOSE, _CLOSE_SPREAD
+        if conversion in named:  # deviations of skewed columns vary more
+            close, spreads = 1.5 * _CLOSE, _CLOSE_SPREAD * (1 + min(1.0, std / abs(mean) if mean else 1.0))
+        elif conversion not in powers:
+            close = _CLOSE / 2
+        if not conversion.offset and misfits[0] <= close and misfits[1] <= spreads:
+            fits.append((misfits[0] - close, conversion))
+    if fits:
+        return _Difference(exp(abs(ratio)), ratio > 0, min(fits, key=lambda fit: fit[0])[1])
+    strange = abs(ratio) > log(_STRANGE) and abs(ratio - deviations) <= _CLOSE
+    return _Difference(exp(abs(ratio)), ratio > 0, None) if strange and not centred else None
+
+
+def _fits_offset(
+    conversion: Conversion, site: Moments, other: Moments, others: Sequence[Moments], *, forward: bool
+) -> bool:
+    """Return whether a conversion with an offset explains a site's mean and deviation, and no conversion does not."""
+    factor, offset = conversion.factor, conversion.offset
+    mean, std = factor * other.mean + offset, factor * other.std
+    if not forward:
+        mean, std = (other.mean - offset) / factor, other.std / factor
+    between = max(other.std, _spread([of.mean for of in others]))
+    differs = abs(site.mean - other.mean) > _SEPARATION * between
+    return differs and abs(site.mean - mean) <= 1.5 * std and abs(log(site.std / std)) <= _CLOSE_SPREAD
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Return a robust deviation: 1.48 times the median distance to the median."""
+    middle = median(values)
+    return 1.48 * median(abs(value - middle) for value in values)
