@@ -44,11 +44,9 @@ def describe_codes(name: str, texts: Mapping[str, Sequence[str]], sources: Mappi
         meant = [replacements[text] for text in replaced]
         others = sorted(set().union(*(holders[text] for text in meant)) - set(where)) or list(where)
         there, elsewhere = (_list_sites(group, sources) for group in (where, others))
+        same = f"{_quote_texts(replaced)} at {there} and {_quote_texts(meant)} at {elsewhere} seem to mean the same"
         setting = _format_setting(name, dict(zip(replaced, meant, strict=True)))
-        yield (
-            f"column '{name}': {_quote_texts(replaced)} at {there} and {_quote_texts(meant)} at {elsewhere} seem to "
-            f"mean the same; write them in one way, or put {setting} into the study"
-        )
+        yield f"column '{name}': {same}; write them in one way, or put {setting} into the study"
     yield from _describe_foreign(name, texts, holders, set(replacements), sources)
 
 

@@ -271,7 +271,7 @@ def test_sites_that_contradict_each_other_are_named():
         agreed(told_by(frames, options), options)
     assert list(error.value.problems) == [
         "site 'south': column 'sick', the target, holds numbers; others' targets are texts",
-        "column 'age' is a number in site 'north' and a category in site 'south'; "
+        "column 'age' is a category in site 'south' and a number in site 'north', site 'west'; "
         "give it one kind (a name in numbers, categories or dates), replace its texts (values), or drop it",
     ]
     plain = options_of("sick")
