@@ -25,6 +25,10 @@ _WRITTEN = {
     "date": "days since 1970-01-01, the time of day as a fraction, NaN where missing",
     "category": "a text, `missing` where it is",
 }
+_SPELLINGS = (
+    "A category may be written as in the site's table: with spaces around it, a whole number also with `.0` (`1`, "
+    "`1.0`, `1.00`). Any other text counts as a category that training has not seen."
+)
 _JOINED = (
     "The site joined the finished run: it trained its own stages for {rounds} rounds against what the others share, "
     "which did not change."
@@ -155,21 +159,35 @@ def is_card_of(facts: dict[str, Any], text: str) -> bool:
 
 
 def _use(facts: dict[str, Any]) -> str:
+    """Return what the model takes and predicts."""
     shape = "x".join(map(str, facts["input_shape"]))
     inputs = f"numbers of shape {shape}"
     if facts["columns"] is not None:
         inputs = f"the columns {_few([column['name'] for column in facts['columns']])}"
     domain = f", and the sample's domain ({', '.join(facts['domains'])})" if facts["domains"] is not None else ""
     of = f" of `{target}`" if (target := facts.get("target")) else ""
+    usual = "values" if facts["classes"] is None else "probabilities"
+    output = facts.get("output") or usual
+    renamed = "" if output == usual else f" The output of an ONNX file is called `{output}`: `{usual}` is a column."
     if facts["classes"] is None:
-        return f"It takes {inputs}{domain}, and predicts {f'the value{of}' if of else 'a value'}."
-    return f"It takes {inputs}{domain}, and predicts the probabilities of the classes{of}: {_few(facts['classes'])}."
+        return f"It takes {inputs}{domain}, and predicts {f'the value{of}' if of else 'a value'}.{renamed}"
+    classes = _few(facts["classes"])
+    return f"It takes {inputs}{domain}, and predicts the probabilities of the classes{of}: {classes}.{renamed}"
 
 
-def _columns(columns: list[dict[str, str]], codes: list[str]) -> str:
-    rows = [(column["name"], column["kind"], _WRITTEN.get(column["kind"], "")) for column in columns]
-    also = f"\n\nTaken for missing, beside empty cells: {_few(codes)}." if codes else ""
-    return _table(("column", "kind", "in an ONNX file"), rows) + also
+def _columns(columns: list[dict[str, Any]], codes: list[str]) -> str:
+    rows = [(column["name"], column["kind"], _how_written(column)) for column in columns]
+    lines = [_table(("column", "kind", "in an ONNX file"), rows)]
+    if any(column["kind"] == "category" for column in columns):
+        lines.append(_SPELLINGS)
+    if codes:
+        lines.append(f"Taken for missing, beside empty cells: {_few(codes)}.")
+    return "\n\n".join(lines)
+
+
+def _how_written(column: dict[str, Any]) -> str:
+    texts = "".join(f": `{text}`" if at == 0 else f", `{text}`" for at, text in enumerate(column.get("texts") or ()))
+    return _WRITTEN.get(column["kind"], "") + texts
 
 
 def _mixture(weights: dict[str, float]) -> str:
@@ -257,4 +275,8 @@ def _few(names: list[Any]) -> str:
 
 def _table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
     cells = [header, ("---",) * len(header), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in cells)
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in cells)
+
+
+def _cell(value: Any) -> str:
+    return " ".join(str(value).replace("|", "\\|").split("\n"))

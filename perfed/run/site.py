@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from perfed.data.client import Split
 from perfed.data.inputs import as_tensor, column_names
 from perfed.data.reading import reason_of, refuse_untrusted
 from perfed.data.tables.problems import columns_named, pandas
@@ -44,11 +45,14 @@ class SiteModel:
             or values (:class:`~perfed.run.client_module.ClientModule`).
         facts: what ``site.json`` holds: site, method, settings, classes, features, counts of its data, metrics.
         table: the site's preprocessing, for sites that are tables; ``None`` where inputs are arrays.
+        training_rows: the site's preprocessed training samples, on which exported files are checked; ``None`` where
+            they are not at hand.
     """
 
     module: nn.Module | ExportedProgram
     facts: dict[str, Any]
     table: TablePreprocessor | None = None
+    training_rows: Split | None = field(default=None, kw_only=True)
 
     @cached_property
     def program(self) -> ExportedProgram:

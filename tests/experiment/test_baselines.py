@@ -616,9 +616,12 @@ def test_rounding_of_whole_numbers_does_not_change_what_trees_say(name):
     mean, deviation = ages.mean(0), ages.std(0)
     x = ((ages - mean) / deviation).astype(np.float32)
     model = trained(f"sklearn:{name}", new_model(f"sklearn:{name}", "classification", 0), x, y, tuned=True)
-    assert (model.predict_proba(x) == new_model(f"sklearn:{name}", "classification", 0).fit(x, y).predict_proba(x)).all()
+    assert (
+        model.predict_proba(x) == new_model(f"sklearn:{name}", "classification", 0).fit(x, y).predict_proba(x)
+    ).all()
     new = generator.integers(20, 90, (300, 3)).astype(np.float64)
     plain, less, more = (
-        model.predict_proba(((new * factor - mean) / deviation).astype(np.float32)) for factor in (1, 1 - 1e-7, 1 + 1e-7)
+        model.predict_proba(((new * factor - mean) / deviation).astype(np.float32))
+        for factor in (1, 1 - 1e-7, 1 + 1e-7)
     )
     assert (plain == less).all() and (plain == more).all()

@@ -17,7 +17,7 @@ def tree_on(x, kind=DecisionTreeRegressor):
 @pytest.mark.parametrize("kind", [DecisionTreeRegressor, ExtraTreeRegressor])
 @pytest.mark.parametrize("step", [1.0, 0.1, 0.25])
 def test_rows_near_a_grid_point_fall_on_the_side_of_that_point(step, kind):
-    """Whole numbers, tenths and quarters, standardised as a site standardises them: the trees ask about no grid point."""
+    """Whole numbers, tenths and quarters, standardised as a site standardises them."""
     generator = np.random.default_rng(0)
     ages = generator.choice(np.arange(200, 900), (300, 2)) * step
     mean, deviation = ages.mean(0), ages.std(0)

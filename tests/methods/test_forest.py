@@ -107,7 +107,10 @@ def test_rounding_of_whole_numbers_does_not_change_what_a_forest_says():
     new = generator.integers(20, 90, (200, 3)).astype(np.float64)
     for bins in (None, 32):
         arrays = trees.grown(
-            ((ages - mean) / deviation).astype(np.float32), y, Recipe(40, 64, 12, 1 if bins is None else 5, bins, 2), KEY
+            ((ages - mean) / deviation).astype(np.float32),
+            y,
+            Recipe(40, 64, 12, 1 if bins is None else 5, bins, 2),
+            KEY,
         )
         plain, less, more = (
             alone(arrays, ((new * factor - mean) / deviation).astype(np.float32)) for factor in (1, 1 - 1e-7, 1 + 1e-7)
