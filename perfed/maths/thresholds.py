@@ -12,8 +12,9 @@ GOLDEN = (5**0.5 - 1) / 2
 """Position of a threshold between two values, as a fraction of the distance between them.
 
 In the middle between 40 and 42 lies 41, which the next row may hold: which side it falls on is then decided by
-rounding. The golden ratio is the number that fractions approximate worst (Hurwitz 1891). A threshold between two values that are n steps of a grid apart is at least 0.38/n of a step away from every point of the grid, whatever the
-grid is: whole numbers, numbers with one or two decimals, or these after standardisation.
+rounding. The golden ratio is the number that fractions approximate worst (Hurwitz 1891). A threshold between two values
+that are n steps of a grid apart is at least 0.38/n of a step away from every point of the grid, whatever the grid is:
+whole numbers, numbers with one or two decimals, or these after standardisation.
 """
 
 FloatArray = NDArray[np.float64]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from perfed.data.client import Split
-from perfed.data.inputs import as_tensor, column_names
+from perfed.data.inputs import as_tensor, column_names, native_columns
 from perfed.data.reading import reason_of, refuse_untrusted
 from perfed.data.tables.problems import columns_named, pandas
 from perfed.data.tables.site import TablePreprocessor
@@ -175,10 +175,13 @@ class SiteModel:
             return x
         if len(shape) != 2 or shape[1] != len(names):
             raise PerfedError(f"site '{self.site}': x has shape {shape}, not (rows, {len(names)})")
-        return pandas().DataFrame(np.asarray(x, object), columns=names)
+        cells = np.array(x, object)
+        cells[np.ma.getmaskarray(x)] = None  # which means missing
+        return pandas().DataFrame(cells, columns=names)
 
     def _from_columns(self, x: Any, domain: Any) -> tuple[Any, Any]:
         self._check_columns(x, without=(DOMAIN,) if domain is not None else ())
+        x = native_columns(x)
         if self.takes_domain and domain is None:
             domain = np.asarray(x[DOMAIN])
         return x[list(self.facts["features"])], domain

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from perfed.data.inputs import native_columns
 from perfed.data.tables.missing import without_codes
 from perfed.data.tables.problems import Frame, Series, in_rows, pandas
 
@@ -283,7 +284,7 @@ class Parsed:
     """
 
     def __init__(self, frame: Frame) -> None:
-        self.frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
+        self.frame = native_columns(frame).set_axis([str(name) for name in frame.columns], axis=1)
         self._cells: dict[str, Cells] = {}
         self._guessed: dict[tuple[str, Kind | None, Parsed | None], Column] = {}
         self._without: dict[tuple[str, ...], Parsed] = {}

@@ -14,11 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.files import optional_package
+from perfed.data.inputs import native_columns
 from perfed.data.reading import checked, reason_of, refuse_unpacked, refuse_untrusted
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, read
 from perfed.data.tables.missing import without_codes
 from perfed.data.tables.preprocess import inputs_of, output_names, outputs
-from perfed.data.tables.problems import Frame, Series, columns_named, in_rows, listed, nearest, pandas, refuse
+from perfed.data.tables.problems import (
+    Frame,
+    Series,
+    columns_named,
+    in_rows,
+    listed,
+    nearest,
+    pandas,
+    refuse,
+    refuse_complex,
+)
 from perfed.errors import PerfedError
 
 _FACTS, _SAFE, _PICKLED = "table.json", "transformer.skops", "transformer.joblib"
@@ -171,7 +182,8 @@ class TablePreprocessor:
         twice = sorted({name for name in given if given.count(name) > 1})
         if twice:
             raise PerfedError(f"{where}: several columns are called {listed(twice)}")
-        return without_codes(frame.set_axis(given, axis=1), self.missing)
+        refuse_complex(frame, where)
+        return without_codes(native_columns(frame).set_axis(given, axis=1), self.missing)
 
     def _domain(self, frame: Frame) -> NDArray[np.int64] | None:
         named = self._checked(frame)
