@@ -59,8 +59,8 @@ class BlendSite(SiteModel):
         facts["settings"] = {}
         facts["versions"] = {key: value for part in parts.values() for key, value in part.facts["versions"].items()}
         made = {**facts, **plain(about)}
-        return cls(  # type: ignore[arg-type]
-            None,
+        return cls(
+            None,  # type: ignore[arg-type]
             made,
             first.table,
             tuple(parts.values()),
