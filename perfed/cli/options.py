@@ -149,8 +149,8 @@ _LONGEST = 50  # letters of a site's name in that of a file
 def file_name(site: str) -> str:
     """Return a name of a file for a site.
 
-    Spaces become ``_``. So do characters and dots that are not safe in names of files; a code of the site's name is then
-    added, so that sites whose names differ in such characters alone have different files.
+    Spaces become ``_``. So do characters and dots that are not safe in file names; a code of the site's name is then
+    added, so that sites whose names differ only in such characters have different files.
     """
     safe = re.sub(r"[^\w. -]|^\.+|\.+$", "_", site)[:_LONGEST]
     code = "" if safe == site else f"-{hashlib.sha256(site.encode()).hexdigest()[:8]}"

@@ -28,14 +28,14 @@ def distinct_values(x: NDArray[Any]) -> list[FloatArray]:
     return [np.unique(column.astype(np.float32)).astype(np.float64) for column in x.T]
 
 
-def between(low: FloatArray, high: FloatArray) -> FloatArray:
+def place_between(low: FloatArray, high: FloatArray) -> FloatArray:
     """Return thresholds t with ``low <= t < high``, :data:`GOLDEN` of the way, as numbers that float32 can hold.
 
     Args:
         low, high: values ``(k,)`` that float32 can hold, ``low < high``.
 
     Example:
-        >>> between(np.array([1.0, 40.0]), np.array([2.0, 42.0])).round(3).tolist()
+        >>> place_between(np.array([1.0, 40.0]), np.array([2.0, 42.0])).round(3).tolist()
         [1.618, 41.236]
     """
     threshold = (low + GOLDEN * (high - low)).astype(np.float32).astype(np.float64)
@@ -55,4 +55,4 @@ def separate_values(tree: Any, values: Sequence[FloatArray]) -> None:
     for column in np.unique(tree.feature[inner]):
         nodes = inner[tree.feature[inner] == column]
         above = np.searchsorted(values[column], tree.threshold[nodes], side="right")
-        tree.threshold[nodes] = between(values[column][above - 1], values[column][above])
+        tree.threshold[nodes] = place_between(values[column][above - 1], values[column][above])

@@ -79,19 +79,21 @@ def onnx_file(model: SiteModel) -> tuple[bytes, float]:
         with quiet("torch.onnx"):
             network = _network(model)
             name = output_name(model.facts["classes"], model.table)
-            whole = network if model.table is None else with_preprocessing(model.table, network, name)
+            onnx_model = network if model.table is None else with_preprocessing(model.table, network, name)
     except Exception as error:
         raise PerfedError(f"site '{model.site}': its model cannot be written as ONNX: {reason_of(error)}") from error
-    difference = _difference(model, whole, *_drawn_rows(model), f"{_DRAWN} drawn rows")
+    difference = _compare_answers(model, onnx_model, *_drawn_rows(model), f"{_DRAWN} drawn rows")
     if model.training_rows is not None:
         rows = model.training_rows.loaded()
         arguments = model.checked(rows.x, rows.domain)
         feeds = _network_inputs(arguments)
-        difference = max(difference, _difference(model, network, feeds, arguments, f"its {len(rows)} training rows"))
+        difference = max(
+            difference, _compare_answers(model, network, feeds, arguments, f"its {len(rows)} training rows")
+        )
     for key, value in {**model.facts, "largest_difference": difference}.items():
-        entry = whole.metadata_props.add()
+        entry = onnx_model.metadata_props.add()
         entry.key, entry.value = key, value if isinstance(value, str) else json.dumps(value)
-    content: bytes = whole.SerializeToString()
+    content: bytes = onnx_model.SerializeToString()
     return content, difference
 
 
@@ -123,9 +125,9 @@ def _network(model: SiteModel) -> Any:
 # The check ---------------------------------------------------------------------------------------------------
 
 
-def _difference(
+def _compare_answers(
     model: SiteModel,
-    whole: Any,
+    onnx_model: Any,
     feeds: Mapping[str, NDArray[Any]],
     arguments: tuple[torch.Tensor, ...],
     what: str,
@@ -134,7 +136,7 @@ def _difference(
 
     Args:
         model: of perfed.
-        whole: of ONNX.
+        onnx_model: the exported one.
         feeds: rows by name of an ONNX input.
         arguments: the same rows as the network gets them.
         what: the rows, for the message.
@@ -144,7 +146,7 @@ def _difference(
     """
     runtime = onnx_package("onnxruntime")
     try:
-        session = runtime.InferenceSession(whole.SerializeToString(), providers=["CPUExecutionProvider"])
+        session = runtime.InferenceSession(onnx_model.SerializeToString(), providers=["CPUExecutionProvider"])
         names = [entry.name for entry in session.get_inputs()]
         answers = np.concatenate(
             [

@@ -68,8 +68,8 @@ def with_preprocessing(table: TablePreprocessor, network: Any, output: str) -> A
     graph = _Graph(table, takes_domain)
     network = compose.add_prefix(network, graph.prefix + "network/")
     number = network.graph.input[0].type.tensor_type.elem_type
-    numbers = _converted(graph) if table.own else _preprocessed(graph)
-    ids = _domain_ids(graph) if takes_domain or table.domain_input else None
+    numbers = _convert_transformer(graph) if table.own else _add_preprocessing(graph)
+    ids = _encode_domain(graph) if takes_domain or table.domain_input else None
     if table.domain_input:
         hot = graph.add("Gather", [graph.constant(np.eye(len(table.domains))), ids])
         numbers = graph.add("Concat", [numbers, hot], axis=1)
@@ -80,7 +80,7 @@ def with_preprocessing(table: TablePreprocessor, network: Any, output: str) -> A
     (result,) = network.graph.output
     end = helper.make_node("Identity", [result.name], [output])
     result.name = output
-    made = helper.make_graph(
+    combined = helper.make_graph(
         [*graph.nodes, *network.graph.node, end],
         "site",
         graph.inputs,
@@ -89,7 +89,7 @@ def with_preprocessing(table: TablePreprocessor, network: Any, output: str) -> A
     )
     versions = {entry.domain: entry.version for entry in network.opset_import} | graph.versions
     opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
-    return helper.make_model(made, opset_imports=opsets, functions=network.functions, ir_version=network.ir_version)
+    return helper.make_model(combined, opset_imports=opsets, functions=network.functions, ir_version=network.ir_version)
 
 
 class _Graph:
@@ -155,7 +155,7 @@ class _Graph:
 # Preprocessing -------------------------------------------------------------------------------------------------
 
 
-def _preprocessed(graph: _Graph) -> str:
+def _add_preprocessing(graph: _Graph) -> str:
     """Return the inputs ``(batch, p)`` that a :func:`~perfed.data.tables.preprocess.column_transformer` makes."""
     parts = [
         _PARTS[name.removeprefix("own_")](graph, estimator, names)
@@ -165,22 +165,22 @@ def _preprocessed(graph: _Graph) -> str:
     return graph.add("Concat", parts, axis=1)
 
 
-def _numbers_of(graph: _Graph, names: Sequence[str]) -> str:
+def _read_numbers(graph: _Graph, names: Sequence[str]) -> str:
     return graph.add("Concat", [graph.double(graph.column(name)) for name in names], axis=1)
 
 
-def _filled(graph: _Graph, imputer: Any, names: Sequence[str]) -> str:
-    numbers = _numbers_of(graph, names)
+def _fill_missing(graph: _Graph, imputer: Any, names: Sequence[str]) -> str:
+    numbers = _read_numbers(graph, names)
     return graph.add("Where", [graph.add("IsNaN", [numbers]), graph.constant(imputer.statistics_[None]), numbers])
 
 
-def _scaled(graph: _Graph, pipeline: Any, names: Sequence[str]) -> str:
-    scaler, numbers = pipeline["scale"], _filled(graph, pipeline["fill"], names)
+def _scale_numbers(graph: _Graph, pipeline: Any, names: Sequence[str]) -> str:
+    scaler, numbers = pipeline["scale"], _fill_missing(graph, pipeline["fill"], names)
     centred = graph.add("Sub", [numbers, graph.constant(scaler.mean_[None])])
     return graph.add("Div", [centred, graph.constant(scaler.scale_[None])])
 
 
-def _one_hot(graph: _Graph, encoder: Any, names: Sequence[str]) -> str:
+def _encode_categories(graph: _Graph, encoder: Any, names: Sequence[str]) -> str:
     columns = {column.name: column for column in graph.table.inputs}
     hot = [
         graph.matches(graph.column(name), [spellings(level, columns[name], graph.table.missing) for level in levels])
@@ -190,20 +190,20 @@ def _one_hot(graph: _Graph, encoder: Any, names: Sequence[str]) -> str:
     return graph.add("Concat", hot, axis=1)
 
 
-def _missing(graph: _Graph, pipeline: Any, names: Sequence[str]) -> str:
-    return graph.double(graph.add("IsNaN", [_numbers_of(graph, names)]))
+def _mask_missing(graph: _Graph, pipeline: Any, names: Sequence[str]) -> str:
+    return graph.double(graph.add("IsNaN", [_read_numbers(graph, names)]))
 
 
 _PARTS: Mapping[str, Callable[[_Graph, Any, Sequence[str]], str]] = {
-    "number": _scaled,
-    "date": _scaled,
-    "boolean": _filled,
-    "category": _one_hot,
-    "missing": _missing,
+    "number": _scale_numbers,
+    "date": _scale_numbers,
+    "boolean": _fill_missing,
+    "category": _encode_categories,
+    "missing": _mask_missing,
 }
 
 
-def _converted(graph: _Graph) -> str:
+def _convert_transformer(graph: _Graph) -> str:
     """Return what a transformer of the user's own makes, as skl2onnx converts it; its categories get their names."""
     onnx, table = onnx_package("onnx"), graph.table
     types = onnx_package("skl2onnx.common.data_types")
@@ -224,7 +224,7 @@ def _converted(graph: _Graph) -> str:
     return graph.double(made.graph.output[0].name)
 
 
-def _domain_ids(graph: _Graph) -> str:
+def _encode_domain(graph: _Graph) -> str:
     """Return the domain's ids ``(batch,)``; an unknown domain is out of range, which onnxruntime refuses."""
     table = graph.table
     assert table.domain is not None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.tree import DecisionTreeRegressor, ExtraTreeRegressor
 
-from perfed.maths.thresholds import between, distinct_values, separate_values
+from perfed.maths.thresholds import distinct_values, place_between, separate_values
 
 
 def tree_on(x, kind=DecisionTreeRegressor):
@@ -35,19 +35,19 @@ def test_rows_near_a_grid_point_fall_on_the_side_of_that_point(step, kind):
 def test_thresholds_between_whole_numbers_are_no_decimal_numbers():
     low = np.arange(0.0, 100.0)
     for decimals in (1, 2):
-        scaled = between(low, low + 1) * 10**decimals
+        scaled = place_between(low, low + 1) * 10**decimals
         assert np.abs(scaled - scaled.round()).min() > 0.1
 
 
 @pytest.mark.parametrize("steps", range(1, 200))
 def test_the_distance_to_a_grid_shrinks_no_faster_than_its_steps_grow(steps):
     """Of fractions with the denominator n none is nearer to the golden ratio than 0.38 / n^2 (Hurwitz)."""
-    (threshold,) = between(np.zeros(1), np.array([float(steps)]))
+    (threshold,) = place_between(np.zeros(1), np.array([float(steps)]))
     assert abs(threshold - round(threshold)) > 0.38 / steps - 1e-4
 
 
 def test_neighbouring_numbers_stay_apart():
     low = np.array([1.0, -3.5, 1e6])
     high = np.nextafter(low.astype(np.float32), np.float32(np.inf)).astype(np.float64)
-    threshold = between(low, high)
+    threshold = place_between(low, high)
     assert (low <= threshold).all() and (threshold < high).all()

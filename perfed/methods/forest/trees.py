@@ -13,7 +13,7 @@ from torch import Tensor
 
 from perfed import rng
 from perfed.errors import PerfedError
-from perfed.maths.thresholds import between, distinct_values, separate_values
+from perfed.maths.thresholds import distinct_values, place_between, separate_values
 from perfed.methods.forest.hazards import rates, relative_risk
 
 Arrays = Mapping[str, Tensor]
@@ -85,7 +85,7 @@ def cuts(column: NDArray[Any], smallest: int, bins: int) -> NDArray[Any]:
     groups = max(1, min(bins, len(column) // smallest))
     parts = np.array_split(np.sort(column).astype(np.float64), groups)
     means = np.unique(np.array([part.mean() for part in parts], np.float32)).astype(np.float64)
-    return between(means[:-1], means[1:]).astype(column.dtype)
+    return place_between(means[:-1], means[1:]).astype(column.dtype)
 
 
 def grown(x: NDArray[Any], y: NDArray[Any], recipe: Recipe, key: Tensor) -> dict[str, Tensor]:
