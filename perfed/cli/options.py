@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from dataclasses import dataclass
@@ -146,9 +147,18 @@ def check_new(file: Path) -> None:
         raise PerfedError(f"{file}: exists already; choose another name")
 
 
+_LONGEST = 50  # letters of a site's name in that of a file
+
+
 def file_name(site: str) -> str:
-    """Return a site's name as that of a file."""
-    return re.sub(r"[^\w.-]", "_", site)
+    """Return a name of a file for a site.
+
+    Spaces become ``_``. So do characters and dots that are not safe in file names; a code of the site's name is then
+    added, so that sites whose names differ only in such characters have different files.
+    """
+    safe = re.sub(r"[^\w. -]|^\.+|\.+$", "_", site)[:_LONGEST]
+    code = "" if safe == site else f"-{hashlib.sha256(site.encode()).hexdigest()[:8]}"
+    return safe.replace(" ", "_") + code
 
 
 def default_out(name: str) -> Path:

@@ -87,7 +87,7 @@ def join(source: Source, file: Path) -> None:
     """Let a new site make its own model against what a finished run shares; no other file of the run changes."""
     site = source.site
     folder = source.directory / "joined" / file_name(site)
-    if (folder / FACTS).exists():
+    if site in joined_sites(source.directory) or (folder / FACTS).exists():
         raise PerfedError(f"{folder}: site '{site}' has joined already")
     with no_modules_of(source.directory, source.trust):
         found = opened_models(source.directory, data_dir=source.data_dir)

@@ -19,25 +19,43 @@ from perfed.errors import PerfedError
 Parts = dict[str, tuple[Tensor, Tensor | NDArray[np.str_], Tensor | None]]
 """Inputs, targets and domain ids, by split."""
 
+TWO_COLUMNS = "give real and imaginary parts as columns of their own"
+"""What a message on complex numbers advises."""
+
 _LONG = 2000  # samples that are worth a progress bar
 
 
 def as_tensor(value: Any, what: str, client: str) -> Tensor:
-    """Numbers as a tensor: of a tensor, an array, a list, or a data frame (anything with ``columns`` and ``to_numpy``).
+    """Return numbers as a tensor: of a tensor, an array, a list, or a data frame (with ``columns`` and ``to_numpy``).
+
+    Floating-point numbers of a type that NumPy lacks, such as bfloat16, become float32, and longer ones than float64
+    become that.
 
     Raises:
-        PerfedError: sparse, or not numbers; names the client, the column and what it holds.
+        PerfedError: sparse, masked, or not real numbers; names the client, the column and what it holds.
     """
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
             raise PerfedError(f"client '{client}': {what} is a sparse tensor; give {what}.to_dense()")
-        return value if value.ndim else value.reshape(1)
+        if value.is_complex():
+            raise PerfedError(f"client '{client}': {what} holds complex numbers; {TWO_COLUMNS}")
+        return _in_numpy_type(value if value.ndim else value.reshape(1))
     array = _as_array(value, what, client)
+    if array.dtype.kind == "V" and np.can_cast(array.dtype, np.float32):  # bfloat16 of the package ml_dtypes
+        array = array.astype(np.float32)
     if array.dtype.kind not in "biuf":
         _check_numbers(array, column_names(value), what, client)
         array = np.array(array.tolist())
+    # torch has neither other byte orders nor longer numbers.
+    array = array.astype(np.float64 if array.dtype.itemsize > 8 else array.dtype.newbyteorder("="), copy=False)
     # Read-only arrays are copied: a tensor can be written to.
     return torch.from_numpy(np.require(np.atleast_1d(array), requirements=["C", "W"]))
+
+
+def _in_numpy_type(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` in float32 where its floating-point type is none of NumPy's."""
+    known = (torch.float16, torch.float32, torch.float64)
+    return tensor.float() if tensor.is_floating_point() and tensor.dtype not in known else tensor
 
 
 def as_targets(value: Any, what: str, client: str) -> Tensor | NDArray[np.str_]:
@@ -62,13 +80,35 @@ def column_names(value: Any) -> tuple[str, ...] | None:
     return None if columns is None or not hasattr(value, "to_numpy") else tuple(str(name) for name in columns)
 
 
+def native_columns(frame: Any) -> Any:
+    """Return a data frame with its columns in the byte order of the machine, the only one with which pandas works."""
+    foreign = [
+        at
+        for at, dtype in enumerate(getattr(frame, "dtypes", ()))
+        if isinstance(dtype, np.dtype) and not dtype.isnative
+    ]
+    frame = frame.copy() if foreign else frame
+    for at in foreign:
+        values = frame.iloc[:, at].to_numpy()
+        frame.isetitem(at, values.astype(values.dtype.newbyteorder("=")))
+    return frame
+
+
 def _as_array(value: Any, what: str, client: str) -> NDArray[Any]:
     if isinstance(value, Dataset):
         split = what.rpartition("_")[2]
         raise PerfedError(f"client '{client}': {what} is a torch Dataset; give it, inputs and targets, as '{split}'")
     if hasattr(value, "toarray") and hasattr(value, "nnz"):
         raise PerfedError(f"client '{client}': {what} is a sparse matrix; give {what}.toarray()")
+    if isinstance(value, list | tuple) and any(isinstance(part, np.ma.MaskedArray) for part in value):
+        value = np.ma.stack(value)
+    if isinstance(value, np.ma.MaskedArray) and value.mask.any():
+        row, *column = np.argwhere(np.ma.getmaskarray(value))[0].tolist()
+        at = f"in column {column[0]}, " if column else "in "
+        raise PerfedError(f"client '{client}': {what} holds missing values (masked), {at}row {row}; fill them in")
     try:
+        if column_names(value) is not None:
+            value = native_columns(value)
         return np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
     except (TypeError, ValueError) as error:
         raise PerfedError(f"client '{client}': {what} cannot become a tensor ({str(error).splitlines()[0]})") from None
@@ -82,6 +122,8 @@ def _check_numbers(array: NDArray[Any], names: Sequence[str] | None, what: str, 
             if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
                 continue
             at = f"in column {column}{f' ({names[column]!r})' if names else ''}, " if array.ndim > 1 else "in "
+            if isinstance(value, complex | np.complexfloating):
+                raise PerfedError(f"client '{client}': {what} holds complex numbers, {at}row {row}; {TWO_COLUMNS}")
             raise PerfedError(
                 f"client '{client}': {what} holds {_kind(value)}, not numbers, {at}row {row}: {value!s:.40}; code "
                 "categories as columns of numbers (scikit-learn's OneHotEncoder does) and dates as numbers of days, "
@@ -117,7 +159,7 @@ def parts_of(data: Any, what: str, client: str) -> tuple[Any, ...]:
         raise PerfedError(
             f"{where} is {kind}; a torch Dataset with a length is needed there, or arrays as x_{what} and y_{what}"
         )
-    parts = data.tensors if isinstance(data, TensorDataset) else _samples(data, where)
+    parts = data.tensors if isinstance(data, TensorDataset) else _samples(data, what, client)
     if len(parts) not in (2, 3):
         raise PerfedError(
             f"{where}: its samples have {len(parts)} entries; (inputs, target) or (inputs, target, domain id) is needed"
@@ -125,8 +167,8 @@ def parts_of(data: Any, what: str, client: str) -> tuple[Any, ...]:
     return tuple(parts)
 
 
-def _samples(data: Any, where: str) -> list[Any]:
-    size = len(data)
+def _samples(data: Any, what: str, client: str) -> list[Any]:
+    where, size = f"client '{client}': {what}", len(data)
     if size == 0:
         return [torch.zeros(0), torch.zeros(0, dtype=torch.int64)]
     console = Console(stderr=True)
@@ -136,8 +178,12 @@ def _samples(data: Any, where: str) -> list[Any]:
         sample = data[i]
         if not isinstance(sample, tuple | list) or not 2 <= len(sample) <= 3:
             raise PerfedError(f"{where}: sample {i} is a {type(sample).__name__}; (inputs, target) is needed")
+        features = sample[0]
         try:
-            x = torch.as_tensor(sample[0])
+            array = isinstance(features, np.ndarray) and features.ndim > 0
+            x = as_tensor(features, f"{what} sample {i}", client) if array else torch.as_tensor(features)
+        except PerfedError:
+            raise
         except (TypeError, ValueError, RuntimeError):
             raise PerfedError(
                 f"{where}: the inputs of sample {i} are a {type(sample[0]).__name__}; a tensor or array is needed "
@@ -149,7 +195,7 @@ def _samples(data: Any, where: str) -> list[Any]:
             shapes = f"{tuple(x.shape)}, those of sample 0 {tuple(inputs.shape[1:])}"
             raise PerfedError(f"{where}: the inputs of sample {i} have shape {shapes}; all of a client need the same")
         inputs[i] = x
-        rest.append([entry.numpy() if isinstance(entry, Tensor) else entry for entry in sample[1:]])
+        rest.append([_in_numpy_type(entry).numpy() if isinstance(entry, Tensor) else entry for entry in sample[1:]])
     if len({len(entries) for entries in rest}) > 1:
         raise PerfedError(f"{where}: some samples have a domain id and some have none; all need one, or none")
     return [inputs, *(np.asarray(column) for column in zip(*rest, strict=True))]

@@ -6,7 +6,7 @@ Most commands train none of them: scikit-learn is imported when a model is made.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from perfed.data.labels import Task
 from perfed.errors import PerfedError
+from perfed.maths.thresholds import distinct_values, separate_values
 from perfed.plugins import POOLED, SKLEARN, known_as, own_module
 
 SEED = "the seed"
@@ -182,10 +183,28 @@ def trained(name: str, model: Any, x: NDArray[Any], y: NDArray[Any], tuned: bool
     A random forest that is not ``tuned`` has leaves of at least one sample or five (:data:`LEAVES`), whichever is
     better on the samples that each tree was not given, by Brier score or squared error (Breiman 2001, section 3.1). No
     fixed number is good everywhere: five is better on noisy sites and much worse where a class has few samples.
+
+    The thresholds of decision trees are moved to where new samples do not lie (:mod:`perfed.maths.thresholds`).
     """
     if _bare(name) == "random-forest" and not tuned:
-        return max((_out_of_bag(model, leaf, x, y) for leaf in LEAVES), key=lambda found: found[0])[1]
-    return model.fit(x, y)
+        fitted = max((_out_of_bag(model, leaf, x, y) for leaf in LEAVES), key=lambda scored: scored[0])[1]
+    else:
+        fitted = model.fit(x, y)
+    values = distinct_values(x)
+    for tree in _trees_of(fitted, x.shape[1]):
+        separate_values(tree, values)
+    return fitted
+
+
+def _trees_of(model: Any, columns: int) -> Iterator[Any]:
+    """Yield the decision trees on ``columns`` columns that a fitted model, or several in a list, consist of."""
+    if isinstance(model, list | np.ndarray):
+        for part in model:
+            yield from _trees_of(part, columns)
+    elif hasattr(model, "tree_") and model.n_features_in_ == columns:
+        yield model.tree_
+    else:
+        yield from _trees_of(getattr(model, "estimators_", []), columns)
 
 
 def _out_of_bag(forest: Any, leaf: int, x: NDArray[Any], y: NDArray[Any]) -> tuple[float, Any]:

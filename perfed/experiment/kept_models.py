@@ -132,5 +132,12 @@ def estimator_site(
     facts = facts_of(client, federation, dtype="float32", domains=None, **about)
     facts["versions"] = versions("scikit-learn", version("scikit-learn"))
     estimator, scale = plain_estimator(fitted), federation.target_scale
-    made = EstimatorSite(None, plain(facts), client.table, estimator, scale)  # type: ignore[arg-type]
+    made = EstimatorSite(
+        None,  # type: ignore[arg-type]
+        plain(facts),
+        client.table,
+        estimator,
+        scale,
+        training_rows=client.train,
+    )
     return replace(made, facts={**made.facts, "metrics": plain(measured(made, client, federation))})

@@ -59,7 +59,14 @@ class BlendSite(SiteModel):
         facts["settings"] = {}
         facts["versions"] = {key: value for part in parts.values() for key, value in part.facts["versions"].items()}
         made = {**facts, **plain(about)}
-        return cls(None, made, first.table, tuple(parts.values()), tuple(map(float, weights)))  # type: ignore[arg-type]
+        return cls(
+            None,  # type: ignore[arg-type]
+            made,
+            first.table,
+            tuple(parts.values()),
+            tuple(map(float, weights)),
+            training_rows=first.training_rows,
+        )
 
     def outputs(self, *arguments: Tensor) -> NDArray[Any]:
         """Return the mixture of what the parts say: of probabilities, values or log hazards."""
@@ -125,7 +132,7 @@ def mixed_network(model: BlendSite, networks: Sequence[Any], output: str) -> Any
                 raise ValueError(f"parts have versions {opsets[entry.domain]} and {entry.version} of operators")
         for entry in own.graph.input:
             type_ = entry.type.tensor_type.elem_type
-            name = ("" if model.table is None else "network/") + (DOMAIN if type_ == onnx.TensorProto.INT64 else "x")
+            name = DOMAIN if type_ == onnx.TensorProto.INT64 else "x"
             nodes.append(helper.make_node("Cast", [name], [entry.name], to=type_))
             inputs.setdefault(name, helper.make_tensor_value_info(name, type_, None))
             inputs[name].type.tensor_type.shape.CopyFrom(entry.type.tensor_type.shape)

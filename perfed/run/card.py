@@ -26,6 +26,10 @@ _WRITTEN = {
     "date": "days since 1970-01-01, the time of day as a fraction, NaN where missing",
     "category": "a text, `missing` where it is",
 }
+_SPELLINGS = (
+    "A category may be written as in the site's table: with spaces around it, a whole number also with `.0` (`1`, "
+    "`1.0`, `1.00`). Any other text counts as a category that training has not seen."
+)
 _JOINED = (
     "The site joined the finished run: it trained its own stages for {rounds} rounds against what the others share, "
     "which did not change."
@@ -157,6 +161,7 @@ def is_card_of(facts: dict[str, Any], text: str) -> bool:
 
 
 def _use(facts: dict[str, Any]) -> str:
+    """Return what the model takes and predicts."""
     shape = "x".join(map(str, facts["input_shape"]))
     inputs = f"numbers of shape {shape}"
     if facts["columns"] is not None:
@@ -164,21 +169,32 @@ def _use(facts: dict[str, Any]) -> str:
     domains = facts["domains"]
     domain = "" if domains is None else f", and the sample's domain ({', '.join(map(markdown_text, domains))})"
     of = f" of {markdown_code(target)}" if (target := facts.get("target")) else ""
+    usual = "values" if facts["classes"] is None else "probabilities"
+    output = facts.get("output") or usual
+    renamed = "" if output == usual else f" The output of an ONNX file is called `{output}`: `{usual}` is a column."
     if facts["classes"] is None:
-        return f"It takes {inputs}{domain}, and predicts {f'the value{of}' if of else 'a value'}."
-    return f"It takes {inputs}{domain}, and predicts the probabilities of the classes{of}: {_few(facts['classes'])}."
+        return f"It takes {inputs}{domain}, and predicts {f'the value{of}' if of else 'a value'}.{renamed}"
+    classes = _few(facts["classes"])
+    return f"It takes {inputs}{domain}, and predicts the probabilities of the classes{of}: {classes}.{renamed}"
 
 
 def _columns(facts: dict[str, Any]) -> str:
     columns = facts["columns"]
-    rows = [(markdown_text(column["name"]), column["kind"], _WRITTEN.get(column["kind"], "")) for column in columns]
+    rows = [(markdown_text(column["name"]), column["kind"], _how_written(column)) for column in columns]
     parts = [_table(("column", "kind", "in an ONNX file"), rows)]
+    if any(column["kind"] == "category" for column in columns):
+        parts.append(_SPELLINGS)
     if codes := facts.get("missing"):
         parts.append(f"Taken for missing, beside empty cells: {_few(codes)}.")
     for name, replacements in facts.get("values", {}).items():
         texts = [f"{old} as {new}" for old, new in replacements.items()]
         parts.append(f"Texts of {markdown_text(name)} that are read as others: {_few(texts)}.")
     return "\n\n".join(parts)
+
+
+def _how_written(column: dict[str, Any]) -> str:
+    texts = [markdown_code(text) for text in column.get("texts") or ()]
+    return _WRITTEN.get(column["kind"], "") + (f": {', '.join(texts)}" if texts else "")
 
 
 def _mixture(weights: dict[str, float]) -> str:
@@ -267,4 +283,8 @@ def _few(names: list[Any]) -> str:
 
 def _table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
     cells = [header, ("---",) * len(header), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in cells)
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in cells)
+
+
+def _cell(value: Any) -> str:
+    return " ".join(str(value).replace("|", "\\|").split("\n"))

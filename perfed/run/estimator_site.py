@@ -17,13 +17,11 @@ from perfed.data.files import optional_package
 from perfed.data.reading import reason_of, refuse_unpacked
 from perfed.data.target_scale import TargetScale
 from perfed.errors import PerfedError
-from perfed.run.onnx_table import ML, ML_VERSION, onnx_package
+from perfed.run.onnx_table import ML, ML_VERSION, OPSET, onnx_package
 from perfed.run.site import SiteModel
 from perfed.system import write_atomic
 
 ESTIMATOR, SCALE = "model.skops", "scale.json"
-_OPSET = 20
-"""As torch writes networks, so that both can be in one graph."""
 TRUSTED = ("sklearn.tree._tree.Tree",)
 """Types beside those that skops trusts by itself which a file may hold: arrays of nodes, which are checked."""
 
@@ -76,13 +74,12 @@ class EstimatorSite(SiteModel):
         onnx, helper = onnx_package("onnx"), onnx_package("onnx.helper")
         types = onnx_package("skl2onnx.common.data_types")
         width, classes = int(np.prod(self.facts["input_shape"])), self.facts["classes"]
-        name = "x" if self.table is None else "network/x"
         options = None if classes is None else {id(self.estimator): {"zipmap": False}}
         made = onnx_package("skl2onnx").convert_sklearn(
             self.estimator,
-            initial_types=[(name, types.FloatTensorType([None, width]))],
+            initial_types=[("x", types.FloatTensorType([None, width]))],
             options=options,
-            target_opset=(versions := {"": _OPSET, ML: ML_VERSION}),
+            target_opset=(versions := {"": OPSET, ML: ML_VERSION}),
         )
         for entry in made.opset_import:
             entry.version = versions.get(entry.domain, entry.version)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,14 +19,15 @@ from perfed.errors import PerfedError
 from perfed.run.blend_site import BlendSite, mixed_network
 from perfed.run.card import card
 from perfed.run.estimator_site import EstimatorSite
-from perfed.run.onnx_table import example_columns, joined, onnx_package
+from perfed.run.onnx_table import OPSET, example_columns, onnx_package, output_name, with_preprocessing
 from perfed.run.site import DOMAIN, SiteModel, quiet, write_program
 from perfed.system import write_atomic
 
 Format = Literal["onnx", "pt2", "safetensors"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
-_CHECKED = 64  # rows on which an ONNX file must say what perfed says
+_DRAWN = 64  # rows like those of the site
+_ROWS = 4096  # that onnxruntime gets at once
 _TOLERANCE = 1e-4  # of a probability, or of the largest value
 
 
@@ -38,7 +40,7 @@ def export(model: SiteModel, file: Path | str, format_: Format) -> dict[str, Any
     * ``safetensors``: the parameters by name, with the facts as metadata; nothing that can be run.
 
     Returns:
-        What was found: ``largest_difference`` for ``onnx``, else nothing.
+        ``largest_difference`` for ``onnx``, otherwise nothing.
 
     Raises:
         PerfedError: another format, packages that are not installed, a model or a preprocessing that cannot be
@@ -48,111 +50,147 @@ def export(model: SiteModel, file: Path | str, format_: Format) -> dict[str, Any
         raise PerfedError(f"format '{format_}' is not known; allowed: {', '.join(FORMATS)}")
     if isinstance(model, EstimatorSite | BlendSite) and format_ != "onnx":
         raise PerfedError(f"{model.facts['method']} has no network of torch's; allowed: --format onnx")
-    place, found, facts = Path(file), {}, json.dumps(model.facts)
+    place, results, facts = Path(file), {}, json.dumps(model.facts)
     if format_ == "onnx":
         content, difference = onnx_file(model)
-        found = {"largest_difference": difference}
+        results = {"largest_difference": difference}
         write_atomic(place, content)
     elif format_ == "pt2":
         write_program(model.program, place, {"site.json": facts})
     else:
         tensors = {name: tensor.contiguous().clone() for name, tensor in model.program.state_dict.items()}
         write_atomic(place, bytes(save(tensors, {"site": facts})))
-    write_atomic(place.with_suffix(".md"), card({**model.facts, **found}))
-    return found
+    write_atomic(place.with_suffix(".md"), card({**model.facts, **results}))
+    return results
 
 
 def onnx_file(model: SiteModel) -> tuple[bytes, float]:
     """Return an ONNX model and its largest difference to what ``model`` says.
 
+    The network is compared on all training rows of the site, where they are at hand, and the whole file on drawn ones.
+
     Raises:
         PerfedError: as :func:`export`.
     """
-    for package in ("onnx", "onnxscript", "onnxruntime", *(() if model.table is None else ("skl2onnx",))):
+    converts = isinstance(model, EstimatorSite | BlendSite) or (model.table is not None and model.table.own)
+    for package in ("onnx", "onnxscript", "onnxruntime", *(("skl2onnx",) if converts else ())):
         onnx_package(package)
     try:
         with quiet("torch.onnx"):
-            whole = _network(model)
-            whole = whole if model.table is None else joined(model.table, whole)
+            network = _network(model)
+            name = output_name(model.facts["classes"], model.table)
+            onnx_model = network if model.table is None else with_preprocessing(model.table, network, name)
     except Exception as error:
         raise PerfedError(f"site '{model.site}': its model cannot be written as ONNX: {reason_of(error)}") from error
-    difference = _difference(model, whole)
+    difference = _compare_answers(model, onnx_model, *_drawn_rows(model), f"{_DRAWN} drawn rows")
+    if model.training_rows is not None:
+        rows = model.training_rows.loaded()
+        arguments = model.checked(rows.x, rows.domain)
+        feeds = _network_inputs(arguments)
+        difference = max(
+            difference, _compare_answers(model, network, feeds, arguments, f"its {len(rows)} training rows")
+        )
     for key, value in {**model.facts, "largest_difference": difference}.items():
-        entry = whole.metadata_props.add()
+        entry = onnx_model.metadata_props.add()
         entry.key, entry.value = key, value if isinstance(value, str) else json.dumps(value)
-    content: bytes = whole.SerializeToString()
+    content: bytes = onnx_model.SerializeToString()
     return content, difference
 
 
 def _network(model: SiteModel) -> Any:
-    """The network, from ``x`` (and ``domain``) to ``probabilities`` or ``values``; parameters keep their names."""
+    """Return the network, from ``x`` (and ``domain``) to ``probabilities`` or ``values``, its parameters by name."""
     if isinstance(model, EstimatorSite):
         return model.network()
+    output = output_name(model.facts["classes"], None)
     if isinstance(model, BlendSite):
-        output = "values" if model.facts["classes"] is None else "probabilities"
         return mixed_network(model, [_network(part) for part in model.parts], output)
-    inputs = ["x"] if model.table is None else ["network/x"]
-    inputs += [DOMAIN if model.table is None else "network/domain"] if model.takes_domain else []
-    output = "values" if model.facts["classes"] is None else "probabilities"
-    made = torch.onnx.export(
-        model.program, dynamo=True, optimize=False, verbose=False, input_names=inputs, output_names=[output]
+    inputs = ["x", *([DOMAIN] if model.takes_domain else [])]
+    program = torch.onnx.export(
+        model.program,
+        dynamo=True,
+        optimize=False,
+        verbose=False,
+        opset_version=OPSET,
+        input_names=inputs,
+        output_names=[output],
     )
-    assert made is not None
-    found = made.model_proto
-    for value in (*found.graph.input, *found.graph.output):
+    assert program is not None
+    network = program.model_proto
+    for value in (*network.graph.input, *network.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
-    del found.metadata_props[:]
-    return found
+    del network.metadata_props[:]
+    return network
 
 
 # The check ---------------------------------------------------------------------------------------------------
 
 
-def _difference(model: SiteModel, whole: Any) -> float:
-    """Largest difference of the answers of onnxruntime and of perfed, to drawn rows.
+def _compare_answers(
+    model: SiteModel,
+    onnx_model: Any,
+    feeds: Mapping[str, NDArray[Any]],
+    arguments: tuple[torch.Tensor, ...],
+    what: str,
+) -> float:
+    """Return the largest difference between the answers of onnxruntime and of perfed.
+
+    Args:
+        model: of perfed.
+        onnx_model: the exported one.
+        feeds: rows by name of an ONNX input.
+        arguments: the same rows as the network gets them.
+        what: the rows, for the message.
 
     Raises:
         PerfedError: it is more than rounding, or onnxruntime cannot run the model.
     """
-    given, arguments = _rows(model)
     runtime = onnx_package("onnxruntime")
     try:
-        session = runtime.InferenceSession(whole.SerializeToString(), providers=["CPUExecutionProvider"])
-        feeds = {entry.name: given[entry.name] for entry in session.get_inputs()}
-        found = session.run(None, feeds)[0]
+        session = runtime.InferenceSession(onnx_model.SerializeToString(), providers=["CPUExecutionProvider"])
+        names = [entry.name for entry in session.get_inputs()]
+        answers = np.concatenate(
+            [
+                session.run(None, {name: feeds[name][start : start + _ROWS] for name in names})[0]
+                for start in range(0, len(arguments[0]), _ROWS)
+            ]
+        )
     except Exception as error:
         raise PerfedError(f"site '{model.site}': onnxruntime cannot run its model: {reason_of(error)}") from error
     expected = model.outputs(*arguments)
-    difference = float(np.abs(found - expected).max())
+    difference = float(np.abs(answers - expected).max())
     if not difference <= _TOLERANCE * max(1.0, float(np.abs(expected).max())):
         raise PerfedError(
-            f"site '{model.site}': its ONNX model differs from perfed's by {difference:.3g} on {_CHECKED} drawn rows; "
-            "nothing was written"
+            f"site '{model.site}': its ONNX model differs from perfed's by {difference:.3g} on {what}; nothing was "
+            "written"
         )
     return difference
 
 
-def _rows(model: SiteModel) -> tuple[dict[str, NDArray[Any]], tuple[torch.Tensor, ...]]:
-    """Rows like those of the site: by name of an ONNX input, and as the network gets them."""
+def _drawn_rows(model: SiteModel) -> tuple[dict[str, NDArray[Any]], tuple[torch.Tensor, ...]]:
+    """Return rows like those of the site: by name of an ONNX input, and as the network gets them."""
     generator = np.random.default_rng(0)
     if model.table is not None:
-        frame = pandas().DataFrame(example_columns(model.table, _CHECKED, generator))
+        frame = pandas().DataFrame(example_columns(model.table, _DRAWN, generator))
         return onnx_inputs(model.table, frame), model.arguments(frame)
-    domain = generator.integers(0, len(model.facts["domains"]), _CHECKED) if model.takes_domain else None
+    domain = generator.integers(0, len(model.facts["domains"]), _DRAWN) if model.takes_domain else None
     ranges = model.facts["data"]["inputs"]
-    x = generator.normal(ranges["mean"], ranges["std"], (_CHECKED, *model.facts["input_shape"]))
+    x = generator.normal(ranges["mean"], ranges["std"], (_DRAWN, *model.facts["input_shape"]))
     x = np.clip(x, ranges["smallest"], ranges["largest"])
     arguments = model.arguments(x.round() if ranges["whole"] else x, domain)
-    return dict(zip(("x", DOMAIN), (a.numpy() for a in arguments), strict=False)), arguments
+    return _network_inputs(arguments), arguments
+
+
+def _network_inputs(arguments: tuple[torch.Tensor, ...]) -> dict[str, NDArray[Any]]:
+    return dict(zip(("x", DOMAIN), (argument.numpy() for argument in arguments), strict=False))
 
 
 def onnx_inputs(table: TablePreprocessor, frame: Any) -> dict[str, NDArray[Any]]:
     """Return the rows of a data frame as an ONNX file of the site takes them: columns ``(rows, 1)`` by name."""
     ready = table.read(frame)
     texts = {column.name for column in table.columns if column.kind == "category"}
-    found = {
+    columns = {
         name: ready[[name]].to_numpy(object if name in texts else np.float32)
         for name in (column.name for column in table.columns)
     }
     domain = table.domain if table.domain in frame.columns else None
-    return found if domain is None else {**found, domain: frame[[domain]].to_numpy(object)}
+    return columns if domain is None else {**columns, domain: frame[[domain]].to_numpy(object)}

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.files import optional_package
-from perfed.data.tables.kinds import MISSING_CATEGORY
+from perfed.data.tables.kinds import MISSING_CATEGORY, Column
+from perfed.data.tables.missing import missing_values
 from perfed.data.tables.site import TablePreprocessor
 
 _PURPOSE = "writing ONNX files"
-ML, ML_VERSION = "ai.onnx.ml", 3
+OPSET, ML, ML_VERSION = 20, "ai.onnx.ml", 3
+"""Versions of operators: the first with regular expressions of texts, and those of trees that skl2onnx writes."""
+_PREFIX = "perfed/"
+_SPACES = "[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*"
+"""What ``str.strip`` removes, as a regular expression."""
+_WHOLE = re.compile(r"-?\d+")
 
 
 def onnx_package(name: str) -> Any:
@@ -24,116 +33,261 @@ def onnx_package(name: str) -> Any:
     return optional_package(name, _PURPOSE, extra="onnx")
 
 
-def joined(table: TablePreprocessor, network: Any) -> Any:
-    """Preprocessing and network as one model, from columns ``(batch, 1)``.
+def output_name(classes: Sequence[Any] | None, table: TablePreprocessor | None) -> str:
+    """Return what the output of an ONNX file is called, which is no column of ``table``.
 
-    Columns are as :meth:`~perfed.data.tables.site.TablePreprocessor.read` has them: numbers, booleans as 0 and
-    1, dates as days since 1970-01-01, NaN where missing; categories as texts, "missing" where they are; the domain,
-    where it counts, by its name.
+    Returns:
+        ``probabilities`` or, without classes, ``values``, with underscores behind it where a column is called so.
+    """
+    name = "values" if classes is None else "probabilities"
+    while table is not None and name in _input_names(table):
+        name += "_"
+    return name
+
+
+def _input_names(table: TablePreprocessor) -> tuple[str, ...]:
+    names = tuple(column.name for column in table.columns)
+    return names if table.domain is None else (*names, table.domain)
+
+
+def with_preprocessing(table: TablePreprocessor, network: Any, output: str) -> Any:
+    """Return preprocessing and network as one ONNX model, from columns ``(batch, 1)``.
+
+    The inputs are called as the columns. Numbers are float32: booleans 0 and 1, dates days since 1970-01-01, NaN where
+    missing. Categories are texts, "missing" where they are, in every spelling that tables may have
+    (:func:`spellings`); so is the domain, where it counts. The preprocessing is computed in float64, operation by
+    operation as scikit-learn computes it, so that the network's inputs are the same to the bit.
 
     Args:
         table: the site's.
         network: an ONNX model of preprocessed inputs and, where the method needs them, domain ids.
+        output: name of the output.
     """
     onnx, compose = onnx_package("onnx"), onnx_package("onnx.compose")
-    helper, (inputs, *domain) = onnx.helper, network.graph.input
-    opset = next(entry.version for entry in network.opset_import if entry.domain == "")
-    network = compose.add_prefix(network, "network/", rename_inputs=False, rename_outputs=False)
-    before = compose.add_prefix(_preprocessing(table, opset), "table/", rename_inputs=False)
-    graph, number = before.graph, inputs.type.tensor_type.elem_type
-    graph.node.append(helper.make_node("Cast", [graph.output[0].name], ["table/numbers"], to=number))
-    links = [("table/numbers", inputs.name), *(("table/domain", value.name) for value in domain)]
-    if table.domain is not None and (domain or table.domain_input):
-        graph.input.append(helper.make_tensor_value_info(table.domain, onnx.TensorProto.STRING, ["batch", 1]))
-        graph.node.extend(_domain_ids(helper, table))
-        if not any(entry.domain == ML for entry in before.opset_import):
-            before.opset_import.append(helper.make_opsetid(ML, ML_VERSION))
+    helper, takes_domain = onnx.helper, len(network.graph.input) > 1
+    graph = _Graph(table, takes_domain)
+    network = compose.add_prefix(network, graph.prefix + "network/")
+    number = network.graph.input[0].type.tensor_type.elem_type
+    numbers = _convert_transformer(graph) if table.own else _add_preprocessing(graph)
+    ids = _encode_domain(graph) if takes_domain or table.domain_input else None
     if table.domain_input:
-        eye = onnx.numpy_helper.from_array(np.eye(len(table.domains)), "table/eye")
-        graph.initializer.append(eye)
-        graph.node.append(helper.make_node("Gather", ["table/eye", "table/domain"], ["table/exact"]))
-        graph.node.append(helper.make_node("Cast", ["table/exact"], ["table/hot"], to=number))
-        graph.node.append(helper.make_node("Concat", ["table/numbers", "table/hot"], ["table/all"], axis=1))
-        links[0] = ("table/all", inputs.name)
-    del graph.output[:]
-    for (name, _), value in zip(links, (inputs, *domain), strict=True):
-        graph.output.add().CopyFrom(value)
-        graph.output[-1].name = name
-    network.ir_version = before.ir_version = min(network.ir_version, before.ir_version)
-    return compose.merge_models(before, network, io_map=links)
+        hot = graph.add("Gather", [graph.constant(np.eye(len(table.domains))), ids])
+        numbers = graph.add("Concat", [numbers, hot], axis=1)
+    numbers = graph.add("Cast", [numbers], to=number)
+    links = [numbers, *([ids] if takes_domain else [])]
+    for value, tensor in zip(network.graph.input, links, strict=True):
+        graph.nodes.append(helper.make_node("Identity", [tensor], [value.name]))
+    (result,) = network.graph.output
+    end = helper.make_node("Identity", [result.name], [output])
+    result.name = output
+    combined = helper.make_graph(
+        [*graph.nodes, *network.graph.node, end],
+        "site",
+        graph.inputs,
+        [result],
+        [*graph.constants, *network.graph.initializer],
+    )
+    versions = {entry.domain: entry.version for entry in network.opset_import} | graph.versions
+    opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    return helper.make_model(combined, opset_imports=opsets, functions=network.functions, ir_version=network.ir_version)
 
 
-def _preprocessing(table: TablePreprocessor, opset: int) -> Any:
-    """The fitted transformer, from the site's own columns."""
+class _Graph:
+    """Nodes and constants of an ONNX graph from the columns of a site, whose names begin with a prefix of their own.
+
+    Args:
+        table: the site's.
+        takes_domain: whether the network needs domain ids.
+
+    Attributes:
+        table: the site's.
+        prefix: that no column's name begins with.
+        inputs, nodes, constants: as ONNX has them.
+        versions: of operators beside those of the network.
+    """
+
+    def __init__(self, table: TablePreprocessor, takes_domain: bool) -> None:
+        onnx = onnx_package("onnx")
+        self.table, self.prefix = table, _PREFIX
+        while any(name.startswith(self.prefix) for name in _input_names(table)):
+            self.prefix += "/"
+        self.inputs: list[Any] = []
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+        self.versions: dict[str, int] = {}
+        kinds = {column.name: column.kind for column in table.columns}
+        if table.domain is not None and (takes_domain or table.domain_input):
+            kinds[table.domain] = "category"
+        for name, kind in kinds.items():
+            type_ = onnx.TensorProto.STRING if kind == "category" else onnx.TensorProto.FLOAT
+            self.inputs.append(onnx.helper.make_tensor_value_info(name, type_, ["batch", 1]))
+
+    def add(self, operator: str, inputs: Sequence[str | None], **attributes: Any) -> str:
+        """Add a node; return the name of its output."""
+        name = f"{self.prefix}{len(self.nodes)}"
+        self.nodes.append(onnx_package("onnx.helper").make_node(operator, inputs, [name], **attributes))
+        return name
+
+    def constant(self, array: NDArray[Any]) -> str:
+        """Add a constant; return its name."""
+        name = f"{self.prefix}constant {len(self.constants)}"
+        self.constants.append(onnx_package("onnx.numpy_helper").from_array(array, name))
+        return name
+
+    def double(self, tensor: str) -> str:
+        """Return ``tensor`` in float64."""
+        return self.add("Cast", [tensor], to=onnx_package("onnx").TensorProto.DOUBLE)
+
+    def column(self, name: str) -> str:
+        """Return the column ``name`` ``(batch, 1)``, which is missing in every row where the site does not have it."""
+        column = next(column for column in self.table.inputs if column.name == name)
+        if not column.absent:
+            return name
+        empty = np.array([[column.filling]], object if column.kind == "category" else np.float32)
+        return self.add("Expand", [self.constant(empty), self.add("Shape", [self.table.columns[0].name])])
+
+    def matches(self, column: str, patterns: Sequence[str]) -> str:
+        """Return 1 where a text is of a pattern, ``(batch, patterns)``, as float64."""
+        each = [self.add("RegexFullMatch", [column], pattern=pattern) for pattern in patterns]
+        return self.double(self.add("Concat", each, axis=1))
+
+
+# Preprocessing -------------------------------------------------------------------------------------------------
+
+
+def _add_preprocessing(graph: _Graph) -> str:
+    """Return the inputs ``(batch, p)`` that a :func:`~perfed.data.tables.preprocess.column_transformer` makes."""
+    parts = [
+        _PARTS[name.removeprefix("own_")](graph, estimator, names)
+        for name, estimator, names in graph.table.transformer.transformers_
+        if name != "remainder"
+    ]
+    return graph.add("Concat", parts, axis=1)
+
+
+def _read_numbers(graph: _Graph, names: Sequence[str]) -> str:
+    return graph.add("Concat", [graph.double(graph.column(name)) for name in names], axis=1)
+
+
+def _fill_missing(graph: _Graph, imputer: Any, names: Sequence[str]) -> str:
+    numbers = _read_numbers(graph, names)
+    return graph.add("Where", [graph.add("IsNaN", [numbers]), graph.constant(imputer.statistics_[None]), numbers])
+
+
+def _scale_numbers(graph: _Graph, pipeline: Any, names: Sequence[str]) -> str:
+    scaler, numbers = pipeline["scale"], _fill_missing(graph, pipeline["fill"], names)
+    centred = graph.add("Sub", [numbers, graph.constant(scaler.mean_[None])])
+    return graph.add("Div", [centred, graph.constant(scaler.scale_[None])])
+
+
+def _encode_categories(graph: _Graph, encoder: Any, names: Sequence[str]) -> str:
+    columns = {column.name: column for column in graph.table.inputs}
+    hot = [
+        graph.matches(graph.column(name), [_pattern_of(graph.table, columns[name], level) for level in levels])
+        for name, levels in zip(names, encoder.categories_, strict=True)
+        if len(levels)
+    ]
+    return graph.add("Concat", hot, axis=1)
+
+
+def _mask_missing(graph: _Graph, pipeline: Any, names: Sequence[str]) -> str:
+    return graph.double(graph.add("IsNaN", [_read_numbers(graph, names)]))
+
+
+_PARTS: Mapping[str, Callable[[_Graph, Any, Sequence[str]], str]] = {
+    "number": _scale_numbers,
+    "date": _scale_numbers,
+    "boolean": _fill_missing,
+    "category": _encode_categories,
+    "missing": _mask_missing,
+}
+
+
+def _convert_transformer(graph: _Graph) -> str:
+    """Return what a transformer of the user's own makes, as skl2onnx converts it; its categories get their names."""
+    onnx, table = onnx_package("onnx"), graph.table
     types = onnx_package("skl2onnx.common.data_types")
     kinds = [types.StringTensorType if c.kind == "category" else types.FloatTensorType for c in table.inputs]
-    names = [column.name for column in table.inputs]
-    columns = [(name, kind([None, 1])) for name, kind in zip(names, kinds, strict=True)]
-    found = onnx_package("skl2onnx").convert_sklearn(
-        table.transformer, initial_types=columns, target_opset=(versions := {"": opset, ML: ML_VERSION})
-    )
-    for entry in found.opset_import:  # it is written for these, and says the lowest that its operators need
-        entry.version = versions.get(entry.domain, entry.version)
-    said = {value.name: name for value, name in zip(found.graph.input, names, strict=True)}
-    for value in found.graph.input:  # skl2onnx makes names of variables of them
-        value.name = said[value.name]
-        value.type.tensor_type.shape.dim[0].dim_param = "batch"
-    for node in found.graph.node:
-        node.input[:] = [said.get(name, name) for name in node.input]
-    _replace_texts(table, found.graph)
-    _fill_absent(table, found.graph)
-    return found
+    columns = [(c.name, kind([None, 1])) for c, kind in zip(table.inputs, kinds, strict=True)]
+    versions = {"": OPSET, ML: ML_VERSION}
+    made = onnx_package("skl2onnx").convert_sklearn(table.transformer, initial_types=columns, target_opset=versions)
+    made = onnx_package("onnx.compose").add_prefix(made, f"{graph.prefix}table/")
+    for column, value in zip(table.inputs, made.graph.input, strict=True):
+        tensor = graph.column(column.name)
+        for category in column.categories if column.kind == "category" else ():
+            match = graph.add("RegexFullMatch", [tensor], pattern=_pattern_of(table, column, category))
+            tensor = graph.add("Where", [match, graph.constant(np.array([[category]], object)), tensor])
+        graph.nodes.append(onnx.helper.make_node("Identity", [tensor], [value.name]))
+    graph.nodes.extend(made.graph.node)
+    graph.constants.extend(made.graph.initializer)
+    graph.versions |= {entry.domain: versions.get(entry.domain, entry.version) for entry in made.opset_import}
+    return graph.double(made.graph.output[0].name)
 
 
-def _replace_texts(table: TablePreprocessor, graph: Any) -> None:
-    """Let the graph accept the texts that a study replaces (``values``), as :class:`TablePreprocessor` does."""
-    helper, added = onnx_package("onnx.helper"), []
-    for column in table.columns:
-        replacements = table.conversions.replacements(column.name)
-        if column.kind != "category" or not replacements:
-            continue
-        known = {text: text for text in (*column.categories, *column.levels, MISSING_CATEGORY)} | replacements
-        replaced = f"replaced {column.name}"
-        for node in graph.node:
-            node.input[:] = [replaced if name == column.name else name for name in node.input]
-        texts = {"keys_strings": [*known], "values_strings": [*known.values()], "default_string": ""}
-        added.append(helper.make_node("LabelEncoder", [column.name], [replaced], domain=ML, **texts))
-    nodes = [*added, *graph.node]
-    del graph.node[:]
-    graph.node.extend(nodes)
+def _encode_domain(graph: _Graph) -> str:
+    """Return the domain's ids ``(batch,)``; an unknown domain is out of range, which onnxruntime refuses."""
+    table = graph.table
+    assert table.domain is not None
+    column = Column(table.domain, "category")
+    replacements = table.conversions.replacements(table.domain)
+    hot = graph.matches(table.domain, [spellings(name, column, (), replacements) for name in table.domains])
+    ids = graph.add("ArgMax", [hot], axis=1, keepdims=0)
+    axis, zero = graph.constant(np.array([1])), graph.constant(np.array(0.0))
+    known = graph.add("Greater", [graph.add("ReduceSum", [hot, axis], keepdims=0), zero])
+    return graph.add("Where", [known, ids, graph.constant(np.array(len(table.domains)))])
 
 
-def _fill_absent(table: TablePreprocessor, graph: Any) -> None:
-    """Columns that the site does not have are missing in every row, and are no inputs."""
-    absent = {column.name: column for column in table.inputs if column.absent}
-    if not absent:
-        return
-    onnx, helper = onnx_package("onnx"), onnx_package("onnx.helper")
-    added = [helper.make_node("Shape", [table.columns[0].name], ["shape of a column"])]
-    for name, column in absent.items():
-        empty = np.array([[column.filling]], object if column.kind == "category" else np.float32)
-        graph.initializer.append(onnx.numpy_helper.from_array(empty, f"absent {name}"))
-        added.append(helper.make_node("Expand", [f"absent {name}", "shape of a column"], [name]))
-    kept = [value for value in graph.input if value.name not in absent]
-    nodes = [*added, *graph.node]
-    del graph.input[:], graph.node[:]
-    graph.input.extend(kept)
-    graph.node.extend(nodes)
+# Texts ---------------------------------------------------------------------------------------------------------
 
 
-def _domain_ids(helper: Any, table: TablePreprocessor) -> list[Any]:
-    """From the domain's column to ids ``(batch,)``; an unknown domain is out of range, which onnxruntime refuses."""
-    unknown = len(table.domains)
-    numbers = {name: number for number, name in enumerate(table.domains)}
-    replaced = table.conversions.replacements(table.domain or "")
-    numbers |= {old: numbers[new] for old, new in replaced.items() if new in numbers}
-    ids = {"keys_strings": [*numbers], "values_int64s": [*numbers.values()], "default_int64": unknown}
-    shape = helper.make_node("Constant", [], ["table/one axis"], value_ints=[-1])
-    return [
-        shape,
-        helper.make_node("LabelEncoder", [table.domain], ["table/domain column"], domain=ML, **ids),
-        helper.make_node("Reshape", ["table/domain column", "table/one axis"], ["table/domain"]),
-    ]
+def _pattern_of(table: TablePreprocessor, column: Column, category: str) -> str:
+    return spellings(category, column, table.missing, table.conversions.replacements(column.name))
+
+
+def spellings(
+    category: str, column: Column, missing: Sequence[str], replacements: Mapping[str, str] | None = None
+) -> str:
+    """Return a regular expression of all texts that tables may have for ``category`` of ``column``.
+
+    There may be spaces around a text, accents may be composed or decomposed, and a whole number may end with ``.0``
+    (:func:`perfed.data.tables.kinds.read`). What is missing may be empty or one of the codes that mean missing.
+
+    Args:
+        category: its name; :data:`~perfed.data.tables.kinds.MISSING_CATEGORY` for what is missing.
+        column: that holds it.
+        missing: the site's codes (:class:`perfed.data.tables.options.TableOptions`).
+        replacements: by text the one that a study replaces it by (``values``).
+
+    Example:
+        >>> bool(re.fullmatch(spellings("1", Column("code", "category"), ()), " 1.0"))
+        True
+    """
+    replaced = replacements or {}
+    texts = [] if replaced.get(category, category) != category else [_text_pattern(category)]
+    texts += [_text_pattern(text) for text, new in replaced.items() if new == category and text != category]
+    if category == MISSING_CATEGORY:
+        values = [value for value in missing_values(missing, column.name) if value not in column.categories]
+        texts += ["", *(_code_pattern(value) for value in values if value)]
+    return f"{_SPACES}(?:{'|'.join(texts)}){_SPACES}"
+
+
+def _text_pattern(text: str) -> str:
+    pattern = ""
+    for letter in unicodedata.normalize("NFC", text):
+        parts = unicodedata.normalize("NFD", letter)
+        pattern += re.escape(letter) if parts == letter else f"(?:{re.escape(letter)}|{re.escape(parts)})"
+    return pattern + r"(?:\.0+)?" if _WHOLE.fullmatch(text) else pattern
+
+
+def _code_pattern(code: str) -> str:
+    """Return the pattern of a code for missing values, of whole numbers also with zeros before and behind."""
+    if not _WHOLE.fullmatch(code):
+        return _text_pattern(code)
+    sign = "-" if code.startswith("-") else r"\+?"
+    return sign + "0*" + code.lstrip("-") + r"(?:\.0*)?"
+
+
+# Examples ------------------------------------------------------------------------------------------------------
 
 
 def example_columns(table: TablePreprocessor, rows: int, generator: np.random.Generator) -> dict[str, NDArray[Any]]:
@@ -143,19 +297,19 @@ def example_columns(table: TablePreprocessor, rows: int, generator: np.random.Ge
         for step in [step for _, step in getattr(part, "steps", ())]:
             if hasattr(step, "mean_") and hasattr(step, "scale_"):
                 ranges |= {name: (m, s) for name, m, s in zip(names, step.mean_, step.scale_, strict=True)}
-    found: dict[str, NDArray[Any]] = {}
+    columns: dict[str, NDArray[Any]] = {}
     for column in table.columns:
         if column.kind == "category":
-            found[column.name] = generator.choice(np.array(column.categories, object), rows)
+            columns[column.name] = generator.choice(np.array(column.categories, object), rows)
         elif column.kind == "boolean":
-            found[column.name] = generator.integers(0, 2, rows).astype(np.float64)
+            columns[column.name] = generator.integers(0, 2, rows).astype(np.float64)
         else:
             mean, std = ranges.get(column.name, (0.0, 1.0))
-            found[column.name] = generator.normal(mean, std, rows).astype(np.float32).astype(np.float64)
+            columns[column.name] = generator.normal(mean, std, rows).astype(np.float32).astype(np.float64)
         if column.masked and column.kind != "category":
-            found[column.name][:: max(2, rows // 8)] = np.nan
+            columns[column.name][:: max(2, rows // 8)] = np.nan
         if column.kind == "date":
-            found[column.name] = np.round(found[column.name]).astype("datetime64[D]").astype("datetime64[s]")
+            columns[column.name] = np.round(columns[column.name]).astype("datetime64[D]").astype("datetime64[s]")
     if table.domain is not None:
-        found[table.domain] = generator.choice(np.array(table.domains, object), rows)
-    return found
+        columns[table.domain] = generator.choice(np.array(table.domains, object), rows)
+    return columns

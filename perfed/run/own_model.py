@@ -16,6 +16,7 @@ from perfed import tree
 from perfed.data.checks import new_inputs
 from perfed.data.client import Client
 from perfed.data.federation import Federation
+from perfed.data.tables.kinds import MISSING_CATEGORY, Column
 from perfed.engine import evaluate
 from perfed.engine.joining import joined
 from perfed.engine.server import Server
@@ -28,6 +29,7 @@ from perfed.run.callbacks.budget import PrivacyBudget
 from perfed.run.card import data_facts, metrics_with_intervals, today
 from perfed.run.client_module import ClientModule
 from perfed.run.directory import plain
+from perfed.run.onnx_table import output_name
 from perfed.run.saved_site import joined_sites, load_site
 from perfed.run.site import SiteModel
 from perfed.run.summary import versions
@@ -155,7 +157,7 @@ class OwnModels:
         about |= {"dtype": str(cohort.dtype).removeprefix("torch."), "contributors": dict(self.contributors) or None}
         about |= {} if (spent := self.spent_by(client)) is None else {"privacy": spent}
         facts = facts_of(own, federation, domains=domains, **about)
-        made = SiteModel(network, plain(facts), own.table)
+        made = SiteModel(network, plain(facts), own.table, training_rows=own.train)
         return replace(made, facts={**made.facts, "metrics": plain(measured(made, own, federation))})
 
     def _of(self, server: Server, client: str) -> Cohort:
@@ -187,17 +189,27 @@ def facts_of(client: Client, federation: Federation, **about: Any) -> dict[str, 
         "target": None if table is None else table.target,
         "classes": federation.classes,
         "features": client.feature_names or [f"x{j}" for j in range(prod(shape))],
-        "columns": None if table is None else [{"name": c.name, "kind": c.kind} for c in table.columns],
+        "columns": None if table is None else [_column_facts(column) for column in table.columns],
+        "output": output_name(federation.classes, table),
         "missing": [] if table is None else list(table.missing),
         "values": {}
         if table is None
-        else table.conversions.settings((*table.feature_names_in_, table.domain or ""))["values"],
+        else table.conversions.settings((*(column.name for column in table.columns), table.domain or ""))["values"],
         "input_shape": shape,
         "data": data_facts(client, federation),
         "versions": versions("torch", torch.__version__),
         "date": today(),
         **about,
     }
+
+
+def _column_facts(column: Column) -> dict[str, Any]:
+    """Return name and kind of a column, and of categories the texts that have an input of their own."""
+    facts: dict[str, Any] = {"name": column.name, "kind": column.kind}
+    if column.kind == "category":
+        texts = column.levels or column.categories
+        facts["texts"] = [text for text in texts if text != MISSING_CATEGORY]
+    return facts
 
 
 def measured(model: SiteModel, client: Client, federation: Federation) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from perfed.data.inputs import as_tensor, column_names
+from perfed.data.client import Split
+from perfed.data.inputs import as_tensor, column_names, native_columns
 from perfed.data.reading import reason_of, refuse_untrusted
 from perfed.data.tables.problems import columns_named, pandas
 from perfed.data.tables.site import TablePreprocessor
@@ -43,11 +44,14 @@ class SiteModel:
             or values (:class:`~perfed.run.client_module.ClientModule`).
         facts: what ``site.json`` holds: site, method, settings, classes, features, counts of its data, metrics.
         table: the site's preprocessing, for sites that are tables; ``None`` where inputs are arrays.
+        training_rows: the site's preprocessed training samples, on which exported files are checked; ``None`` where
+            they are not at hand.
     """
 
     module: nn.Module | ExportedProgram
     facts: dict[str, Any]
     table: TablePreprocessor | None = None
+    training_rows: Split | None = field(default=None, kw_only=True)
 
     @cached_property
     def program(self) -> ExportedProgram:
@@ -174,10 +178,13 @@ class SiteModel:
             return x
         if len(shape) != 2 or shape[1] != len(names):
             raise PerfedError(f"site '{self.site}': x has shape {shape}, not (rows, {len(names)})")
-        return pandas().DataFrame(np.asarray(x, object), columns=names)
+        cells = np.array(x, object)
+        cells[np.ma.getmaskarray(x)] = None  # which means missing
+        return pandas().DataFrame(cells, columns=names)
 
     def _from_columns(self, x: Any, domain: Any) -> tuple[Any, Any]:
         self._check_columns(x, without=(DOMAIN,) if domain is not None else ())
+        x = native_columns(x)
         if self.takes_domain and domain is None:
             domain = np.asarray(x[DOMAIN])
         return x[list(self.facts["features"])], domain

@@ -23,6 +23,7 @@ class _Strict(BaseModel):
 class _Column(_Strict):
     name: str
     kind: str
+    texts: list[str] | None = None
 
 
 class _Ranges(_Strict):
@@ -65,6 +66,7 @@ class _Facts(_Strict):
     classes: list[int | float | str] | None
     features: list[str]
     columns: list[_Column] | None
+    output: str | None = None
     input_shape: list[int]
     dtype: str
     domains: list[str] | None

@@ -13,6 +13,7 @@ import pytest
 from command_line import contents, perfed, run_tiny
 
 import perfed as package
+from perfed.cli.options import file_name
 from perfed.experiment.start import opened
 
 
@@ -214,6 +215,32 @@ def test_a_site_that_has_joined_is_one_of_the_run_s_in_python_too(tmp_path):
         np.testing.assert_array_equal(run.site("far west").predict_proba(client.test.x), expected)
         with pytest.raises(package.PerfedError, match=r"unknown client 'oslo'; ids are: 000, .*; joined: far west$"):
             run.site("oslo")
+
+
+def test_names_of_exported_files_are_safe_and_differ_where_those_of_sites_do():
+    sites = [
+        "a:b",
+        "a?b",
+        "a/b",
+        "a_b",
+        "a b:",
+        'a"b',
+        "a*b",
+        "a|b",
+        "a<b",
+        "a>b",
+        "a\\b",
+        "a\nb",
+        "..",
+        ".a",
+        "a.",
+        "x" * 300,
+    ]
+    names = [file_name(site) for site in sites]
+    assert len(set(names)) == len(sites)
+    for name in names:
+        assert re.fullmatch(r"[\w-][\w.-]{0,80}", name) and not name.endswith(".")
+    assert [file_name(site) for site in ("north", "far west", "Süd-2.1")] == ["north", "far_west", "Süd-2.1"]
 
 
 @pytest.mark.parametrize("rows", ["", "\n", ",,,\n"])

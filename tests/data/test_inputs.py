@@ -6,6 +6,7 @@ import datetime
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse
 import torch
@@ -141,7 +142,7 @@ Missing.__name__ = "NAType"
         (arrays(x_train=scipy.sparse.eye(4)), "client 'a': x_train is a sparse matrix; give x_train.toarray()"),
         (arrays(x_train=scipy.sparse.csr_array(X)), "client 'a': x_train is a sparse matrix"),
         (arrays(x_train=torch.eye(4).to_sparse()), "client 'a': x_train is a sparse tensor; give x_train.to_dense()"),
-        (arrays(x_train=X + 1j), "x_train holds objects (complex128), not numbers, in column 0, row 0"),
+        (arrays(x_train=X + 1j), "x_train holds complex numbers, in column 0, row 0"),
         (
             arrays(x_train=Frame(age=[1, 2, 3, 4], site=["n", "s", "n", "s"])),
             "client 'a': x_train holds texts, not numbers, in column 1 ('site'), row 0: n; code categories",
@@ -278,3 +279,131 @@ def test_a_shared_first_stage_needs_the_same_columns_at_all_clients(names):
         Run(federation, make("fedavg"), network(2), rounds=1)
     for name in ("local", "hetfedrep", "flic-hl"):  # each client's first stage is its own
         Run(federation, make(name), network(2), rounds=1)
+
+
+# Types of numbers ------------------------------------------------------------------------------------------------
+
+
+def metric_of(x: Any, y: Any) -> float:
+    """Train on arrays, predict them with the site's own model, and return the loss."""
+    federation = Federation.from_arrays({"a": {"x_train": x, "y_train": y, "x_test": x, "y_test": y}}, num_classes=2)
+    run = Run(federation, make("fedavg"), network(2), rounds=1)
+    summary = run.execute()
+    np.testing.assert_allclose(run.site("a").predict_proba(x), run.predict("a", x).softmax(1), atol=1e-6)
+    return summary["metrics"]["loss"]["mean"]
+
+
+def frame_of(array: np.ndarray) -> Any:
+    return pd.DataFrame({name: array[:, at] for at, name in enumerate("abc")})
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda x: x.astype(">f4"),
+        lambda x: x.astype(">f8"),
+        lambda x: x.astype(">i4"),
+        lambda x: x.astype(">u8"),
+        lambda x: x.astype(np.longdouble),
+        lambda x: np.ma.array(x),
+        lambda x: torch.tensor(x).bfloat16(),
+        lambda x: torch.tensor(x).to(torch.float8_e5m2),
+        lambda x: frame_of(x.astype(">f8")),
+        lambda x: frame_of(x.astype(">f8")).assign(b=x[:, 1].astype(">i2")),
+    ],
+)
+def test_other_byte_orders_and_types_of_numbers_are_the_same_numbers(convert):
+    """The numbers 0 to 7 are the same in all of them."""
+    x = np.random.default_rng(0).integers(0, 8, (12, 3)).astype(np.float64)
+    y = np.arange(12) % 2
+    assert metric_of(convert(x), y.astype(">i8")) == metric_of(x, y)
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_files_of_another_byte_order_are_the_same_numbers(folder, tmp_path):
+    for order in "<>":
+        for name in "ab":
+            arrays = {"x_train": X.astype(f"{order}f4"), "y_train": Y.astype(f"{order}i8")}
+            place = tmp_path / order / name
+            place.parent.mkdir(exist_ok=True)
+            if not folder:
+                np.savez(place.with_suffix(".npz"), **arrays)
+                continue
+            place.mkdir()
+            for key, array in arrays.items():
+                np.save(place / f"{key}.npy", array)
+    little, big = (Federation.from_folder(tmp_path / order).clients[0].train for order in "<>")
+    assert torch.equal(little.x, big.x) and torch.equal(little.y, big.y) and big.x.dtype == torch.float32
+
+
+@pytest.mark.parametrize("order", [">i4", ">f8"])
+def test_columns_of_a_frame_may_have_another_byte_order(order):
+    """Numbers, codes, targets and groups."""
+    columns = {
+        "age": np.arange(40) % 7,
+        "code": np.arange(40) % 3,
+        "sick": np.arange(40) % 2,
+        "person": np.arange(40) // 2,
+    }
+    options = {"target": "sick", "categories": ["code"], "group": "person", "missing": ["age=6"]}
+    frame = pd.DataFrame({name: values.astype(order) for name, values in columns.items()})
+    expected = Federation.from_frames({"a": pd.DataFrame(columns)}, **options).clients[0]
+    found = Federation.from_frames({"a": frame}, **options).clients[0]
+    assert torch.equal(found.train.x, expected.train.x) and torch.equal(found.train.y, expected.train.y)
+    native, other = (table[["age", "code"]] for table in (pd.DataFrame(columns), pd.DataFrame(frame.to_dict("list"))))
+    np.testing.assert_array_equal(found.table.transform(other)[0], expected.table.transform(native)[0])
+    big = pd.DataFrame({name: columns[name].astype(order) for name in ("age", "code")})
+    np.testing.assert_array_equal(found.table.transform(big)[0], expected.table.transform(native)[0])
+
+
+MASKED = np.ma.array(X, mask=X == 7)
+
+
+@pytest.mark.parametrize(
+    ("x", "says"),
+    [
+        (MASKED, r"x_train holds missing values \(masked\), in column 1, row 2; fill them in"),
+        (list(MASKED), r"x_train holds missing values \(masked\), in column 1, row 2; fill them in"),
+        (X + 1j, "x_train holds complex numbers, in column 0, row 0; give real and imaginary parts as columns"),
+        (torch.tensor(X + 1j), "x_train holds complex numbers; give real and imaginary parts as columns"),
+        (frame_of(X).assign(b=1j), r"x_train holds complex numbers, in column 0 \('a'\), row 0; give real and"),
+    ],
+)
+def test_masked_and_complex_arrays_are_refused(x, says):
+    with pytest.raises(PerfedError, match=f"client 'a': {says}"):
+        Federation.from_arrays({"a": {"x_train": x, "y_train": Y}})
+
+
+@pytest.mark.parametrize("y", [np.ma.array(Y, mask=Y == 0), np.ma.array(Y.astype(str), mask=Y == 0)])
+def test_masked_targets_are_refused(y):
+    with pytest.raises(PerfedError, match=r"client 'a': y_train holds missing values \(masked\), in row 0"):
+        Federation.from_arrays({"a": {"x_train": X, "y_train": y}})
+
+
+@pytest.mark.parametrize(
+    ("x", "says"), [(MASKED, r"holds missing values \(masked\), in row 1"), (X + 1j, "holds complex numbers, in row 0")]
+)
+def test_masked_and_complex_samples_of_a_data_set_are_refused(x, says):
+    sample = 2 if x is MASKED else 0
+    with pytest.raises(PerfedError, match=f"client 'a': train sample {sample} {says}"):
+        Federation.from_arrays({"a": {"train": Rows(x, Y)}})
+
+
+@pytest.mark.parametrize("values", [np.arange(40) + 1j, pd.Series([1.0, 2.0 + 1j] * 20, dtype=object)])
+def test_complex_columns_of_a_frame_are_refused(values):
+    frame = pd.DataFrame({"age": np.arange(40) % 7, "signal": values, "sick": np.arange(40) % 2})
+    with pytest.raises(PerfedError, match=r"site 'a': column 'signal' holds complex numbers in rows .*; give real and"):
+        Federation.from_frames({"a": frame}, target="sick")
+    plain = Federation.from_frames({"a": frame.assign(signal=np.arange(40) % 5)}, target="sick").clients[0]
+    with pytest.raises(PerfedError, match="site 'a': column 'signal' holds complex numbers"):
+        plain.table.transform(frame)
+
+
+def test_masked_cells_are_missing_where_a_model_of_a_table_predicts():
+    ages = np.ma.array(np.arange(40.0) % 7, mask=np.arange(40) % 5 == 0)
+    frame = pd.DataFrame({"age": ages, "dose": np.arange(40) % 3, "sick": np.arange(40) % 2})
+    run = Run(Federation.from_frames({"a": frame}, target="sick"), make("local"), network(2), rounds=1)
+    run.execute()
+    rows = np.ma.stack([ages, np.ma.array(np.arange(40) % 3)], axis=1)
+    site = run.site("a")
+    np.testing.assert_array_equal(site.predict_proba(rows), site.predict_proba(frame.drop(columns="sick")))

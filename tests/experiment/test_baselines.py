@@ -33,7 +33,7 @@ from perfed.errors import PerfedError
 from perfed.experiment.comparison import Comparison
 from perfed.experiment.config import validate
 from perfed.experiment.cox import Cox
-from perfed.experiment.estimators import baseline_names, new_model, tries
+from perfed.experiment.estimators import baseline_names, new_model, trained, tries
 from perfed.experiment.result import compare
 from perfed.experiment.sklearn_run import SklearnRun
 
@@ -46,7 +46,7 @@ class Forest:
 
     def fit(self, x, y):
         made = [self.kind(random_state=1, min_samples_leaf=leaf).fit(x, y) for leaf in (1, 5)]
-        return made[int(self.out_of_bag(made[1], x, y) < self.out_of_bag(made[0], x, y))]
+        return at_golden_section(made[int(self.out_of_bag(made[1], x, y) < self.out_of_bag(made[0], x, y))], x)
 
     def out_of_bag(self, forest, x, y):
         errors = []
@@ -61,11 +61,32 @@ class Forest:
         return np.mean(errors)
 
 
+def at_golden_section(model, x):
+    """Move every threshold between the two neighbouring values of its column, by a loop over nodes."""
+    for tree in np.ravel(model.estimators_):
+        feature, threshold = tree.tree_.feature, tree.tree_.threshold
+        for node in np.flatnonzero(feature >= 0):
+            column = x[:, feature[node]].astype(np.float32).astype(np.float64)
+            low, high = column[column <= threshold[node]].max(), column[column > threshold[node]].min()
+            threshold[node] = np.float32(low + (np.sqrt(5) - 1) / 2 * (high - low))
+    return model
+
+
+class Boosted:
+    """Gradient boosting with the thresholds of perfed's trees."""
+
+    def __init__(self, kind):
+        self.model = kind(max_depth=2, random_state=1)
+
+    def fit(self, x, y):
+        return at_golden_section(self.model.fit(x, y), x)
+
+
 CLASSIFIERS = {
     "sklearn:logistic": lambda: LogisticRegression(max_iter=1000),
     "sklearn:svc": SVC,
     "sklearn:random-forest": lambda: Forest(RandomForestClassifier),
-    "sklearn:gradient-boosting": lambda: GradientBoostingClassifier(max_depth=2, random_state=1),
+    "sklearn:gradient-boosting": lambda: Boosted(GradientBoostingClassifier),
     "sklearn:sklearn.neighbors.KNeighborsClassifier": KNeighborsClassifier,
 }
 
@@ -133,7 +154,7 @@ def test_regressions(columns):
     federation = Federation.from_arrays(sites(targets))
     makers = {"ridge": Ridge, "random-forest": lambda: Forest(RandomForestRegressor)}
     if columns != 2:  # scikit-learn's has one value per sample
-        makers["gradient-boosting"] = lambda: GradientBoostingRegressor(max_depth=2, random_state=1)
+        makers["gradient-boosting"] = lambda: Boosted(GradientBoostingRegressor)
     for name, make in makers.items():
         errors = []
         for client in federation:
@@ -574,3 +595,33 @@ def test_what_is_not_there_is_one_line(arguments, parts, tmp_path):
     assert done.code == 2 and len(done.err.strip().splitlines()) == 1
     assert all(part in done.err for part in parts), done.err
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "random-forest",
+        "gradient-boosting",
+        "sklearn.tree.DecisionTreeClassifier",
+        "sklearn.ensemble.ExtraTreesClassifier",
+        "sklearn.ensemble.AdaBoostClassifier",
+        "sklearn.ensemble.BaggingClassifier",
+    ],
+)
+def test_rounding_of_whole_numbers_does_not_change_what_trees_say(name):
+    """New rows hold whole numbers between those of the training rows, where scikit-learn puts its thresholds."""
+    generator = np.random.default_rng(0)
+    ages = generator.choice(np.arange(20, 90, 2), (150, 3)).astype(np.float64)
+    y = (ages[:, 0] - ages[:, 1] + 10 * generator.normal(size=150) > 0).astype(int)
+    mean, deviation = ages.mean(0), ages.std(0)
+    x = ((ages - mean) / deviation).astype(np.float32)
+    model = trained(f"sklearn:{name}", new_model(f"sklearn:{name}", "classification", 0), x, y, tuned=True)
+    assert (
+        model.predict_proba(x) == new_model(f"sklearn:{name}", "classification", 0).fit(x, y).predict_proba(x)
+    ).all()
+    new = generator.integers(20, 90, (300, 3)).astype(np.float64)
+    plain, less, more = (
+        model.predict_proba(((new * factor - mean) / deviation).astype(np.float32))
+        for factor in (1, 1 - 1e-7, 1 + 1e-7)
+    )
+    assert (plain == less).all() and (plain == more).all()

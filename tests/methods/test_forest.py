@@ -19,6 +19,7 @@ from perfed.data.client import Client, Split
 from perfed.data.columns import Columns, in_order
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
+from perfed.maths.thresholds import GOLDEN
 from perfed.methods.forest import mixing, trees
 from perfed.methods.forest.trees import Recipe
 from perfed.model.chain import Model
@@ -43,10 +44,11 @@ def alone(arrays, x, depth=16):
 @pytest.mark.parametrize("bins", [None, 8])
 @pytest.mark.parametrize("outputs", [3, None])
 def test_arrays_say_what_scikit_learns_trees_say(outputs, bins):
-    """Also of rows that no tree has seen; with bins, of how many thresholds of its column each value is above."""
+    """Also of rows out of bag; with bins, of how many thresholds of its column each value is above, in new rows too."""
     x, y = sample()
     y = y + (x[:, 2] > 1) if outputs else (x[:, 0] * x[:, 1]).astype(np.float64)
-    arrays, new = trees.grown(x, y, Recipe(5, 20, 6, 2, bins, outputs), KEY), sample(300, seed=1)[0]
+    arrays = trees.grown(x, y, Recipe(5, 20, 6, 2, bins, outputs), KEY)
+    new = x if bins is None else sample(300, seed=1)[0]
     places = [trees.cuts(column, 2, bins or 1) for column in x.T]
     seeds = (rng.key(KEY, "splits", torch.arange(5)) & 0x7FFFFFFF).tolist()
 
@@ -83,7 +85,37 @@ def test_what_is_sent_is_of_several_rows():
         assert threshold in allowed[column]
     for column, cut in enumerate(allowed):
         ordered = np.sort(x[:, column].astype(np.float64)).reshape(10, 6).mean(1)
-        assert sorted(cut) == pytest.approx((ordered[1:] + ordered[:-1]) / 2, abs=1e-6)
+        assert sorted(cut) == pytest.approx(ordered[:-1] + GOLDEN * (ordered[1:] - ordered[:-1]), abs=1e-6)
+
+
+@pytest.mark.parametrize("smallest", [1, 5])
+@pytest.mark.parametrize("values", [[0.0, 1.0], [*range(30, 60)], [*np.arange(30, 60, 0.5)]])
+def test_no_value_of_a_column_is_a_threshold_of_what_is_sent(values, smallest):
+    """Groups of rows with the same value have that value as their mean."""
+    column = np.random.default_rng(0).choice(values, 200).astype(np.float32)
+    cuts = trees.cuts(column, smallest, 32).astype(np.float64)
+    assert len(cuts) > 0 and np.abs(cuts[:, None] - np.array(values)).min() > 1e-3
+    assert (np.diff(cuts) > 0).all() and column.min() < cuts.min() and cuts.max() < column.max()
+
+
+def test_rounding_of_whole_numbers_does_not_change_what_a_forest_says():
+    """Also of ages that the site has not seen, between those that it has."""
+    generator = np.random.default_rng(0)
+    ages = generator.integers(20, 90, (120, 3)).astype(np.float64)
+    y = (ages[:, 0] - ages[:, 1] + 10 * generator.normal(size=120) > 0).astype(int)
+    mean, deviation = ages.mean(0), ages.std(0)
+    new = generator.integers(20, 90, (200, 3)).astype(np.float64)
+    for bins in (None, 32):
+        arrays = trees.grown(
+            ((ages - mean) / deviation).astype(np.float32),
+            y,
+            Recipe(40, 64, 12, 1 if bins is None else 5, bins, 2),
+            KEY,
+        )
+        plain, less, more = (
+            alone(arrays, ((new * factor - mean) / deviation).astype(np.float32)) for factor in (1, 1 - 1e-7, 1 + 1e-7)
+        )
+        assert (plain == less).all() and (plain == more).all()
 
 
 @pytest.mark.parametrize(

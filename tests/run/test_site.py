@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 import torch
 from engines import awkward_domains, blobs, make, network, network_for
 from scipy.stats import binomtest
+from sklearn.compose import ColumnTransformer
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import perfed
 from perfed.data.client import Client
@@ -373,6 +376,158 @@ def test_what_onnx_says_otherwise_is_not_written(tmp_path, monkeypatch):
     with pytest.raises(PerfedError, match=r"its ONNX model differs from perfed's by 0\.\d+ on 64 drawn rows; nothing"):
         export(site, tmp_path / "north.onnx", "onnx")
     assert not list(tmp_path.iterdir())
+
+
+def codes(rows: int, seed: int = 0) -> pd.DataFrame:
+    """A table whose columns are called as an ONNX file calls its own tensors, with a code and texts with accents."""
+    rng = np.random.default_rng(seed)
+    age, code = rng.integers(20, 90, rows), rng.choice([1, 2, 30], rows)
+    return pd.DataFrame(
+        {
+            "probabilities": age,
+            "values": rng.normal(25, 4, rows).round(1),
+            "transformed_column": np.where(rng.random(rows) < 0.2, None, code.astype(str)),
+            "perfed/0": rng.choice(["Süd", "Nord"], rows),
+            "perfed//network/x": rng.choice(["yes", "no"], rows),
+            "sick": np.where(age + 20 * (code == 2) + rng.normal(0, 15, rows) > 65, "yes", "no"),
+        }
+    )
+
+
+def session_of(site: SiteModel) -> Any:
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(onnx_file(site)[0])
+
+
+def answers(session: Any, frame: pd.DataFrame) -> np.ndarray:
+    """What an exported file says of the columns of a frame, of which no text but yes and no is changed."""
+    feeds = {}
+    for column in session.get_inputs():
+        values = frame[[column.name]]
+        if column.type == "tensor(string)":
+            feeds[column.name] = values.fillna("missing").to_numpy(object)
+        else:
+            feeds[column.name] = values.replace({"yes": "1", "no": "0"}).to_numpy(np.float32)
+    return session.run(None, feeds)[0]
+
+
+@cache
+def site_of_codes() -> SiteModel:
+    federation = Federation.from_frames(
+        {"north": codes(100), "south": codes(80, 1)}, target="sick", categories=["transformed_column"], missing=["-9"]
+    )
+    return done("local", federation, network(2)).site("north")
+
+
+@cache
+def session_of_codes() -> Any:
+    return session_of(site_of_codes())
+
+
+@pytest.mark.parametrize(
+    ("texts", "same_as"),
+    [
+        (["1.0", "1.00", " 1", "1.000 ", "\u00a01\t"], "1"),
+        (["30.0", " 30.00"], "30"),
+        (["", "  ", "-9", " -9.0", "?"], "missing"),
+        (["01", "1.5", "1x", "3", "-1", "unheard of"], "anything else"),
+    ],
+)
+def test_an_onnx_file_takes_every_spelling_that_a_table_may_have(texts, same_as):
+    site, session, frame = site_of_codes(), session_of_codes(), codes(4)
+    by_code = {
+        code: answers(session, frame.assign(transformed_column=code)) for code in ("1", "30", "missing", same_as)
+    }
+    expected = by_code.pop(same_as)
+    for text in texts:
+        found = answers(session, frame.assign(transformed_column=text))
+        np.testing.assert_array_equal(found, expected)
+        assert all(np.abs(found - other).max() > 1e-4 for other in by_code.values())
+        if text != "?":  # which files, not frames, have for what is missing
+            said = site.predict_proba(frame.drop(columns="sick").assign(transformed_column=text))
+            np.testing.assert_allclose(found, said, atol=1e-6)
+
+
+def test_an_onnx_file_takes_composed_and_decomposed_accents():
+    found = [
+        answers(session_of_codes(), codes(4).assign(**{"perfed/0": text})) for text in ("Süd", "Su\u0308d", "Nord")
+    ]
+    np.testing.assert_array_equal(found[0], found[1])
+    assert np.abs(found[0] - found[2]).max() > 1e-4
+
+
+@pytest.mark.long
+def test_a_transformer_of_one_s_own_gets_codes_as_training_has_them():
+    one_hot = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
+    mine = ColumnTransformer([("code", one_hot, ["transformed_column"]), ("age", StandardScaler(), ["probabilities"])])
+    frame = codes(80)[["probabilities", "transformed_column", "sick"]].fillna("2")
+    federation = Federation.from_frames(
+        {"north": frame}, target="sick", categories=["transformed_column"], preprocess=mine
+    )
+    site, new = done("local", federation, network(2)).site("north"), codes(40, 3)[["probabilities"]]
+    session = session_of(site)
+    for text, spelt in (("1", "1.0"), ("30", " 30"), ("30", "30.00 "), ("unheard of", "unheard of")):
+        said = site.predict_proba(new.assign(transformed_column=text))
+        np.testing.assert_allclose(answers(session, new.assign(transformed_column=spelt)), said, atol=1e-5)
+
+
+def test_columns_may_be_called_as_the_output_and_the_tensors_of_an_onnx_file(tmp_path):
+    import onnx
+
+    site = site_of_codes()
+    export(site, tmp_path / "north.onnx", "onnx")
+    model, text = onnx.load(tmp_path / "north.onnx"), (tmp_path / "north.md").read_text()
+    onnx.checker.check_model(model, full_check=True)
+    assert [value.name for value in model.graph.input] == list(site.feature_names_in_)
+    assert [value.name for value in model.graph.output] == ["probabilities_"]
+    assert "The output of an ONNX file is called `probabilities_`: `probabilities` is a column." in text
+    assert "| transformed_column | category | a text, `missing` where it is: `1`, `2`, `30` |" in text
+    (columns,) = [json.loads(entry.value) for entry in model.metadata_props if entry.key == "columns"]
+    assert columns[2] == {"name": "transformed_column", "kind": "category", "texts": ["1", "2", "30"]}
+
+
+@pytest.mark.long
+def test_a_column_called_values_and_the_values_of_a_regression():
+    frames = {site: codes(60, seed).drop(columns="sick") for seed, site in enumerate(("north", "south"))}
+    federation = Federation.from_frames(frames, target="probabilities", categories=["transformed_column"])
+    site = done("local", federation, network(1)).site("north")
+    frame = frames["north"].drop(columns="probabilities")
+    np.testing.assert_allclose(answers(session_of(site), frame).ravel(), site.predict(frame).ravel(), rtol=1e-5)
+    assert site.facts["output"] == "values_"
+
+
+def test_files_are_checked_on_every_training_row(tmp_path, monkeypatch):
+    """The answer to one training row is changed; those to drawn rows are not."""
+    site = site_of_codes()
+    outputs, rows = type(site).outputs, len(site.training_rows)
+
+    def of_one_row(self, *arguments):
+        said = outputs(self, *arguments)
+        if len(said) == rows:
+            said[-1] = 0.5
+        return said
+
+    monkeypatch.setattr(type(site), "outputs", of_one_row)
+    with pytest.raises(PerfedError, match=rf"differs from perfed's by 0\.\d+ on its {rows} training rows; nothing"):
+        export(site, tmp_path / "north.onnx", "onnx")
+    assert not list(tmp_path.iterdir())
+    export(replace(site, training_rows=None), tmp_path / "north.onnx", "onnx")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["forest", "boost"])
+def test_trees_of_an_onnx_file_say_the_same_of_rows_between_those_of_training(method):
+    """Every age and every tenth; in float32, and one rounding more or less."""
+    frames = {site: codes(80, seed).drop(columns="perfed//network/x") for seed, site in enumerate(("north", "south"))}
+    federation = Federation.from_frames(frames, target="sick", categories=["transformed_column"])
+    site = done(method, federation, Model(head=linear(2))).site("north")
+    new, session = codes(300, 7).drop(columns=["sick", "perfed//network/x"]), session_of(site)
+    said = site.predict_proba(new)
+    for factor in (1, 1 - 1e-7, 1 + 1e-7):
+        changed = new.assign(**{name: new[name] * factor for name in ("probabilities", "values")})
+        np.testing.assert_array_equal(site.predict_proba(changed), said)
+        np.testing.assert_allclose(answers(session, changed), said, atol=1e-6)
 
 
 def test_the_card_of_a_table_names_its_target():

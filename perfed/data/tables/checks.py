@@ -28,6 +28,7 @@ from perfed.data.tables.problems import (
     nowhere,
     pandas,
     refuse,
+    refuse_complex,
     unknown,
 )
 from perfed.data.tables.targets import CONSTANT, FEW, constant, events_of, named, targets_of
@@ -209,6 +210,7 @@ def _part(
         return Part(site, source, frame.clean(options.codes).converted(options.conversions))
     if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
         raise PerfedError(f"{source}: a {type(frame).__name__} was given; a pandas DataFrame is needed")
+    refuse_complex(frame, source)
     return Part(site, source, Parsed(frame).clean(options.codes).converted(options.conversions))
 
 

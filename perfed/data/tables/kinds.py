@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.groups import hash_groups
+from perfed.data.inputs import native_columns
 from perfed.data.names import ALLOWED, find_control_character
 from perfed.data.tables.cells import clean_cells, clean_frame
 from perfed.data.tables.conversions import Conversions, groups_thousands, remove_separators
@@ -428,8 +429,8 @@ class Parsed:
     def __init__(
         self, frame: Frame, originals: Mapping[str, str] | None = None, uncleaned: Frame | None = None
     ) -> None:
-        self.frame = frame
-        self._uncleaned = frame if uncleaned is None else uncleaned
+        self.frame = native_columns(frame)
+        self._uncleaned = self.frame if uncleaned is None else uncleaned
         self.originals = dict(originals or {})
         self._cells: dict[str, Cells] = {}
         self._guessed: dict[tuple[str, Kind | None, Parsed | None, bool], Column] = {}

@@ -6,7 +6,10 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from perfed.data.files import optional_package
+from perfed.data.inputs import TWO_COLUMNS
 from perfed.errors import PerfedError, shorten_list
 
 Frame = Any
@@ -40,6 +43,18 @@ def refuse(problems: Sequence[str]) -> None:
     """Raise :class:`TableProblems` if there are any."""
     if problems:
         raise TableProblems(problems)
+
+
+def refuse_complex(frame: Frame, where: str) -> None:
+    """Raise :class:`TableProblems` where a column holds complex numbers; the message starts with ``where``."""
+    problems = []
+    for at, name in enumerate(frame.columns):
+        cells = frame.iloc[:, at]
+        if cells.dtype == object:
+            cells = cells[[isinstance(cell, complex | np.complexfloating) for cell in cells]]
+        if len(cells) and (cells.dtype == object or cells.dtype.kind == "c"):
+            problems.append(f"{where}: column '{name}' holds complex numbers {in_rows(cells.index)}; {TWO_COLUMNS}")
+    refuse(problems)
 
 
 def merged(found: Iterable[Problem]) -> list[str]:

@@ -14,12 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.files import optional_package
+from perfed.data.inputs import native_columns
 from perfed.data.reading import checked, reason_of, refuse_unpacked, refuse_untrusted
 from perfed.data.tables.cells import clean_frame, column_names, compose_text
 from perfed.data.tables.conversions import Conversions
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, read
 from perfed.data.tables.preprocess import inputs_of, output_names, outputs
-from perfed.data.tables.problems import Frame, Series, columns_named, in_rows, listed, nearest, pandas, refuse
+from perfed.data.tables.problems import (
+    Frame,
+    Series,
+    columns_named,
+    in_rows,
+    listed,
+    nearest,
+    pandas,
+    refuse,
+    refuse_complex,
+)
 from perfed.errors import PerfedError
 
 _FACTS, _SAFE, _PICKLED = "table.json", "transformer.skops", "transformer.joblib"
@@ -184,7 +195,8 @@ class TablePreprocessor:
         twice = sorted({name for name in given if given.count(name) > 1})
         if twice:
             raise PerfedError(f"{where}: several columns are called {listed(twice)}")
-        return self.conversions.apply(clean_frame(frame, self.missing))
+        refuse_complex(frame, where)
+        return self.conversions.apply(clean_frame(native_columns(frame), self.missing))
 
     def _domain(self, frame: Frame) -> NDArray[np.int64] | None:
         named = self._checked(frame)

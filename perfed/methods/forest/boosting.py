@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from perfed import rng
+from perfed.maths.thresholds import distinct_values, separate_values
 from perfed.methods.forest.hazards import cox_loss, expected_events
 from perfed.methods.forest.mixing import FloatArray
 from perfed.methods.forest.trees import Recipe, no_trees, write
@@ -86,7 +87,7 @@ def _stages(
     """Every stage's trees with their steps, and the loss of ``judged`` rows after 0, 1, ... stages."""
     from sklearn.tree import DecisionTreeRegressor
 
-    score, trees = start.copy(), []
+    score, trees, values = start.copy(), [], distinct_values(x)
     others = None if judged is None else (judged[0], judged[1], judged[2].copy())
     losses = [] if others is None else [_loss(others[2], others[1], steps, score, y)]
     for _ in range(steps.most):
@@ -94,6 +95,7 @@ def _stages(
         for output in range(score.shape[1]):
             fitted = DecisionTreeRegressor(max_depth=steps.depth, min_samples_leaf=steps.smallest, random_state=0)
             fitted.fit(x, residual[:, output])
+            separate_values(fitted.tree_, values)
             nodes = fitted.tree_.node_count
             at = fitted.apply(x)
             down = np.bincount(at, curvature[:, output], nodes).clip(_FLAT)

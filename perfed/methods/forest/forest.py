@@ -57,7 +57,7 @@ class Forest(Method):
     Cox partial likelihood of the site's rows.
 
     What others' forests say lies open: thresholds and what leaves say. A leaf that is sent is of at least
-    ``smallest_leaf`` rows, and a threshold is the middle of the means of two groups of at least as many.
+    ``smallest_leaf`` rows, and a threshold lies between the means of two groups of at least as many.
 
     The experiment's network is not used, nor are settings of its training. One round is enough.
     """

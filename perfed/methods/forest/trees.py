@@ -13,6 +13,7 @@ from torch import Tensor
 
 from perfed import rng
 from perfed.errors import PerfedError
+from perfed.maths.thresholds import distinct_values, place_between, separate_values
 from perfed.methods.forest.hazards import rates, relative_risk
 
 Arrays = Mapping[str, Tensor]
@@ -30,8 +31,8 @@ class Recipe:
         trees: how many.
         leaves, depth: at most, of a tree.
         smallest: fewest rows in a leaf, different ones of the tree's sample.
-        bins: of each column, so that a threshold is the middle of the means of two neighbouring bins of at least
-            ``smallest`` rows each; ``None``: thresholds lie in the middle of two values.
+        bins: of each column, so that a threshold lies between the means of two neighbouring bins of at least
+            ``smallest`` rows each; ``None``: thresholds lie between two values.
         outputs: C classes; ``None`` for values, and for risks.
         survival: whether leaves say relative risks.
     """
@@ -73,13 +74,18 @@ def drawn(key: Tensor, trees: int, rows: int) -> NDArray[np.int64]:
 def cuts(column: NDArray[Any], smallest: int, bins: int) -> NDArray[Any]:
     """Return the thresholds ``(k,)``, ascending, that a tree may have in a column ``(rows,)``; as :class:`Recipe` says.
 
+    Groups of rows with the same value count as one: a threshold at their mean would be that value.
+
     Example:
-        >>> cuts(np.array([1.0, 2.0, 4.0, 8.0]), 1, 9).tolist(), cuts(np.array([1.0, 2.0, 4.0, 8.0]), 2, 9).tolist()
-        ([1.5, 3.0, 6.0], [3.75])
+        >>> cuts(np.array([1.0, 2.0, 4.0, 8.0]), 1, 9).round(3).tolist()
+        [1.618, 3.236, 6.472]
+        >>> cuts(np.array([1.0, 2.0, 4.0, 8.0]), 2, 9).round(3).tolist()
+        [4.281]
     """
     groups = max(1, min(bins, len(column) // smallest))
-    middle = np.array([part.mean() for part in np.array_split(np.sort(column).astype(np.float64), groups)])
-    return np.unique(((middle[1:] + middle[:-1]) / 2).astype(column.dtype))
+    parts = np.array_split(np.sort(column).astype(np.float64), groups)
+    means = np.unique(np.array([part.mean() for part in parts], np.float32)).astype(np.float64)
+    return place_between(means[:-1], means[1:]).astype(column.dtype)
 
 
 def grown(x: NDArray[Any], y: NDArray[Any], recipe: Recipe, key: Tensor) -> dict[str, Tensor]:
@@ -102,7 +108,7 @@ def grown(x: NDArray[Any], y: NDArray[Any], recipe: Recipe, key: Tensor) -> dict
     Source: Breiman 2001, Machine Learning 45; scikit-learn's ``RandomForestClassifier``; of survival LeBlanc and
     Crowley 1992, Ishwaran et al. 2008.
     """
-    places, inputs = [], x
+    places, inputs, values = [], x, distinct_values(x)
     if recipe.bins is not None:
         places = [cuts(column, recipe.smallest, recipe.bins) for column in x.T]
         inputs = np.stack([np.searchsorted(at, column) for at, column in zip(places, x.T, strict=True)], 1)
@@ -119,6 +125,8 @@ def grown(x: NDArray[Any], y: NDArray[Any], recipe: Recipe, key: Tensor) -> dict
             value = relative_risk(value, tree.weighted_n_node_samples[:, None])
         if recipe.outputs is not None:
             value = (value / value.sum(1, keepdims=True)) @ np.eye(recipe.outputs)[fitted.classes_]
+        if not places:
+            separate_values(tree, values)
         threshold = _of_ranks(tree, places) if places else tree.threshold
         write({name: array[row] for name, array in found.items()}, tree, threshold, value)
     return found

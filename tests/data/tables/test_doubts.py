@@ -174,5 +174,5 @@ def test_codes_that_become_numbers_are_asked_about(texts, line):
 def test_classes_that_lose_their_zeros_are_asked_about():
     frame = pd.DataFrame({"age": np.random.default_rng(0).permutation(60), "stage": ["01", "02", "1"] * 20})
     lines = Federation.from_frames({"north": frame}, target="stage").notes["doubts"]
-    expected = "column 'stage': 40 values of north have leading zeros, which numbers lose; if these are codes, put a letter"
+    expected = "column 'stage': 40 values of north have leading zeros, which numbers lose; if these are codes, put a"
     assert any(line.startswith(expected) for line in lines)
