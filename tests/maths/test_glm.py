@@ -143,7 +143,7 @@ def wide(columns, sites=3, rows=8, seed=0):
 
 @pytest.mark.parametrize("columns", [10, 20, 40])
 def test_with_more_columns_than_rows_slopes_are_the_best_linear_prediction(columns):
-    """As the dense normal distribution of all rows has it, also where the sites together have more rows than columns."""
+    """As the dense normal distribution of all rows has it, with fewer and with more columns than rows in all."""
     summaries, made = wide(columns)
     found = pooled(summaries, 0.5, 2.0)
     x, y = (np.concatenate(parts) for parts in zip(*made, strict=True))
