@@ -30,7 +30,7 @@ OTHERS = {"as good": (1.0, 1.0), "20 % larger errors": (1.0, 1.2), "twice the er
 BETTER = {"the best errs 30 % less": (0.7, 1.0)}
 
 
-def keeps_own(errors: Numbers) -> bool:
+def keeps_own_model(errors: Numbers) -> bool:
     """Return whether the guard keeps an own model, for errors of the blend (first column) and of the own models."""
     blend, models = errors[:, 0], errors[:, 1:]
     weights = np.full(errors.shape[1], 1 / errors.shape[1])
@@ -39,7 +39,9 @@ def keeps_own(errors: Numbers) -> bool:
     return guarded(rows, weights, range(models.shape[1])) is not weights
 
 
-def share(draw: Callable[[np.random.Generator, int], Numbers], models: int, scales: tuple[float, float]) -> float:
+def share_of_sites(
+    draw: Callable[[np.random.Generator, int], Numbers], models: int, scales: tuple[float, float]
+) -> float:
     """Return the share of sites that keep an own model.
 
     Args:
@@ -47,13 +49,13 @@ def share(draw: Callable[[np.random.Generator, int], Numbers], models: int, scal
         models: number of own models.
         scales: factors of the errors of the first own model and of the others.
     """
-    generator, kept = np.random.default_rng(models), 0
+    generator, false_alarms = np.random.default_rng(models), 0
     for _ in range(DRAWS):
         errors = draw(generator, 1 + models)
         errors[:, 1] *= scales[0]
         errors[:, 2:] *= scales[1]
-        kept += keeps_own(errors)
-    return kept / DRAWS
+        false_alarms += keeps_own_model(errors)
+    return false_alarms / DRAWS
 
 
 def main() -> None:
@@ -61,9 +63,9 @@ def main() -> None:
     print("| errors | other own models | " + " | ".join(f"{m} own" for m in MODELS) + " |")
     print("| --- | --- |" + " --- |" * len(MODELS))
     for errors, draw in ERRORS.items():
-        for others, scales in {**OTHERS, **BETTER}.items():
-            shares = [f"{100 * share(draw, models, scales):.1f} %" for models in MODELS]
-            print(f"| {errors} | {others} | " + " | ".join(shares) + " |", flush=True)
+        for other_models, scales in {**OTHERS, **BETTER}.items():
+            shares = [f"{100 * share_of_sites(draw, models, scales):.1f} %" for models in MODELS]
+            print(f"| {errors} | {other_models} | " + " | ".join(shares) + " |", flush=True)
 
 
 if __name__ == "__main__":

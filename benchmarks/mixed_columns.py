@@ -20,7 +20,7 @@ from perfed.testing.runs import serve
 SITES, ROWS = 5, 60
 
 
-def federation(columns: int) -> Federation:
+def make_federation(columns: int) -> Federation:
     """Return sites whose two classes depend on all columns."""
     generator = np.random.default_rng(0)
     slopes, clients = generator.normal(size=columns) / columns**0.5, {}
@@ -37,7 +37,7 @@ def main(sizes: list[int]) -> None:
     """Print the seconds of a round for each number of columns."""
     torch.set_num_threads(1)
     for columns in sizes:
-        server = serve(Mixed(), federation(columns), model=Model(head=linear(2)))
+        server = serve(Mixed(), make_federation(columns), model=Model(head=linear(2)))
         server.prepare()
         server.round(1)
         started = time.perf_counter()

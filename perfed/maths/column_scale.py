@@ -31,23 +31,23 @@ class ColumnScale:
     constant: Tensor
 
     @classmethod
-    def unchanged(cls, x: Tensor) -> Self:
+    def keep_units(cls, x: Tensor) -> Self:
         """Return the transformation that leaves the columns of ``x`` as they are."""
         zeros = x.new_zeros(x.shape[1])
         return cls(zeros, zeros + 1, zeros.bool())
 
     @classmethod
-    def from_rows(cls, x: Tensor, known: Tensor) -> Self:
+    def from_rows(cls, x: Tensor, shared: Tensor) -> Self:
         """Return the transformation that centres training rows and divides them by a scale.
 
         Args:
             x: training rows ``(n, p)``.
-            known: the scale of the first columns; 0, and the columns beyond its length, stand for a scale that is not
+            shared: the scale of the first columns; 0, and the columns beyond its length, stand for a scale that is not
                 known yet, in place of which the deviation of the rows is used.
         """
         mean, deviation = x.mean(0), x.std(0, correction=0)
         constant = deviation <= _CONSTANT * x.abs().amax(0)
-        scale = torch.cat([known, known.new_zeros(x.shape[1] - len(known))])
+        scale = torch.cat([shared, shared.new_zeros(x.shape[1] - len(shared))])
         deviation = torch.where(constant, torch.ones_like(deviation), deviation)
         return cls(mean, torch.where(scale > 0, scale, deviation), constant)
 
@@ -64,9 +64,9 @@ class ColumnScale:
         """
         shared = len(fit.slopes)
         slopes = fit.slopes / self.deviation[:shared, None]
-        own = fit.own / self.deviation[shared:, None]
-        shift = self.mean @ torch.cat([slopes, own]) if intercept else 0.0
-        return replace(fit, bias=fit.bias - shift, slopes=slopes, own=own)
+        others = fit.own / self.deviation[shared:, None]
+        shift = self.mean @ torch.cat([slopes, others]) if intercept else 0.0
+        return replace(fit, bias=fit.bias - shift, slopes=slopes, own=others)
 
     def restore_summary(self, summary: Summary, outputs: int) -> Summary:
         """Return what ``summary`` says of slopes of scaled columns as a statement about those of unscaled ones."""
@@ -96,7 +96,7 @@ def shared_scale(task: Task, summaries: Sequence[Summary], freedom: Sequence[flo
         >>> shared_scale("regression", [Summary(x.T @ x, torch.zeros(1), torch.tensor(0.0))], [2.0], 1).tolist()
         [2.0]
     """
-    curvature = torch.stack([one.hessian.diagonal().view(-1, outputs).sum(1) for one in summaries])
+    curvature = torch.stack([summary.hessian.diagonal().view(-1, outputs).sum(1) for summary in summaries])
     informative = curvature > _UNINFORMATIVE * curvature.amax(0).clamp_min(0)
     rows = (curvature.new_tensor(freedom)[:, None] * informative).sum(0) * _curvature_of_a_row(task, outputs)
     return torch.where(rows > 0, (curvature * informative).sum(0) / rows, 0).sqrt()

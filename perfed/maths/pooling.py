@@ -70,7 +70,7 @@ class Spectra:
         rest = targets - torch.einsum("mir,mr->mi", vectors, along)
         return cls(vectors, padded, along, rest, torch.stack([summary.constant for summary in summaries]).sum())
 
-    def reduced(self) -> tuple[Self, Tensor | None]:
+    def reduce_to_span(self) -> tuple[Self, Tensor | None]:
         """Return the same spectra in the space that they span, and its basis ``(D, R)``; ``None`` where it is all."""
         sites, size, rank = self.vectors.shape
         if sites * (rank + 1) >= size:
@@ -126,7 +126,7 @@ def pooled(
         >>> round(pooled(sites, of_all=1e-9, of_site=1.0).weight.item(), 3)
         2.0
     """
-    spectra, basis = Spectra.from_summaries(summaries).reduced()
+    spectra, basis = Spectra.from_summaries(summaries).reduce_to_span()
 
     @cache
     def with_site_pull(pull: float) -> _Shrunk:
@@ -135,11 +135,11 @@ def pooled(
     def best_of(alls: Sequence[int], sites: Sequence[int]) -> tuple[Pooled, int, int]:
         """Return the best pulls at some places of both ranges, and their places."""
         tried = spectra.values.new_tensor([_pull_at(place, OF_ALL, of_all) for place in alls])
-        found = []
+        candidates = []
         for place in sites:
-            best, at = with_site_pull(_pull_at(place, OF_SITE, of_site)).best_of(tried, freedom)
-            found.append((best, alls[at], place))
-        return max(found, key=lambda each: each[0].evidence)
+            best, position = with_site_pull(_pull_at(place, OF_SITE, of_site)).best_of(tried, freedom)
+            candidates.append((best, alls[position], place))
+        return max(candidates, key=lambda candidate: candidate[0].evidence)
 
     grid = range(0, _LAST + 1, _REFINED)
     places = [grid if pull is None else range(1) for pull in (of_all, of_site)]

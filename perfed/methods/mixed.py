@@ -24,7 +24,6 @@ from perfed.methods.local import Local
 from perfed.model.chain import STAGES, Model, Shape
 from perfed.model.columns import ColumnLinear
 from perfed.training.cohort import Cohort
-from perfed.tree import Tree
 
 Number = Annotated[float, Field(gt=0, lt=float("inf"))]
 
@@ -157,7 +156,9 @@ class Mixed(Local):
             factors = {i: {"of_site": factor.clone()} for i, factor in zip(replies, found.sites, strict=True)}
             server.factor = {**server.factor, **factors}
 
-    def _pool(self, server: ServerState, replies: Mapping[str, Tree], task: Task, outputs: int) -> Pooled | Varied:
+    def _pool(
+        self, server: ServerState, replies: Mapping[str, Mapping[str, Tensor]], task: Task, outputs: int
+    ) -> Pooled | Varied:
         """Return shared slopes and pulls from the last reply of each site, and set the scale of columns.
 
         Where inputs are not on one scale, empirical pulls are those of columns that are divided by their scale. Beside
@@ -255,7 +256,7 @@ class Mixed(Local):
         The preprocessing of tables has scaled their columns, those of a site's own table by its rows.
         """
         if "scale" not in pooled or (client.table is not None and not pooled["scale"].shape[1]):
-            return ColumnScale.unchanged(x)
+            return ColumnScale.keep_units(x)
         known = pooled["scale"][row].double()
         return ColumnScale.from_rows(x, known if self._is_empirical else x.new_ones(x.shape[1]))
 

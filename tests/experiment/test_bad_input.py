@@ -51,6 +51,7 @@ CASES: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("run", "flic-digit-views"), ("unknown experiment 'flic-digit-views'", "did you mean 'flic-digits-views'?")),
     (("run", "nowhere.toml"), ("unknown experiment 'nowhere.toml' (no such file)", "one of: ")),
     (("run", EXPERIMENT, "--method", "flick"), ("unknown method 'flick'", "did you mean: flic")),
+    (("run", EXPERIMENT, "training.batch_size=99999999999999999999"), ("training.batch_size: whole numbers must be",)),
     (("run", EXPERIMENT, "lamda1=0"), ("unknown key 'lamda1'", "did you mean: lambda1")),
     (("run", EXPERIMENT, "methods.flic-hl.lamda1=0"), ("unknown key 'methods.flic-hl.lamda1'", "allowed: ")),
     (("run", EXPERIMENT, "rounds"), ("'rounds' is not of the form key=value",)),
