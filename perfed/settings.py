@@ -15,6 +15,8 @@ from pydantic import (
     model_validator,
 )
 
+from perfed.errors import PerfedError
+
 STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 """Values do not change, unknown keys and values of another type are errors, and numbers are finite."""
 
@@ -48,6 +50,37 @@ def leaves(table: Mapping[str, Any], where: tuple[str, ...] = ()) -> dict[tuple[
 def stated(value: Any) -> str:
     """A setting in a sentence; ``None``: it is not there."""
     return "not there" if value is None else repr(value)
+
+
+LARGEST = 2**53
+"""Largest whole number of a setting: beyond it numbers overflow in arrays and lose digits as fractions."""
+
+
+def check_whole_numbers(settings: Any, where: str = "") -> None:
+    """Refuse whole numbers beyond :data:`LARGEST` anywhere in nested tables and lists, but for seeds.
+
+    Args:
+        settings: plain values.
+        where: the key under which they are, for the message.
+
+    Raises:
+        PerfedError: there is one; names its key.
+
+    Example:
+        >>> check_whole_numbers({"training": {"batch_size": 10**20}})
+        Traceback (most recent call last):
+        perfed.errors.PerfedError: training.batch_size: whole numbers must be between -2**53 and 2**53 (given: ...)
+    """
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            if not str(key).endswith("seed"):
+                check_whole_numbers(value, f"{where}.{key}" if where else str(key))
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            check_whole_numbers(value, where)
+    elif isinstance(settings, int) and abs(settings) > LARGEST:
+        digits = str(settings) if abs(settings) < 10**100 else "a number of more than 100 digits"
+        raise PerfedError(f"{where}: whole numbers must be between -2**53 and 2**53 (given: {digits})")
 
 
 class Table(BaseModel):

@@ -22,6 +22,7 @@ from perfed.testing.runs import (
     network,
     network_for,
     quick,
+    quick_entry,
     serve,
     train,
 )
@@ -62,12 +63,7 @@ def opposite_labels(clients=6, samples=24) -> Federation:
 
 def make(name: str, *, more_extensions: tuple[Extension, ...] = (), **settings: object) -> Method:
     """The registered method ``name`` with the extensions it always has."""
-    found = entry(name)
-    defaults = dict(found.defaults or {})
-    own = []
-    for extension in found.extensions:
-        own.append(quick(extension, **{k: defaults.pop(k) for k in list(defaults) if k in extension.model_fields}))
-    return quick(found.method, **{**defaults, "extensions": (*own, *more_extensions), **settings})
+    return quick_entry(entry(name), *more_extensions, **settings)
 
 
 def cohort(

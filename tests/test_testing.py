@@ -10,6 +10,11 @@ from pydantic import Field, PrivateAttr
 
 from perfed import PerfedError, Reply, weighted_mean
 from perfed.method import Method
+from perfed.method.extension import Extension
+from perfed.method.registry import METHODS, register
+from perfed.methods.build import build_method
+from perfed.methods.extensions.clip import Clip
+from perfed.methods.fedavg import FedAvg
 from perfed.placement import PERSONAL, SHARED
 from perfed.testing import check_method, method_checks
 
@@ -139,3 +144,50 @@ def test_a_mistake_fails_the_check_that_is_for_it(kind, said):
     with pytest.raises(PerfedError, match=f"^{kind.__name__} {said}") as error:
         check_method(kind)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["learns", "the seed decides"])
+@pytest.mark.parametrize("extensions", [(), [Clip(clip_norm=10.0)]], ids=["plain", "list of extensions"])
+def test_a_shipped_method_with_its_default_settings_passes(name, extensions):
+    method_checks(build_method("fedavg", {}))[name]()
+    method_checks(FedAvg(extensions=extensions))[name]()
+
+
+@pytest.mark.parametrize("given", [[Clip(clip_norm=1.0)], Clip, Clip(clip_norm=1.0), None, 3, (FedAvg,)], ids=repr)
+def test_what_is_no_method_is_refused_in_one_line(given):
+    with pytest.raises(PerfedError, match=r"check_method takes the class of a method.*given: ") as error:
+        check_method(given)
+    assert "\n" not in str(error.value)
+
+
+class Spoils(Extension):
+    """Makes everything that leaves infinite."""
+
+    name: ClassVar[str] = "spoils"
+    strength: float = 0.0
+
+    def outgoing(self, cohort, reply):
+        return Reply(shared={n: t / 0 for n, t in reply["shared"].items()}, num_samples=reply["num_samples"])
+
+
+@pytest.fixture
+def registered():
+    """FedPer under two names, of which one has an extension; Remembers and Lazy always have one."""
+    register("per", summary="x")(FedPer)
+    for name, kind in {"per-spoilt": FedPer, "lazy": Lazy, "lazier": Lazy, "remembers": Remembers}.items():
+        register(name, extensions=(Spoils,), defaults={"strength": 1.0, "lr": 0.01})(kind)
+    yield
+    for name in ("per", "per-spoilt", "lazy", "lazier", "remembers"):
+        del METHODS[name]
+
+
+def test_a_registered_method_is_checked_with_its_extensions(registered):
+    method_checks(FedPer)["trains on one client"]()
+    method_checks("per")["trains on one client"]()
+    for given, label in (("per-spoilt", "per-spoilt"), (Remembers, "Remembers"), ("lazy", "lazy")):
+        with pytest.raises(PerfedError, match=f"^{label} fails 'trains on one client'"):
+            method_checks(given)["trains on one client"]()
+    with pytest.raises(PerfedError, match="Lazy is registered as lazy, lazier, each with extensions; check one of"):
+        check_method(Lazy)
+    with pytest.raises(PerfedError, match="unknown method 'lasy'; did you mean: lazy"):
+        check_method("lasy")

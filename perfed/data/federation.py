@@ -61,6 +61,7 @@ class Federation:
         target_scale: what the targets of a regression were standardised by (:meth:`standardised`). Metrics and
             predictions are in the unit of the data.
         columns: where sites with tables have one schema, its columns.
+        scaled_inputs: whether a data set of arrays has standardised its inputs, with categories as 0 and 1.
 
     Raises:
         PerfedError: no clients, duplicate ids, a client without training data, labels outside the
@@ -86,6 +87,7 @@ class Federation:
     survival: bool = False
     target_scale: TargetScale | None = None
     columns: tuple[AgreedColumn, ...] | None = None
+    scaled_inputs: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(sorted(self.clients, key=lambda c: c.id)))

@@ -64,7 +64,7 @@ def adult(
         splits = {name: inputs(getattr(client, name)) for name in SPLITS}
         return replace(client, feature_names=tuple(features[kept].tolist()), **splits)  # type: ignore[arg-type]
 
-    return replace(federation, clients=tuple(encoded(client) for client in federation))
+    return replace(federation, clients=tuple(encoded(client) for client in federation), scaled_inputs=True)
 
 
 def _encoder(num_numbers: int, num_values: list[int]) -> Any:

@@ -17,7 +17,7 @@ from perfed.data.domain_input import OPTIONS, completed_by
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
 from perfed.plugins import Registry
-from perfed.settings import Table
+from perfed.settings import Table, check_whole_numbers
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,15 @@ def _built(name: str, options: dict[str, Any], seed: int, data_dir: Path | str |
     entry = _find(name)
     own = {key: value for key, value in options.items() if key not in OPTIONS}
     with _one_thread():
-        made = entry.build(seed, None if data_dir is None else Path(data_dir), **own)
+        try:
+            made = entry.build(seed, None if data_dir is None else Path(data_dir), **own)
+        except (MemoryError, OverflowError, ValueError) as error:
+            if isinstance(error, ValueError) and "maximum allowed" not in str(error).lower():
+                raise
+            sizes = {key: value for key, value in own.items() if isinstance(value, int) and value > 1}
+            raise PerfedError(
+                f"data set '{name}' does not fit into memory with these options; use smaller ones (given: {sizes})"
+            ) from None
         if not isinstance(made, Federation):
             raise PerfedError(f"data set '{name}': its function returned {type(made).__name__}, not a Federation")
         return completed_by(replace(made, name=name), options, seed)
@@ -295,6 +303,7 @@ def check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
         >>> check_options("digits", {"clients": 30})["clients"]
         30
     """
+    check_whole_numbers(given, "data")
     entry = _find(name)
     allowed = {option.name: option.allowed for option in entry.description.options}
     for key in given:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,7 +60,8 @@ def flamby_heart(
     together = {"own": np.zeros_like(test), "all": np.ones_like(test), "mixed": ~test}[scaling]
     x[together] = _scaled(raw[together], raw[~test])
     arrays = _arrays(x, data["y"][rows].astype(np.int64), sites, test, train_rows, [*columns])
-    return Federation.from_arrays(arrays, num_classes=2, class_names=["no", "yes"])
+    federation = Federation.from_arrays(arrays, num_classes=2, class_names=["no", "yes"])
+    return replace(federation, scaled_inputs=True)
 
 
 @dataset("flamby-tcga", files=(TCGA,))
@@ -87,7 +89,8 @@ def flamby_tcga(
         age = names.index("age_at_index")
         x[:, age] = _scaled(x[:, age], x[data["is_train"], age])
     sites = {f"region-{number}": center == number for number in np.unique(center).tolist()}
-    return Federation.from_arrays(_arrays(x, y, sites, ~data["is_train"], train_rows, names), task="survival")
+    arrays = _arrays(x, y, sites, ~data["is_train"], train_rows, names)
+    return replace(Federation.from_arrays(arrays, task="survival"), scaled_inputs=scale_age)
 
 
 def _scaled(x: NDArray[np.float64], known: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,7 +63,7 @@ def parkinsons(
         for part, index in of.items():
             if len(index):
                 arrays[client] |= {f"x_{part}": inputs[index], f"y_{part}": y[index].astype(np.float32)}
-    return Federation.from_arrays(arrays, task="regression").standardised()
+    return replace(Federation.from_arrays(arrays, task="regression").standardised(), scaled_inputs=True)
 
 
 def _first(rows: NDArray[np.int64], share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -218,6 +218,7 @@ class Initialiser:
             personal=frozenset(name for name, _ in chain.named_parameters() if places[name] == PERSONAL),
             columns=Columns.of_clients(federation),
             shared_inputs=_shared_inputs(federation),
+            scaled_inputs=federation.scaled_inputs or federation.columns is not None,
         )
 
     def _set(self, declared: ParameterSet, shape: Shape, info: FederationInfo, key: Tensor) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from perfed.privacy.metrics import Measured
 from perfed.privacy.settings import Privacy
 from perfed.run.callbacks import build_callbacks
 from perfed.run.settings import Blend, Evaluation, Snapshots
-from perfed.settings import LISTED, STRICT, unless
+from perfed.settings import LISTED, STRICT, check_whole_numbers, unless
 from perfed.training.plan import PlanSettings
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -218,6 +218,7 @@ def validate(table: Mapping[str, Any]) -> Experiment:
         Traceback (most recent call last):
         perfed.errors.PerfedError: unknown key 'rouns' (did you mean 'rounds'?); allowed: ...
     """
+    check_whole_numbers(table)
     return _checked(Experiment, canonical(table))
 
 

@@ -28,6 +28,9 @@ PRIORS = (0.0, 10.0, 50.0, 200.0, 1000.0, float("inf"))
 ERROR = 0.1
 """How often :func:`guarded` may be wrong at a site whose own model is as good as a blend: then that costs nothing."""
 
+WORSE = 0.05
+"""Level at which :func:`guarded` tells a site's other own models from its best one."""
+
 LEAST = 0.001
 """Weights below it are nought: a candidate that does not count need not be there."""
 
@@ -298,6 +301,10 @@ def guarded(rows: Rows, weights: FloatArray, own: Sequence[int]) -> FloatArray:
     mean. The mean of all rows but that which speaks most for the blend has to agree: what is a little worse on most
     rows and much better on several is what a blend is for. Too few rows can say nothing.
 
+    The best of several models errs less on the rows by which it was selected than on others. So the level of the test
+    is divided by the number of own models that might have been the best one (Bonferroni): all but those that err more
+    than the best one by the same test with :data:`WORSE`.
+
     Of values alone. Where a class is rare, log losses that are a little more on most rows and much less on a few are
     what good probabilities have; and survival has no losses of single rows.
 
@@ -310,16 +317,22 @@ def guarded(rows: Rows, weights: FloatArray, own: Sequence[int]) -> FloatArray:
     """
     if not own or not isinstance(rows, Values):
         return weights
-    from scipy.stats import wilcoxon  # type: ignore[import-untyped]  # takes half a second to import
-
     errors = (rows.said - rows.y[:, None]) ** 2
     best = min(own, key=lambda k: float(errors[:, k].sum()))
+    rivals = sum(_signed_rank_p(errors[:, k] - errors[:, best]) >= WORSE for k in own if k != best)
     worse = (rows.said @ weights - rows.y) ** 2 - errors[:, best]
-    worse = worse[worse != 0]
-    if len(worse) == 0 or worse.sum() <= worse.min() or wilcoxon(worse, alternative="greater").pvalue >= ERROR:
+    if len(worse) == 0 or worse.sum() <= worse.min() or _signed_rank_p(worse) >= ERROR / (1 + rivals):
         return weights
     alone: FloatArray = np.eye(len(weights))[best]
     return alone
+
+
+def _signed_rank_p(differences: FloatArray) -> float:
+    """Return the one-sided p-value that differences of paired rows are above 0; 1 where all are 0."""
+    from scipy.stats import wilcoxon  # type: ignore[import-untyped]  # takes half a second to import
+
+    differences = differences[differences != 0]
+    return float(wilcoxon(differences, alternative="greater").pvalue) if len(differences) else 1.0
 
 
 def _of_all(sites: Sequence[Rows]) -> Callable[[FloatArray], Sums]:

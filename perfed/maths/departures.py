@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from perfed.maths.glm import Summary, cholesky
-from perfed.maths.pooling import OF_ALL, OF_SITE, pooled
+from perfed.maths.pooling import OF_ALL, OF_SITE, Spectra, pooled
 
 SPREAD = 1.0
 """Of the log of a factor, before sites have said anything: two factors in three lie between 0.37 and 2.7."""
@@ -76,8 +76,8 @@ def varied(
     from scipy.optimize import minimize  # type: ignore[import-untyped]
 
     start = pooled(summaries, of_all, None, freedom)
-    hessians, targets = (torch.stack([getattr(one, name) for one in summaries]) for name in ("hessian", "target"))
-    constant, (sites, size) = torch.stack([one.constant for one in summaries]).sum(), targets.shape
+    spectra = Spectra.from_summaries(summaries)
+    sites, size = spectra.rest.shape
     sizes = (1, 1, size // outputs if by_column else 0, sites if by_site else 0)
 
     def factors(point: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -90,7 +90,7 @@ def varied(
         """Its log, and the slopes w."""
         of_all, of_site, columns, of_sites = factors(point)
         pulls = of_site * of_sites[:, None] * columns.repeat_interleave(outputs)
-        evidence, weight = _evidence(hessians, targets, constant, of_all, pulls, freedom)
+        evidence, weight = _evidence(spectra, of_all, pulls, freedom)
         return evidence - 0.5 * point[2:].square().sum(), weight
 
     def objective(numbers: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
@@ -114,21 +114,34 @@ _MIDDLE = 10.0  # a second start: where no site departs as a whole, nothing says
 _PRECISE = {"ftol": 1e-13, "gtol": 1e-7, "maxiter": 500, "maxls": 50}
 
 
-def _evidence(
-    hessians: Tensor, targets: Tensor, constant: Tensor, of_all: Tensor, pulls: Tensor, freedom: float | None
-) -> tuple[Tensor, Tensor]:
-    """Log of the marginal likelihood with pulls ``(m, D)`` of departures, and the slopes w ``(D,)``."""
-    root = pulls.sqrt()
-    eye = torch.eye(pulls.shape[1]).to(pulls)
-    scaled = hessians / (root[:, :, None] * root[:, None, :])
-    factor = torch.linalg.cholesky(eye + scaled)
-    turned = (targets / root)[:, :, None]
-    solved = torch.cholesky_solve(torch.cat([scaled, turned], 2), factor)
-    precision = (root[:, :, None] * solved[:, :, :-1] * root[:, None, :]).sum(0) + of_all * eye
-    pull = (root * solved[:, :, -1]).sum(0)
-    whole = cholesky((precision + precision.T) / 2)
-    weight = torch.cholesky_solve(pull[:, None], whole)[:, 0]
-    quadratic = constant - 0.5 * (turned * solved[:, :, -1:]).sum() - 0.5 * pull @ weight
-    volumes = factor.diagonal(dim1=1, dim2=2).log().sum() + whole.diagonal().log().sum()
+def _evidence(spectra: Spectra, of_all: Tensor, pulls: Tensor, freedom: float | None) -> tuple[Tensor, Tensor]:
+    """Return the log of the marginal likelihood with pulls ``(m, D)`` of departures, and the slopes w ``(D,)``.
+
+    With Hessians ``F F^T`` of rank r and ``G = F / sqrt(pulls)``, only ``I + G^T G`` of r rows is factorised for each
+    site, and for w a matrix of min(D, m r) rows.
+    """
+    roots, root = spectra.values.sqrt()[:, None, :], pulls.sqrt()[:, :, None]
+    factors = spectra.vectors * roots
+    targets = torch.where(spectra.values > 0, spectra.along / roots[:, 0], 0)[:, :, None]  # F targets + rest = H b
+    scaled, rest = factors / root, spectra.rest[:, :, None] / root
+    size, eye = scaled.shape[1], torch.eye(scaled.shape[2]).to(scaled)
+    factor = torch.linalg.cholesky(eye + scaled.mT @ scaled)
+    halved = torch.linalg.solve_triangular(factor, targets - scaled.mT @ rest, upper=False)
+    remaining = scaled @ torch.linalg.solve_triangular(factor.mT, halved, upper=True) + rest
+    quadratic = spectra.constant - 0.5 * ((scaled @ targets + rest) * remaining).sum()
+    pull = (root * remaining).sum(0)[:, 0]
+    shared = torch.linalg.solve_triangular(factor, factors.mT, upper=False).flatten(0, 1)  # (m r, D), of the precision
+    volume = factor.diagonal(dim1=1, dim2=2).log().sum()
+    if len(shared) < size:
+        inner = cholesky(of_all * torch.eye(len(shared)).to(shared) + shared @ shared.T)
+        beyond = spectra.rest.sum(0)
+        weight = shared.T @ torch.cholesky_solve(halved.reshape(-1, 1) - shared @ beyond[:, None] / of_all, inner)
+        weight = weight[:, 0] + beyond / of_all
+        volume = volume + inner.diagonal().log().sum() + 0.5 * (size - len(shared)) * of_all.log().squeeze()
+    else:
+        whole = cholesky(of_all * torch.eye(size).to(shared) + shared.T @ shared)
+        weight = torch.cholesky_solve(pull[:, None], whole)[:, 0]
+        volume = volume + whole.diagonal().log().sum()
+    quadratic = quadratic - 0.5 * pull @ weight
     fit = quadratic if freedom is None else 0.5 * freedom * quadratic.clamp_min(1e-12).log()
-    return 0.5 * len(weight) * of_all.log().squeeze() - volumes - fit, weight
+    return 0.5 * size * of_all.log().squeeze() - volume - fit, weight

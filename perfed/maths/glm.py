@@ -192,6 +192,12 @@ class Site:
         """
         design, pulls = self._design, self._pulls(of_site, of_all, columns)
         offset = self.x[:, : self.shared] @ weight
+        root = pulls.view(-1, self.outputs)[:, :1].sqrt()
+        basis = None
+        if newton and design.shape[1] > len(design):
+            # The best coefficients are a combination of the rows: there are fewer of these than of coefficients.
+            basis, triangle = torch.linalg.qr((design / root.T).T)
+            design, pulls = triangle.T, torch.ones_like(pulls[: len(design) * self.outputs])
         u = self.x.new_zeros(design.shape[1], self.outputs)
 
         def objective(u: Tensor) -> Tensor:
@@ -199,6 +205,7 @@ class Site:
 
         u = self._newton(u, objective, design, offset, pulls) if newton else _lbfgs(u, objective)
         value = loss(self.task, offset + design @ u, self.y)
+        u = u if basis is None else basis @ u / root
         return SiteFit(u[0], weight + u[1 : 1 + self.shared], u[1 + self.shared :], value)
 
     def _newton(
@@ -225,6 +232,11 @@ class Site:
 
     def summary(self, fit: SiteFit, of_site: Tensor, of_all: Tensor, columns: Tensor | None = None) -> Summary:
         """Return what the samples say of the shared slopes near those of ``fit``; arguments as there."""
+        if not self.shared:  # all that the samples say is how well they are fitted
+            pulls = self._pulls(of_site, of_all, columns)
+            none = fit.slopes.new_zeros(0)
+            penalty = 0.5 * (pulls * torch.cat([fit.bias[None], fit.own]).flatten().square()).sum()
+            return Summary(none.new_zeros(0, 0), none, fit.loss + penalty)
         design, pulls = self._design, self._pulls(of_site, of_all, columns)
         every = torch.cat([fit.bias[None], fit.slopes, fit.own])
         found = curve(self.task, design, design @ every, self.y)

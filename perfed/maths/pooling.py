@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -13,7 +15,9 @@ from perfed.maths.glm import Summary
 OF_ALL, OF_SITE = (1e-3, 1e4), (1e-2, 1e6)
 """Least and strongest pull that empirical Bayes may find: of the shared slopes, and of sites' departures."""
 
-_STEPS, _AROUND, _HALVINGS = 15, (-1.0, -0.5, 0.0, 0.5, 1.0), 8
+_STEPS, _REFINED = 15, 256  # pulls of the first grid, and into how many parts a step of it is divided in the end
+_LAST = (_STEPS - 1) * _REFINED
+_ROUNDING = 1e-15
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,72 @@ class Pooled:
     evidence: float
 
 
+@dataclass(frozen=True)
+class Spectra:
+    """Summaries of m sites by the eigenvectors of their Hessians, of which a site has at most as many as rows.
+
+    Attributes:
+        vectors: ``(m, D, r)``; where a site has fewer, the last are 0.
+        values: positive eigenvalues ``(m, r)``, or 0.
+        along: the targets in the directions of the eigenvectors ``(m, r)``.
+        rest: the targets without these directions ``(m, D)``, 0 but for rounding as a rule.
+        constant: sum of the summaries' constants.
+    """
+
+    vectors: Tensor
+    values: Tensor
+    along: Tensor
+    rest: Tensor
+    constant: Tensor
+
+    @classmethod
+    def from_summaries(cls, summaries: Sequence[Summary]) -> Self:
+        """Return the spectra of the summaries of each site."""
+        pairs = [_positive_spectrum(summary.hessian) for summary in summaries]
+        rank = max(len(values) for values, _ in pairs)
+        targets = torch.stack([summary.target for summary in summaries])
+        vectors = targets.new_zeros(*targets.shape, rank)
+        padded = targets.new_zeros(len(targets), rank)
+        for site, (of_site, directions) in enumerate(pairs):
+            vectors[site, :, : len(of_site)] = directions
+            padded[site, : len(of_site)] = of_site
+        along = torch.einsum("mir,mi->mr", vectors, targets)
+        rest = targets - torch.einsum("mir,mr->mi", vectors, along)
+        return cls(vectors, padded, along, rest, torch.stack([summary.constant for summary in summaries]).sum())
+
+    def reduce_to_span(self) -> tuple[Self, Tensor | None]:
+        """Return the same spectra in the space that they span, and its basis ``(D, R)``; ``None`` where it is all."""
+        sites, size, rank = self.vectors.shape
+        if sites * (rank + 1) >= size:
+            return self, None
+        everything = torch.cat([self.vectors.transpose(0, 1).reshape(size, sites * rank), self.rest.T], 1)
+        basis = torch.linalg.qr(everything).Q
+        vectors = torch.einsum("di,mdr->mir", basis, self.vectors)
+        return type(self)(vectors, self.values, self.along, self.rest @ basis, self.constant), basis
+
+
+def _positive_spectrum(hessian: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues above 0 of a matrix ``(D, D)`` without negative ones, and their eigenvectors.
+
+    A pivoted Cholesky factor ``(D, r)`` has the rank; where that is small, its Gram matrix has the eigenvalues.
+    """
+    from scipy.linalg.lapack import dpstrf  # type: ignore[import-untyped]
+
+    size = len(hessian)
+    lower, pivots, rank, _ = dpstrf(hessian.cpu().numpy(), lower=1)
+    if 2 * rank >= size:
+        values, vectors = torch.linalg.eigh(hessian)
+    else:
+        factor = hessian.new_zeros(size, rank)
+        factor[torch.from_numpy(pivots - 1).to(factor.device).long()] = (
+            torch.from_numpy(lower[:, :rank]).tril().to(factor)
+        )
+        values, vectors = torch.linalg.eigh(factor.T @ factor)
+        vectors = factor @ (vectors / values.clamp_min(1e-300).sqrt())
+    positive = values > _ROUNDING * size * values.amax() if size and len(values) else values > 0
+    return values[positive], vectors[:, positive]
+
+
 def pooled(
     summaries: Sequence[Summary], of_all: float | None, of_site: float | None, freedom: float | None = None
 ) -> Pooled:
@@ -40,6 +110,8 @@ def pooled(
 
     ``w ~ N(0, 1/of_all)`` and ``d_i ~ N(0, 1/of_site)``. Pulls that are not given maximise the marginal likelihood of
     the summaries, in which w and d are integrated out (Laplace's approximation; exact for the linear model).
+
+    All is computed in the directions of which a site says something, at most as many as all sites have rows.
 
     Args:
         summaries: of each site.
@@ -54,55 +126,78 @@ def pooled(
         >>> round(pooled(sites, of_all=1e-9, of_site=1.0).weight.item(), 3)
         2.0
     """
-    values, vectors = torch.linalg.eigh(torch.stack([s.hessian for s in summaries]))
-    values = values.clamp_min(0)
-    turned = torch.einsum("mij,mi->mj", vectors, torch.stack([s.target for s in summaries]))
-    constant = torch.stack([s.constant for s in summaries]).sum()
+    spectra, basis = Spectra.from_summaries(summaries).reduce_to_span()
 
-    def tried(alls: Tensor, sites: Tensor) -> Pooled:
-        found = [_best(values, vectors, turned, constant, alls, float(site), freedom) for site in sites]
-        return max(found, key=lambda each: each.evidence)
+    @cache
+    def with_site_pull(pull: float) -> _Shrunk:
+        return _Shrunk.from_spectra(spectra, pull)
 
-    like = values.new_tensor
-    alls, sites = _grid(OF_ALL, of_all, like(0.0)), _grid(OF_SITE, of_site, like(0.0))
-    best = tried(alls, sites)
-    for halving in range(_HALVINGS if of_all is None or of_site is None else 0):
-        around = [
-            like([centre * _width(ends) ** (shift / 2**halving) for shift in _AROUND]).clamp(*ends)
-            if said is None
-            else like([said])
-            for centre, ends, said in ((best.of_all, OF_ALL, of_all), (best.of_site, OF_SITE, of_site))
+    def best_of(alls: Sequence[int], sites: Sequence[int]) -> tuple[Pooled, int, int]:
+        """Return the best pulls at some places of both ranges, and their places."""
+        tried = spectra.values.new_tensor([_pull_at(place, OF_ALL, of_all) for place in alls])
+        candidates = []
+        for place in sites:
+            best, position = with_site_pull(_pull_at(place, OF_SITE, of_site)).best_of(tried, freedom)
+            candidates.append((best, alls[position], place))
+        return max(candidates, key=lambda candidate: candidate[0].evidence)
+
+    grid = range(0, _LAST + 1, _REFINED)
+    places = [grid if pull is None else range(1) for pull in (of_all, of_site)]
+    best, *centres = best_of(*places)
+    step = _REFINED // 2
+    while step and not (of_all is not None and of_site is not None):
+        near = [
+            sorted({min(max(centre + shift * step, 0), _LAST) for shift in (-2, -1, 0, 1, 2)}) if pull is None else [0]
+            for centre, pull in zip(centres, (of_all, of_site), strict=True)
         ]
-        best = tried(*around)
-    return best
+        best, *centres = best_of(*near)
+        step //= 2
+    return best if basis is None else replace(best, weight=basis @ best.weight)
 
 
-def _width(ends: tuple[float, float]) -> float:
-    """Factor between two pulls that are tried one after the other."""
-    return float((ends[1] / ends[0]) ** (1 / (_STEPS - 1)))
+def _pull_at(place: int, ends: tuple[float, float], known: float | None) -> float:
+    """Return the pull at a place between 0 and ``_LAST`` of its range, or the one that is known."""
+    return float(ends[0] * (ends[1] / ends[0]) ** (place / _LAST)) if known is None else known
 
 
-def _grid(ends: tuple[float, float], said: float | None, like: Tensor) -> Tensor:
-    found = [said] if said is not None else [ends[0] * _width(ends) ** step for step in range(_STEPS)]
-    return like.new_tensor(found)
+@dataclass(frozen=True)
+class _Shrunk:
+    """What sites say of w once their departures, pulled to 0 by ``of_site``, are integrated out.
 
-
-def _best(
-    values: Tensor, vectors: Tensor, turned: Tensor, constant: Tensor, alls: Tensor, site: float, freedom: float | None
-) -> Pooled:
-    """Return what is best of ``alls``, the pulls of w, with the pull ``site`` of departures from it.
-
-    Hessians come as eigenvalues ``(m, D)`` and eigenvectors; targets ``(m, D)`` in the same directions.
+    Attributes:
+        of_site: the pull.
+        values, basis: eigenvalues ``(D,)`` and eigenvectors of the precision with which w is known.
+        along: the pull of the summaries on w in these directions ``(D,)``.
+        quadratic, volume: what the evidence has of the departures.
     """
-    shrunk = site / (values + site)
-    precision = torch.einsum("mij,mj,mkj->ik", vectors, values * shrunk, vectors)
-    pull = torch.einsum("mij,mj->i", vectors, shrunk * turned)
-    eigen, basis = torch.linalg.eigh(precision)
-    eigen, along = eigen.clamp_min(0), basis.T @ pull
-    total = eigen + alls[:, None]
-    quadratic = constant - 0.5 * (turned.square() / (values + site)).sum() - 0.5 * (along.square() / total).sum(1)
-    volume = (alls.log()[:, None] - total.log()).sum(1) + shrunk.log().sum()
-    fit = quadratic if freedom is None else 0.5 * freedom * quadratic.clamp_min(1e-12).log()
-    evidence = 0.5 * volume - fit
-    at = int(evidence.argmax())
-    return Pooled(basis @ (along / total[at]), float(alls[at]), site, float(evidence[at]))
+
+    of_site: float
+    values: Tensor
+    basis: Tensor
+    along: Tensor
+    quadratic: Tensor
+    volume: Tensor
+
+    @classmethod
+    def from_spectra(cls, spectra: Spectra, of_site: float) -> Self:
+        """Return what is left of the summaries for w."""
+        total = spectra.values + of_site
+        shrunk = of_site / total
+        factor = spectra.vectors * (spectra.values * shrunk).sqrt()[:, None, :]
+        factor = factor.transpose(0, 1).flatten(1)
+        pull = torch.einsum("mir,mr->i", spectra.vectors, shrunk * spectra.along) + spectra.rest.sum(0)
+        values, basis = torch.linalg.eigh(factor @ factor.T)
+        departed = (spectra.along.square() / total).sum() + spectra.rest.square().sum() / of_site
+        quadratic = spectra.constant - 0.5 * departed
+        return cls(of_site, values.clamp_min(0), basis, basis.T @ pull, quadratic, shrunk.log().sum())
+
+    def best_of(self, alls: Tensor, freedom: float | None) -> tuple[Pooled, int]:
+        """Return what is best of ``alls``, pulls of w, and which it is."""
+        total = self.values + alls[:, None]
+        quadratic = self.quadratic - 0.5 * (self.along.square() / total).sum(1)
+        volume = (alls.log()[:, None] - total.log()).sum(1) + self.volume
+        fit = quadratic if freedom is None else 0.5 * freedom * quadratic.clamp_min(1e-12).log()
+        evidence = 0.5 * volume - fit
+        at = int(evidence.argmax())
+        weight = self.basis @ (self.along / total[at])
+        return Pooled(weight, float(alls[at]), self.of_site, float(evidence[at])), at

@@ -37,6 +37,8 @@ class FederationInfo:
         client: in the ``init`` of a :class:`ParameterSet`, the client whose row or set is made; else empty.
         shared_inputs: how many inputs, the first of every client, mean the same wherever a client has them; 0 where
             clients have columns of their own alone.
+        scaled_inputs: whether inputs are on one scale, as those of tables with one schema and of data sets that
+            standardise their inputs are.
 
     Example:
         >>> def init(info: FederationInfo, key: Tensor) -> Tree:  # of a ParameterSet: one centre per class
@@ -60,6 +62,7 @@ class FederationInfo:
     columns: Columns = field(default_factory=lambda: Columns({}))
     client: str = ""
     shared_inputs: int = 0
+    scaled_inputs: bool = False
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the shared parameter or buffer ``name``, as the server has it: first M where it is per-domain."""

@@ -8,7 +8,7 @@ holds hyper-parameters only; everything that changes is in named parameter sets.
 from __future__ import annotations
 
 import warnings
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -20,6 +20,7 @@ from perfed.method.exchange import Clients, ServerState
 from perfed.method.extension import Extension
 from perfed.model.chain import Chain, Model
 from perfed.model.placement import SHARED, Placement, place
+from perfed.settings import LISTED
 from perfed.training.cohort import Cohort
 from perfed.training.settings import LocalTraining
 
@@ -73,7 +74,9 @@ class Method(LocalTraining):
         description="where parameters live: stage, pattern on names or module type -> personal, shared, per-domain "
         "(whole stages) or frozen",
     )
-    extensions: tuple[Extension, ...] = Field((), description="what rides along its rounds (perfed.method.extension)")
+    extensions: Annotated[tuple[Extension, ...], LISTED] = Field(
+        (), description="what rides along its rounds (perfed.method.extension)"
+    )
 
     @model_validator(mode="before")
     @classmethod

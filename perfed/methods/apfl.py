@@ -15,7 +15,7 @@ from perfed.method.method import Method
 from perfed.method.registry import register
 from perfed.model.chain import STAGES, Parameters
 from perfed.training.cohort import Cohort
-from perfed.training.step import Step, mean_loss
+from perfed.training.step import Step, mean_loss, with_penalties
 
 
 @register("apfl", title="APFL")
@@ -50,15 +50,10 @@ class APFL(Method):
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """w and v together, each mini-batch for both."""
         cohort.load(shared)
-        local, mixed, penalties = dict(cohort.state["local"]), cohort.shared_parameters, cohort.penalties
+        local, mixed = dict(cohort.state["local"]), cohort.shared_parameters
+        objective = with_penalties(mean_loss, cohort.penalties)
         statistics = cohort.personal().keys() - set(cohort.personal_parameters)
         apart = {name: cohort.model[name].clone() for name in statistics}
-
-        def objective(step: Step) -> Tensor:
-            value = mean_loss(step)
-            for penalty in penalties:
-                value = value + penalty(step)
-            return value
 
         def both(step: Step) -> Tensor:
             fixed, v = {name: tensor.detach() for name, tensor in step.params.items()}, step.of_set("local")

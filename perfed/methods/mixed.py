@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from perfed.data.client import Client
+from perfed.data.labels import Task
 from perfed.errors import PerfedError
+from perfed.maths.column_scale import ColumnScale, scale_summary, shared_scale
 from perfed.maths.departures import Varied, varied
 from perfed.maths.glm import Site, SiteFit, Summary
 from perfed.maths.pooling import Pooled, pooled
@@ -46,6 +51,11 @@ class Mixed(Local):
     With ``solver = "gradient"`` no Hessians are made, for tables of thousands of columns: sites send their slopes, and
     w is the mean of these, shrunk; pulls are as said (``"empirical"``: 3 and 10), and more rounds are needed.
 
+    Models do not depend on the units of inputs. Columns of tables are on one scale already. Those of arrays are centred
+    at each site and divided by a scale, which the server finds from the same Hessians: about the deviation within
+    sites (:func:`~perfed.maths.column_scale.shared_scale`). Empirical pulls are those of scaled columns. A pull that is
+    a number is in the units of the inputs, and columns are then not scaled.
+
     Of the experiment's model the last stage counts, a linear layer. Optimiser, rate and epochs do not matter.
     Sources: Breslow and Clayton 1993 (penalised quasi-likelihood); MacKay 1992 (evidence); Gelman and Hill 2007.
     """
@@ -53,7 +63,9 @@ class Mixed(Local):
     fits_unused: ClassVar[str] = ""
 
     shared_pull: Literal["empirical"] | Number = Field(
-        "empirical", description='pull of the slopes that sites share to 0, or "empirical": found from all sites'
+        "empirical",
+        description='pull of the slopes that sites share to 0, in the units of the inputs, or "empirical": found from '
+        "all sites",
     )
     site_pull: Literal["empirical", "columns", "sites", "both"] | Number = Field(
         "empirical",
@@ -68,7 +80,8 @@ class Mixed(Local):
     def sets(self) -> dict[str, ParameterSet]:
         """``pooled``: w ``(S, k)`` and both pulls; ``said``: what each site said last, empty where it has not yet.
 
-        Where they are looked for, also columns' factors ``(S,)`` in the first, and ``factor``: the sites'.
+        Where they are looked for, also columns' factors ``(S,)`` in the first, and ``factor``: the sites'. Where the
+        inputs are not on one scale, also that of each shared column ``(S,)`` in the first, 0 until sites have replied.
         """
         found = {"pooled": ParameterSet("server", init=self._start), "said": ParameterSet("table", init=_nothing)}
         return found | ({"factor": ParameterSet("table", init=_one)} if self._by_site else {})
@@ -81,13 +94,19 @@ class Mixed(Local):
     def _by_site(self) -> bool:
         return self.site_pull in ("sites", "both")
 
+    @property
+    def _is_empirical(self) -> bool:
+        """Whether no pull is a number, which would be in the units of the inputs."""
+        return isinstance(self.shared_pull, str) and isinstance(self.site_pull, str)
+
     def _start(self, info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
         given = {"of_all": self.shared_pull, "of_site": self.site_pull}
         pulls = {name: _FIRST[name] if isinstance(pull, str) else pull for name, pull in given.items()}
         weight = torch.zeros(info.shared_inputs, 1, dtype=torch.float64)
         columns = {"columns": torch.ones(info.shared_inputs, dtype=torch.float64)} if self._by_column else {}
         numbers = {name: torch.tensor(pull, dtype=torch.float64) for name, pull in pulls.items()}
-        return {"weight": weight, **numbers, **columns}
+        scale = torch.full((info.shared_inputs,), float(not self._is_empirical), dtype=torch.float64)
+        return {"weight": weight, **numbers, **columns, **({} if info.scaled_inputs else {"scale": scale})}
 
     def adapt(self, model: Model) -> Model:
         """The last stage alone, which must be a linear layer."""
@@ -120,34 +139,58 @@ class Mixed(Local):
         if self.solver == "gradient":
             server.pooled = {**server.pooled, "weight": self._shrunk_mean(server)}
             return
-        found = self._found(server, clients.info.task == "regression", weight.shape[1])
+        replies = {i: row for i, row in sorted(server.said.items()) if row["hessian"].numel()}
+        found = self._pool(server, replies, clients.info.task, weight.shape[1])
         step = found.weight.view_as(weight) - weight
         if clients.info.task != "regression":  # whose summaries hold however far away
-            step = step * (_FARTHEST / step.abs().max().clamp_min(_FARTHEST))
+            length = (step * _positive(server.pooled.get("scale", step.new_ones(len(step))))[:, None]).abs().max()
+            step = step * (_FARTHEST / length.clamp_min(_FARTHEST))
         pulls = {"of_all": found.of_all, "of_site": found.of_site}
         server.pooled = {
+            **server.pooled,
             "weight": weight + step,
             **{name: torch.full_like(server.pooled[name], pull) for name, pull in pulls.items()},
             **({"columns": found.columns} if isinstance(found, Varied) and self._by_column else {}),
         }
+        if isinstance(found, Varied) and self._by_site:
+            factors = {i: {"of_site": factor.clone()} for i, factor in zip(replies, found.sites, strict=True)}
+            server.factor = {**server.factor, **factors}
 
-    def _found(self, server: ServerState, regression: bool, outputs: int) -> Pooled | Varied:
-        """Shared slopes and pulls from what all sites said last; sites' factors go into their table."""
-        known = {i: row for i, row in sorted(server.said.items()) if row["hessian"].numel()}
-        freedom = sum(float(one["freedom"]) for one in known.values()) if regression else None
-        summaries = [Summary(one["hessian"], one["target"], one["constant"]) for one in known.values()]
-        of_all = None if self.shared_pull == "empirical" else self.shared_pull
-        if not (self._by_column or self._by_site):
-            of_site = None if isinstance(self.site_pull, str) else self.site_pull
-            return pooled(summaries, of_all, of_site, freedom)
-        by = {"by_column": self._by_column, "by_site": self._by_site}
-        found = varied(summaries, of_all, freedom, **by, outputs=outputs)
-        if self._by_site:
-            server.factor = {
-                **server.factor,
-                **{i: {"of_site": u.clone()} for i, u in zip(known, found.sites, strict=True)},
-            }
-        return found
+    def _pool(
+        self, server: ServerState, replies: Mapping[str, Mapping[str, Tensor]], task: Task, outputs: int
+    ) -> Pooled | Varied:
+        """Return shared slopes and pulls from the last reply of each site, and set the scale of columns.
+
+        Where inputs are not on one scale, empirical pulls are those of columns that are divided by their scale. Beside
+        a pull that is a number, which is in the units of the inputs, all columns are divided by the same scale, and the
+        other pull is converted to these units.
+        """
+        summaries = [Summary(row["hessian"], row["target"], row["constant"]) for row in replies.values()]
+        freedom = [float(row["freedom"]) for row in replies.values()]
+        of_all, of_site = (None if isinstance(pull, str) else pull for pull in (self.shared_pull, self.site_pull))
+        scale, unit = None, 1.0
+        if "scale" in server.pooled and (of_all is None or of_site is None):
+            scale = shared_scale(task, summaries, freedom, outputs)
+            if self._is_empirical:
+                known = server.pooled["scale"]
+                scale = torch.where(known > 0, known, scale)
+                server.pooled = {**server.pooled, "scale": scale}
+            else:
+                unit = float(scale.square().mean()) or 1.0
+                scale = torch.full_like(scale, unit**0.5)
+                of_all, of_site = (None if pull is None else pull / unit for pull in (of_all, of_site))
+            scale = _positive(scale).repeat_interleave(outputs)
+            summaries = [scale_summary(summary, scale) for summary in summaries]
+        total = sum(freedom) if task == "regression" else None
+        found: Pooled | Varied
+        if self._by_column or self._by_site:
+            by = {"by_column": self._by_column, "by_site": self._by_site}
+            found = varied(summaries, of_all, total, **by, outputs=outputs)
+        else:
+            found = pooled(summaries, of_all, of_site, total)
+        if scale is None:
+            return found
+        return replace(found, weight=found.weight / scale, of_all=found.of_all * unit, of_site=found.of_site * unit)
 
     def _shrunk_mean(self, server: ServerState) -> Tensor:
         """The best shared slopes for those that sites sent last; of a column that one lacks it sent what it got."""
@@ -158,13 +201,17 @@ class Mixed(Local):
 
     def train_site(self, cohort: Cohort, **payload: Any) -> Reply:
         """Fit the site's part around the shared slopes, and say what its samples say of these."""
-        fits = self._fitted(cohort, **payload)
-        cohort.count(torch.stack([fit.loss / len(site.y) for site, fit in fits]).to(cohort.dtype))
-        outputs = torch.tensor([site.outputs for site, _ in fits])
+        fits = self._fit_sites(cohort, **payload)
+        cohort.count(torch.stack([fit.loss / len(site.y) for site, fit, _ in fits]).to(cohort.dtype))
+        outputs = torch.tensor([site.outputs for site, _, _ in fits])
         if self.solver == "gradient":
-            return Reply(slopes=torch.stack([fit.slopes for _, fit in fits]), outputs=outputs)
-        said = [site.summary(fit, *_pulls(row, **payload)) for row, (site, fit) in enumerate(fits)]
-        freedom = [float((len(site.y) - 1) * site.outputs) for site, _ in fits]
+            slopes = [fit.slopes / scale.deviation[: site.shared, None] for site, fit, scale in fits]
+            return Reply(slopes=torch.stack(slopes), outputs=outputs)
+        said = [
+            scale.restore_summary(site.summary(fit, *_pulls(row, **payload)), site.outputs)
+            for row, (site, fit, scale) in enumerate(fits)
+        ]
+        freedom = [float((len(site.y) - 1) * site.outputs) for site, _, _ in fits]
         return Reply(
             **{name: torch.stack([getattr(one, name) for one in said]) for name in _SAID if name != "freedom"},
             freedom=torch.tensor(freedom, dtype=torch.float64),
@@ -177,29 +224,41 @@ class Mixed(Local):
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """Fit the site's part around the shared slopes."""
-        self._fitted(cohort, **payload)
+        self._fit_sites(cohort, **payload)
 
-    def _fitted(self, cohort: Cohort, **payload: Any) -> list[tuple[Site, SiteFit]]:
-        """Each site's samples and model, which is the working one from here on."""
-        found, slopes = [], payload["pooled"]["weight"]
+    def _fit_sites(self, cohort: Cohort, **payload: Any) -> list[tuple[Site, SiteFit, ColumnScale]]:
+        """Fit each site's model, which becomes its working one, and return it with the scaled samples it is of."""
+        fits, weights = [], payload["pooled"]["weight"]
         for row, client in enumerate(cohort.clients):
             split = client.train.loaded()
             layer = {name: cohort.model[name] for name in cohort.model}
             outputs = next(t.shape[1] for name, t in layer.items() if name.endswith("weight"))
+            x = split.x.flatten(1).double()
+            scale = self._column_scale(client, x, row, **payload)
             site = Site(
                 cohort.task,
-                split.x.flatten(1).double(),
+                scale.transform(x),
                 split.y.double() if split.has_values else split.y,
-                shared=slopes.shape[1],
+                shared=weights.shape[1],
                 outputs=1 if cohort.task == "classification" and outputs == 2 else outputs,
             )
-            weight = slopes[row].expand(-1, site.outputs).double()
+            weight = weights[row].expand(-1, site.outputs).double() * scale.deviation[: site.shared, None]
             self._check_size(client.id, site)
             fit = site.fit(weight, *_pulls(row, **payload), newton=self.solver == "newton")
-            _write(cohort, row, fit)
-            found.append((site, fit))
+            _write(cohort, row, scale.restore_fit(fit, intercept=cohort.task != "survival"))
+            fits.append((site, fit, scale))
         cohort.forget()
-        return found
+        return fits
+
+    def _column_scale(self, client: Client, x: Tensor, row: int, pooled: dict[str, Tensor], **_: Any) -> ColumnScale:
+        """Return the scale of a site's columns: that of shared ones from the server, that of its own from its rows.
+
+        The preprocessing of tables has scaled their columns, those of a site's own table by its rows.
+        """
+        if "scale" not in pooled or (client.table is not None and not pooled["scale"].shape[1]):
+            return ColumnScale.keep_units(x)
+        known = pooled["scale"][row].double()
+        return ColumnScale.from_rows(x, known if self._is_empirical else x.new_ones(x.shape[1]))
 
     def _check_size(self, client: str, site: Site) -> None:
         size = (1 + site.x.shape[1]) * site.outputs
@@ -221,6 +280,11 @@ def _nothing(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
 
 def _one(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
     return {"of_site": torch.ones((), dtype=torch.float64)}
+
+
+def _positive(scale: Tensor) -> Tensor:
+    """Return the scale of columns, 1 where it is not known."""
+    return torch.where(scale > 0, scale, 1)
 
 
 def _pulls(

@@ -20,6 +20,7 @@ from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.method.extension import Extension
 from perfed.method.method import Method
+from perfed.method.registry import Entry
 from perfed.methods.fedbn import FedBN
 from perfed.model.chain import Model
 from perfed.model.columns import by_columns
@@ -113,6 +114,16 @@ def quick(kind: type[Method] | type[Extension], **settings: Any) -> Any:
     if issubclass(kind, Method):
         short |= {"batch_size": 4, "lr": 1e-2}
     return kind(**{**short, **settings})
+
+
+def quick_entry(registered: Entry, *more_extensions: Extension, **settings: Any) -> Method:
+    """Return :func:`quick` of a registered method, with the defaults and the extensions that it is registered with."""
+    defaults, extensions = dict(registered.defaults or {}), []
+    for kind in registered.extensions:
+        values = {key: defaults.pop(key) for key in list(defaults) if key in kind.model_fields}
+        extensions.append(quick(kind, **values))
+    method: Method = quick(registered.method, **{**defaults, "extensions": (*extensions, *more_extensions), **settings})
+    return method
 
 
 def serve(

@@ -22,6 +22,9 @@ from perfed.settings import Table, unless
 from perfed.system import processor
 from perfed.training import choices
 
+MOST_THREADS = 4096
+"""Most torch threads that a plan may ask for."""
+
 EngineName = Literal["auto", "stacked", "sequential", "ray"]
 ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "sequential", "ray")
 
@@ -99,6 +102,8 @@ class Plan:
             raise PerfedError(f"unknown engine '{self.engine}'; allowed: {', '.join(ENGINES)}")
         if self.chunk < 0 or self.threads < 0:
             raise PerfedError("plan.chunk and plan.threads must be at least 0")
+        if self.threads > MOST_THREADS:
+            raise PerfedError(f"plan.threads must be at most {MOST_THREADS} (given: {self.threads})")
         if self.hold < 0:
             raise PerfedError(f"hold is {self.hold} bytes; at least 0 is needed")
         if self.threads == 0:
@@ -195,7 +200,7 @@ class PlanSettings(Table):
 
     engine: EngineName = "auto"
     chunk: int = Field(0, ge=0)
-    threads: int = Field(0, ge=0)
+    threads: int = Field(0, ge=0, le=MOST_THREADS)
     hold_megabytes: int = Field(
         HOLD >> 20,
         ge=0,

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from perfed.model.chain import STAGES
-from perfed.settings import LISTED, STRICT, unless
+from perfed.settings import LISTED, STRICT, check_whole_numbers, unless
 from perfed.training.schedule import Schedule, Step, schedules_in
 
 
@@ -35,6 +35,8 @@ class Scheduled(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _of_round_1(cls, value: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(value, Mapping):
+            check_whole_numbers(value)
         found = schedules_in(cls, value) if isinstance(value, Mapping) else {}
         if found:
             cls.model_validate(_with(value, found, max(schedule.last for schedule in found.values())))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from perfed.data.augment import CropFlip
 from perfed.data.labels import Task
+from perfed.errors import PerfedError
 from perfed.model.chain import Chain, Parameters, stage_of
 from perfed.model.stacked import Pass, apply_module, apply_per_domain
 from perfed.training.batches import Block, IntArray
@@ -246,17 +247,37 @@ def by_turns(x: Tensor, params: Parameters, per_domain: frozenset[str], first: i
 
 
 def with_penalties(loss: Loss, penalties: Sequence[Penalty]) -> Loss:
-    """``loss`` with all ``penalties`` added, in order."""
-    if not penalties:
+    """Return ``loss`` with all ``penalties`` added, in order.
+
+    The function that is returned raises :class:`~perfed.errors.PerfedError` where one of them does not give one number
+    for each client.
+    """
+    if loss is mean_loss and not penalties:
         return loss
 
     def total(step: Step) -> Tensor:
         value = loss(step)
+        _check_shape("loss", loss, value, step)
         for penalty in penalties:
-            value = value + penalty(step)
+            added = penalty(step)
+            _check_shape("penalty", penalty, added, step)
+            value = value + added
         return value
 
     return total
+
+
+def _check_shape(kind: str, function: Loss | Penalty, value: object, step: Step) -> None:
+    """Refuse what is not one number for each client of the step."""
+    clients = len(step.rows)
+    if isinstance(value, Tensor) and value.shape == (clients,) and value.is_floating_point():
+        return
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    shown = f"shape {tuple(value.shape)} and type {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+    raise PerfedError(
+        f"the {kind} '{name}' must return one floating-point number for each client, a tensor of shape ({clients},) "
+        f"(given: {shown})"
+    )
 
 
 def mean_loss(step: Step) -> Tensor:

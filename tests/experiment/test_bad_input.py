@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ import pytest
 from command_line import EXPERIMENT, TINY, Outcome, contents, perfed, run_tiny
 from data_files import write_images
 
+from perfed import load
 from perfed.data.federation import Federation
 from perfed.engine.evaluate import client_table
 from perfed.errors import PerfedError
+from perfed.experiment.config import validate
 from perfed.methods.build import build_method
+from perfed.methods.extensions.clip import Clip
+from perfed.methods.fedavg import FedAvg
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
 from perfed.run.run import Run
@@ -46,6 +51,7 @@ CASES: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("run", "flic-digit-views"), ("unknown experiment 'flic-digit-views'", "did you mean 'flic-digits-views'?")),
     (("run", "nowhere.toml"), ("unknown experiment 'nowhere.toml' (no such file)", "one of: ")),
     (("run", EXPERIMENT, "--method", "flick"), ("unknown method 'flick'", "did you mean: flic")),
+    (("run", EXPERIMENT, "training.batch_size=99999999999999999999"), ("training.batch_size: whole numbers must be",)),
     (("run", EXPERIMENT, "lamda1=0"), ("unknown key 'lamda1'", "did you mean: lambda1")),
     (("run", EXPERIMENT, "methods.flic-hl.lamda1=0"), ("unknown key 'methods.flic-hl.lamda1'", "allowed: ")),
     (("run", EXPERIMENT, "rounds"), ("'rounds' is not of the form key=value",)),
@@ -115,6 +121,78 @@ def test_bad_settings(here, arguments, says):
     out = ("--out", "out") if arguments[0] in ("run", "compare", "tune") and len(arguments) > 1 else ()
     refused(perfed(*arguments, *out), *says)
     assert list(here.iterdir()) == []
+
+
+HUGE = 99999999999999999999
+TINY_TABLE = {
+    "rounds": 1,
+    "data": {"name": "digits", "clients": 10, "samples": 8, "test_samples": 4},
+    "model": {"head": "linear"},
+    "training": {"local_epochs": 1},
+}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "rounds",
+        "baseline_tries",
+        "training.batch_size",
+        "training.local_epochs",
+        "training.local_steps",
+        "training.lr_drops",
+        "methods.fedavg.batch_size",
+        "data.clients",
+        "data.samples",
+        "data.test_samples",
+        "data.inner_fold",
+        "model.body.out",
+        "plan.threads",
+        "plan.chunk",
+        "evaluation.every",
+        "participation.srpfl.first",
+    ],
+)
+def test_whole_numbers_that_do_not_fit_are_refused_wherever_they_are(key):
+    number: Any = [0, HUGE] if key.endswith(("inner_fold", "lr_drops")) else HUGE
+    for part in reversed(key.split(".")):
+        number = {part: number}
+    table = {
+        **TINY_TABLE,
+        **{k: {**TINY_TABLE.get(k, {}), **v} if isinstance(v, dict) else v for k, v in number.items()},
+    }
+    with pytest.raises(
+        PerfedError, match=rf"^{key}: whole numbers must be between -2\*\*53 and 2\*\*53 \(given: {HUGE}"
+    ):
+        validate(table)
+    with pytest.raises(PerfedError, match=rf"^{key}: .* more than 100 digits"):
+        validate(json.loads(json.dumps(table).replace(str(HUGE), "1" * 400)))
+
+
+def test_so_are_those_of_methods_and_data_sets_in_python_and_the_largest_seed_is_none():
+    for attempt in (
+        lambda: FedAvg(batch_size=HUGE),
+        lambda: Clip(clip_norm=HUGE, lr=HUGE),
+        lambda: build_method("fedavg", {"local_epochs": HUGE}),
+        lambda: load("digits", {"clients": HUGE}, seed=0),
+    ):
+        with pytest.raises(ValueError, match="whole numbers must be between"):
+            attempt()
+    assert validate({**TINY_TABLE, "seed": HUGE}).seed == HUGE
+
+
+@pytest.mark.parametrize("option", ["clients", "samples", "test_samples"])
+def test_a_data_set_that_does_not_fit_into_memory_is_refused_in_one_line(option):
+    with pytest.raises(PerfedError, match=rf"'{option}': 9000000000000000|{option}") as error:
+        load("digits", {"clients": 10, "samples": 8, option: 9 * 10**15}, seed=0)
+    assert "\n" not in str(error.value)
+
+
+def test_more_threads_than_any_machine_has_are_refused():
+    with pytest.raises(PerfedError, match=r"plan.threads: .*less than or equal to 4096"):
+        validate({**TINY_TABLE, "plan": {"threads": 10**12}})
+    with pytest.raises(PerfedError, match=r"plan.threads must be at most 4096"):
+        Plan("stacked", threads=10**12)
 
 
 def test_a_broken_experiment_file(here):

@@ -7,6 +7,7 @@ from itertools import product
 import cvxpy
 import numpy as np
 import pytest
+from scipy.stats import wilcoxon
 
 from perfed.maths.blending import (
     EXCHANGES,
@@ -309,3 +310,38 @@ def test_where_the_blend_is_as_good_as_the_own_model_a_false_alarm_is_as_rare_as
         assert number or np.allclose(rows.said @ half, blend)
         fired += guarded(rows, half, [0]) is not half
     assert 0.06 < fired / tries < 0.1 + 3 * np.sqrt(0.1 * 0.9 / tries)
+
+
+def exchangeable(generator, models, rows=40):
+    """A site whose blend and own models err alike, and the weights of its blend."""
+    blend, own = np.split(generator.standard_t(3, size=(rows, 1 + models)), [1], axis=1)
+    weights = np.full(models + 1, 1 / (models + 1))
+    rest = (blend[:, 0] - own @ weights[:-1]) / weights[-1]
+    return Values(np.column_stack([own, rest]), np.zeros(rows), np.arange(rows) % 5), weights
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("models", [2, 3, 6])
+def test_nor_is_a_false_alarm_more_frequent_where_the_best_of_several_own_models_is_selected(models):
+    generator, tries = np.random.default_rng(models), 800
+    fired = sum(
+        guarded(rows, weights, range(models)) is not weights
+        for rows, weights in (exchangeable(generator, models) for _ in range(tries))
+    )
+    assert 0.05 < fired / tries < 0.1 + 2 * np.sqrt(0.1 * 0.9 / tries)
+
+
+def test_own_models_that_are_clearly_worse_do_not_count_as_competitors():
+    """The p-value of the blend against the best own model is between 5 and 10 %."""
+    rows, weights = np.arange(12), np.array([0.5, 0.0, 0.5])
+    worse = np.where(np.isin(rows, [2, 5, 10]), -1.0, 1.0) * (1 + rows)
+    assert 0.05 < wilcoxon(worse, alternative="greater").pvalue < 0.1
+
+    def guarded_beside(other):
+        best, blend = np.full(12, 100.0), 100 + worse
+        said = np.sqrt(np.stack([best, other, blend], 1))
+        said[:, 2] = 2 * said[:, 2] - said[:, 0]  # of which the blend has half
+        return guarded(Values(said, np.zeros(12), rows), weights, [0, 1])
+
+    assert guarded_beside(300.0 + rows).tolist() == [1, 0, 0]
+    assert guarded_beside(100.001 + 0.1 * (-1.0) ** rows) is weights

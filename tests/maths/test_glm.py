@@ -1,9 +1,12 @@
 """Likelihoods against autograd, partial pooling against dense normal distributions."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
+from sklearn.linear_model import LogisticRegression
 
 from perfed.maths.glm import Site, Summary, curve, loss
 from perfed.maths.pooling import pooled
@@ -126,3 +129,54 @@ def test_a_site_without_a_column_has_no_say_in_its_slope():
     with_others = pooled(sites, 1.0, 2.0).weight
     blind = Summary(torch.zeros(P, P).double(), torch.zeros(P).double(), torch.tensor(0.0).double())
     assert torch.allclose(pooled([*sites, blind, blind], 1.0, 2.0).weight, with_others)
+
+
+def wide(columns, sites=3, rows=8, seed=0):
+    """Sites with more columns than rows: what they say of the slopes, their centred rows and targets."""
+    generator, made = np.random.default_rng(seed), []
+    for _ in range(sites):
+        x = generator.normal(size=(rows, columns))
+        y = x[:, 0] + generator.normal(size=rows)
+        made.append((x - x.mean(0), y - y.mean()))
+    return [Summary(*map(torch.as_tensor, (x.T @ x, x.T @ y, 0.5 * y @ y))) for x, y in made], made
+
+
+@pytest.mark.parametrize("columns", [10, 20, 40])
+def test_with_more_columns_than_rows_slopes_are_the_best_linear_prediction(columns):
+    """As the dense normal distribution of all rows has it, with fewer and with more columns than rows in all."""
+    summaries, made = wide(columns)
+    found = pooled(summaries, 0.5, 2.0)
+    x, y = (np.concatenate(parts) for parts in zip(*made, strict=True))
+    site = np.repeat(np.arange(len(made)), [len(own) for own, _ in made])
+    covariance = np.eye(len(y)) + x @ x.T / 0.5 + (site[:, None] == site) * (x @ x.T) / 2.0
+    assert found.weight.numpy() == pytest.approx(x.T @ np.linalg.solve(covariance, y) / 0.5, abs=1e-10)
+    evidence = -0.5 * (y @ np.linalg.solve(covariance, y) + np.linalg.slogdet(covariance)[1])
+    assert found.evidence == pytest.approx(evidence, abs=1e-8)
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(30, 8), (5, 40)])
+def test_a_site_with_more_columns_than_rows_is_fitted_as_by_scikit_learn(columns, rows):
+    generator = np.random.default_rng(1)
+    x, y = generator.normal(size=(rows, columns)), np.arange(rows) % 2
+    pull = torch.tensor(0.5).double()
+    site = Site("classification", torch.from_numpy(x), torch.from_numpy(y), shared=columns, outputs=1)
+    fit = site.fit(torch.zeros(columns, 1).double(), pull, pull)
+    expected = LogisticRegression(C=2.0, tol=1e-12, max_iter=10_000).fit(x, y)
+    assert fit.slopes[:, 0].numpy() == pytest.approx(expected.coef_[0], abs=2e-3)
+    assert float(fit.bias) == pytest.approx(float(expected.intercept_[0]), abs=2e-3)
+
+
+@pytest.mark.long
+def test_the_work_grows_with_rows_where_these_are_fewer_than_columns():
+    """In less time than ten decompositions of a matrix of all columns take."""
+    summaries, _ = wide(700)
+    dense = summaries[0].hessian + torch.eye(700)
+    pooled(summaries[:1], 1.0, 1.0)
+
+    def seconds(work):
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
+
+    fast = min(seconds(lambda: pooled(summaries, None, None)) for _ in range(3))
+    assert fast < 10 * min(seconds(lambda: torch.linalg.eigh(dense)) for _ in range(3))

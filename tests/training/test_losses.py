@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from math import exp, log
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from engines import cohort, make, serve, train
+from engines import blobs, cohort, make, serve, train
 from lifelines import CoxPHFitter
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.class_weight import compute_class_weight
 
+from perfed import PerfedError, Reply
 from perfed.data.federation import Federation
-from perfed.model.chain import Model
+from perfed.method.extension import Extension
+from perfed.methods.apfl import APFL
+from perfed.methods.fedavg import FedAvg
+from perfed.model.chain import STAGES, Model
 from perfed.model.presets import linear
 from perfed.training.cox import cox_losses
 from perfed.training.step import balanced
@@ -192,3 +197,50 @@ def test_losses_of_methods_have_the_weights_too(name):
         for weights in ("none", "balanced")
     ]
     assert ends[0] != ends[1]
+
+
+SHAPES = {
+    "one for all clients": lambda step: step.losses().mean(),
+    "one for each sample": lambda step: step.losses(),
+    "a column": lambda step: step.losses().mean(1, keepdim=True),
+    "too few": lambda step: step.losses().mean(1)[:-1],
+    "a number": lambda step: 0.5,
+    "nothing": lambda step: None,
+    "whole numbers": lambda step: torch.ones(len(step.rows), dtype=torch.int64),
+}
+
+
+class Shaped(FedAvg):
+    """Adds ``shape``, as a loss."""
+
+    def train(self, cohort, shared):
+        cohort.load(shared)
+        cohort.fit(STAGES, epochs=1, loss=SHAPES[self.shape])
+        return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
+
+    shape: str
+
+
+class Penalised(Extension):
+    """Adds ``shape``, as a penalty."""
+
+    name: ClassVar[str] = "penalised"
+    shape: str
+
+    def loss(self, cohort, payload):
+        return SHAPES[self.shape]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("kind", ["loss", "penalty", "penalty of both models"])
+def test_a_loss_or_penalty_of_another_shape_than_one_number_a_client_is_refused_in_one_line(kind, name):
+    penalty = (Penalised(shape=name),)
+    method = {
+        "loss": lambda: Shaped(shape=name),
+        "penalty": lambda: FedAvg(extensions=penalty, local_epochs=1),
+        "penalty of both models": lambda: APFL(extensions=penalty, local_epochs=1),
+    }[kind]()
+    word = kind.partition(" ")[0]
+    with pytest.raises(PerfedError, match=rf"the {word} .*lambda.* must return one .*shape \(3,\) \(given: ") as error:
+        train(serve(method, blobs((5, 4, 3))), 1)
+    assert "\n" not in str(error.value)
