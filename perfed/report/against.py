@@ -148,12 +148,12 @@ def _level(found: Sequence[MethodVerdict], reference: str, metric: str, number: 
     return [f"{told} {sure}"] if len(found) == 1 else [told, f"the closest is {display_name(found[0].method)} {sure}"]
 
 
-def _side(
-    word: str, found: Sequence[MethodVerdict], reference: str, metric: str, number: int, *, first: bool
-) -> str:
+def _side(word: str, found: Sequence[MethodVerdict], reference: str, metric: str, number: int, *, first: bool) -> str:
     """The methods on one side of the reference; the first one says what its interval is, and on how many seeds."""
     amounts = [amount(metric, abs(of.gain.mean)) for of in found]
-    sure = [_evidence(of, metric, number) if first and i == 0 else f"({_ends(of, metric)})" for i, of in enumerate(found)]
+    sure = [
+        _evidence(of, metric, number) if first and i == 0 else f"({_ends(of, metric)})" for i, of in enumerate(found)
+    ]
     told = f"{display_name(found[0].method)} is {word} {reference} by {amounts[0]} {sure[0]}"
     return told + "".join(
         f", {display_name(of.method)} by {a} {s}" for of, a, s in list(zip(found, amounts, sure, strict=True))[1:]

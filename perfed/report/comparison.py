@@ -168,7 +168,9 @@ def judged_table(runs: Sequence[Run], found: Verdict | None) -> list[ComparisonR
             verdicts = compare_methods(base, values, metric_of(metric)) if base in values.of_method else {}
         for row in rows:
             paired = verdicts.get(row.method) if row.difference else None
-            judged.append(row if paired is None or row.difference is None else _paired(row, row.difference, paired.gain))
+            judged.append(
+                row if paired is None or row.difference is None else _paired(row, row.difference, paired.gain)
+            )
     return judged
 
 

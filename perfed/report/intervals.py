@@ -26,6 +26,12 @@ ERROR = 0.025
 FEWEST_SEEDS = 3
 """Seeds from which on there is an interval over several trainings; two have a quantile of 12.7 alone."""
 
+CONTRADICTION = 1e-3
+"""p-value of a method's variance among those of the others below which it is not pooled with them."""
+
+FEWEST_FOR_SKEWNESS = 5.5
+"""Clients (of unequal weights: as many as they count for) from which on skewness is estimated, six of equal weights."""
+
 # The constants of the pooled variances were chosen by simulation (benchmarks/verdict_coverage.py): they keep the
 # family-wise error below 5 % where the methods have equal variances or proportional ones.
 _LARGER, _SMALLER = 2.0, 20.0  # degrees of freedom of the pooled variance, beside a larger or a smaller one of a method
@@ -113,8 +119,8 @@ def dunnett_quantile(number: float, freedom: float, correlation: float, error: f
         scale_weights = steps * 6 * nodes * (1 - nodes)
 
     def excess(bound: float) -> float:
-        below = special.log_ndtr((bound * scale[:, None] + sqrt(correlation) * common) / sqrt(1 - correlation))
-        return float(scale_weights @ -np.expm1(number * below) @ common_weights) - error
+        below = special.ndtr((bound * scale[:, None] + sqrt(correlation) * common) / sqrt(1 - correlation))
+        return float(scale_weights @ (1 - below**number) @ common_weights) - error
 
     low, high = student_quantile(freedom, error), student_quantile(freedom, error / number)
     return float(brentq(excess, low - 1e-3 * abs(low), high * 1.001, xtol=1e-6))
@@ -202,7 +208,7 @@ class Spread:
         return max(self.of_seeds, self.of_clients, self.noise) <= 0
 
     def gain(self, chances: Chances = ONE) -> Gain:
-        """Return the mean with the interval whose ends err in ``ERROR`` over the numbers of comparisons (Bonferroni)."""
+        """Return the mean with an interval whose ends err in ``ERROR`` over the numbers of comparisons (Bonferroni)."""
         if self.is_point:
             return Gain(self.mean, None, None)
         below, above = (
@@ -283,10 +289,34 @@ def _pool_ratios(effects: Numbers, freedom: Numbers, correlation: float) -> tupl
 
     The degrees of freedom are those of one row times the number of rows, or less where the rows vary together more than
     the correlation explains: then they are not independent.
+
+    Rows whose own variance contradicts those of the others are not pooled.
     """
-    own, number = np.square(effects).sum(1), len(effects)
+    own = np.square(effects).sum(1)
     if not freedom.all() or not own.any():
         return own, freedom
+    alike = _are_alike(own, freedom)
+    ratios, degrees = own.copy(), freedom.copy()
+    ratios[alike], degrees[alike] = _shrink(effects[alike], own[alike], freedom[alike], correlation)
+    return ratios, degrees
+
+
+def _are_alike(variances: Numbers, freedom: Numbers) -> NDArray[np.bool_]:
+    """Return which variances do not contradict the smaller ones by an F test, beginning with the smaller half."""
+    order = np.argsort(variances, kind="stable")
+    alike = np.zeros(len(variances), dtype=bool)
+    alike[order[: len(order) // 2 + 1]] = True
+    for next_larger in order[len(order) // 2 + 1 :]:
+        mean = variances[alike].mean()
+        ratio = variances[next_larger] / mean if mean > 0 else inf
+        if special.fdtrc(freedom[next_larger], freedom[alike].sum(), ratio) < CONTRADICTION:
+            break
+        alike[next_larger] = True
+    return alike
+
+
+def _shrink(effects: Numbers, own: Numbers, freedom: Numbers, correlation: float) -> tuple[Numbers, Numbers]:
+    number = len(effects)
     together = np.square(effects.sum(0)).sum() / number
     apart = (own.sum() - together) / (1 - correlation)
     together = together / (1 - correlation + correlation * number)
@@ -297,10 +327,15 @@ def _pool_ratios(effects: Numbers, freedom: Numbers, correlation: float) -> tupl
 
 
 def _correlation(spreads: Sequence[Spread]) -> float:
-    """Return the mean correlation of the spreads' cells, between 0 and 0.95; 1/2 where there are none."""
+    """Return the mean correlation of the spreads' cells, between 0 and 0.95; 1/2 where there are none.
+
+    It is 0 for a single spread, whose variance is its own.
+    """
+    if len(spreads) < 2:
+        return 0.0
     cells = np.stack([spread.cell_effects.ravel() for spread in spreads])
     lengths = np.linalg.norm(cells, axis=1, keepdims=True)
-    if len(spreads) < 2 or not lengths.all():
+    if not lengths.all():
         return _COMMON_REFERENCE
     total, number = np.square((cells / lengths).sum(0)).sum(), len(spreads)
     return float(np.clip((total - number) / (number * (number - 1)), 0.0, _MOST_CORRELATION))
@@ -389,10 +424,9 @@ def selected(p_values: Numbers) -> int:
 
 
 def _marginal_effects(parts: Numbers, share: Numbers) -> tuple[Numbers, float]:
-    """Return what each seed (or client) adds to the mean, scaled so that the sum of squares is the variance of the mean,
-    and its degrees of freedom.
+    """Return what each seed (or client) adds to the mean, and the degrees of freedom.
 
-    Each square is divided by what is left of it after the mean was taken away, 1 - 2 p + sum p^2 (1 - 1/n where all
+    The effects are scaled so that their sum of squares is the variance of the mean: each square is divided by what is left of it after the mean was taken away, 1 - 2 p + sum p^2 (1 - 1/n where all
     have the same share p). The degrees of freedom are Satterthwaite's (1946), tr(M)^2 / tr(M^2) of this quadratic form
     for equal variances: n - 1 where all have the same share.
     """
@@ -411,10 +445,10 @@ def _marginal_effects(parts: Numbers, share: Numbers) -> tuple[Numbers, float]:
 
 
 def _skewness(parts: Numbers, freedom: float, variance: float) -> float:
-    """Return the skewness of a mean from what each client adds to it; 0 where fewer than three clients say it."""
-    if freedom <= 1.5 or variance <= 0:
-        return 0.0
+    """Return the skewness of a mean from what each client adds to it; 0 where too few clients could say it."""
     number = freedom + 1
+    if number < FEWEST_FOR_SKEWNESS or variance <= 0:
+        return 0.0
     return float(np.power(parts, 3).sum() * number**2 / ((number - 1) * (number - 2)) / variance**1.5)
 
 

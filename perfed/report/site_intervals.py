@@ -191,7 +191,7 @@ def _nested_spread(gains: Mapping[int, Values], sizes: Mapping[int, Values], see
 
 
 def _methods_beside(values: ClientTable, pairs: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Return the methods that were chosen at a site, what they are compared with there, and the other federated ones."""
+    """Return the methods chosen at the sites, what they are compared with, and the other federated ones."""
     chosen = [method for pair in pairs.values() for method in pair]
     federated = [m for m in values.of_method if not needs_no_federation(m) and not m.startswith(POOLED)]
     return list(dict.fromkeys([*chosen, *federated]))

@@ -27,7 +27,7 @@ from perfed.report.intervals import Chances, Gain
 from perfed.report.paired import ClientTable
 from perfed.report.runs import Run, main_metric
 from perfed.report.site_intervals import row_intervals
-from perfed.report.text import UNKNOWN, TextTable, amount, difference_text
+from perfed.report.text import UNKNOWN, TextTable, amount, difference_text, listed
 from perfed.report.warnings import (
     Constant,
     below,
@@ -177,8 +177,8 @@ def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None
     """What the finished ``runs`` say; None where fewer than two methods have measured clients in common.
 
     Intervals of methods are over clients and seeds (:func:`perfed.report.intervals.intervals`), corrected for the
-    number of methods; those of a single site over its test rows and the seeds, corrected for that and for the number of sites,
-    where the runs kept what their models say of each row (:func:`perfed.report.site_intervals.row_intervals`).
+    number of methods; those of a single site over its test rows and the seeds, corrected for that and for the number of
+    sites, where the runs kept what their models say of each row (:func:`perfed.report.site_intervals.row_intervals`).
 
     Args:
         runs: of several methods and seeds.
@@ -236,9 +236,7 @@ class _Candidates:
         )
         return cls(local, federated, scores)
 
-    def judged(
-        self, site: str, gain: Gain | None, could_gain: bool | None, ahead: Collection[str]
-    ) -> SiteVerdict:
+    def judged(self, site: str, gain: Gain | None, could_gain: bool | None, ahead: Collection[str]) -> SiteVerdict:
         """What to use there, with the gain of the federated one, and the methods that are ahead over all sites."""
         if self.local is None or self.federated is None:
             return SiteVerdict(site, str(self.local or self.federated), ALONE, self.local, self.federated, gain)
@@ -296,13 +294,10 @@ def _recommend(sites: Sequence[SiteVerdict]) -> list[str]:
     counts = Counter(site.method for site in sites).most_common()
     used = [f"{display_name(method)} at {count}" for method, count in counts]
     used[0] += f" of {len(sites)} clients"
-    ahead = sum(site.why == AHEAD for site in sites)
-    reason = ""
+    ahead = list(dict.fromkeys(display_name(site.method) for site in sites if site.why == AHEAD))
+    reason = ": keep the local models" if all(site.why == LEVEL for site in sites) else ""
     if ahead:
-        which = "it is" if len(counts) == 1 and ahead == len(sites) else f"at {ahead} a method is used that is"
-        reason = f": {which} ahead over all clients together"
-    elif all(site.why == LEVEL for site in sites):
-        reason = ": keep the local models"
+        reason = f": {listed(ahead)} {'is' if len(ahead) == 1 else 'are'} ahead over all clients together"
     return [f"Use {', '.join(used)}{reason}."]
 
 
@@ -321,13 +316,13 @@ def _single_sites(sites: Sequence[SiteVerdict], metric: str, methods: int) -> li
     )
     if not possible and not signs[1] and not signs[-1]:
         return [
-            f"The test rows of a single client are too few to show a gain: at none of {number} client{plural} would even "
-            f"the best possible value have been a significant one ({how})."
+            f"The test rows of a single client are too few to show a gain: at none of {number} client{plural} would "
+            f"even the best possible value have been a significant one ({how})."
         ]
     some = f", of which {number - possible} could not have shown any gain" if possible < number else ""
     least = float(np.median([gain.mean - float(gain.low or 0.0) for _, gain in judged]))
     return [
-        f"The test rows of a single client show a gain at {signs[1]} of {number} client{plural}, a loss at {signs[-1]}, "
-        f"and leave it open at {signs[0]}{some}; at the median client a gain shows from {amount(metric, least)} on "
-        f"({how})."
+        f"The test rows of a single client show a gain at {signs[1]} of {number} client{plural}, a loss at "
+        f"{signs[-1]}, and leave it open at {signs[0]}{some}; at the median client a gain must exceed {amount(metric, least)} "
+        f"to show ({how})."
     ]

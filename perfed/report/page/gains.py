@@ -169,7 +169,7 @@ class Paired:
 
 
 def three_intervals(study: Study, methods: Sequence[str]) -> dict[str, dict[str, Gain]]:
-    """Return each method's gain over the reference with intervals over clients and seeds, clients alone, and seeds alone.
+    """Return each method's gain with intervals over clients and seeds, over clients alone, and over seeds alone.
 
     The first is the verdict's. All are corrected for the number of methods.
     """
@@ -257,14 +257,14 @@ def _forest(study: Study, methods: Sequence[str]) -> str:
     ends = [v for of in found.values() for g in of.values() for v in (g.low, g.mean, g.high) if v is not None]
     left = 14 + max(svg.width_of(display_name(method)) for method in methods)
     height = 84 + 40 * len(methods)
-    first, last = svg.spanned([0.0, *(scale * v for v in ends)])
-    x = svg.Scale(max(first, -most), min(last, most), min(left, 200), svg.WIDTH - 14)
+    axis_ends = svg.spanned([0.0, *(scale * v for v in ends)], limits=(-most, most))
+    x = svg.Scale(*axis_ends, min(left, 200), svg.WIDTH - 14)
     frame = svg.Axes(x, svg.Scale(0, 1, height - 44.0, 26), f"Better than {base} by ({_unit(study)})", "")
     parts = [_key(), frame.horizontal(), svg.rule(x, 0.0, (26.0, height - 44.0), upright=True)]
-    for row, (method, intervals) in enumerate(found.items()):
+    for row, (method, three) in enumerate(found.items()):
         at = 44 + 40.0 * row
         parts.append(svg.words(4, at + 11, display_name(method)))
-        for line, (over, gain) in enumerate(intervals.items()):
+        for line, (over, gain) in enumerate(three.items()):
             parts.append(_interval(study, f"{display_name(method)}, over {over}", gain, x, at + 8 * line))
     told = "Of each method three intervals: over clients and seeds (with the dot), over clients alone, over seeds alone"
     return svg.drawing(f"How much better than {base}", told, *parts, height=height)
@@ -317,7 +317,8 @@ def _sorted(study: Study, of: Paired) -> str:
     many = len(of.mean) > MANY
     values = of.mean if many else np.concatenate([of.low, of.high])
     title = f"{display_name(of.method)} better than {display_name(study.reference)} by ({_unit(study)})"
-    frame = svg.axes((0, len(of.mean)), svg.spanned([0.0, *values.tolist()]), ("", title))
+    most = study.known.scale * study.known.widest
+    frame = svg.axes((0, len(of.mean)), svg.spanned([0.0, *values.tolist()], limits=(-most, most)), ("", title))
     zero, parts = frame.y(0), [frame.vertical()]
     if many:
         places = thinned(len(of.mean), 300)
@@ -347,7 +348,7 @@ _GROUND = Look(paint("muted"), "")
 
 def _scatter(study: Study, of: Paired) -> str:
     """Each client: the method's value over the reference's; above the diagonal it gains, of errors below it."""
-    ends = svg.spanned([*of.own.tolist(), *of.base.tolist()])
+    ends = svg.spanned([*of.own.tolist(), *of.base.tolist()], limits=study.known.shown_span)
     title, name, base = axis_title(str(study.metric)), display_name(of.method), display_name(study.reference)
     frame = svg.axes(ends, ends, (f"{base}: {title}", f"{name}: {title}"))
     across = [(frame.x(end), frame.y(end)) for end in ends]
