@@ -53,14 +53,14 @@ def chances_of(base: str, values: ClientTable, known: Metric) -> Chances:
     """How many comparisons a claim of "ahead of" or "behind" ``base`` is picked from.
 
     Each other method may be so. Where ``base`` is the best of m that need no federation, these cannot be ahead, and
-    that it was chosen makes others look behind: m - 1 more are counted, as many as simulation asks for
-    (``benchmarks/verdict_coverage.py``), which is less than all m times as many pairs.
+    that it was chosen makes others look behind: any of the m could have been the reference, so that m times as many
+    comparisons are counted there, as simulation asks for (``benchmarks/verdict_coverage.py``).
     """
     others = len(values.of_method) - 1
     alone = sum(map(needs_no_federation, values.of_method))
     if not needs_no_federation(base) or base != best_reference(values, known):
         return Chances(max(1, others), max(1, others))
-    return Chances(max(1, others - alone + 1), max(1, others + alone - 1))
+    return Chances(max(1, others - alone + 1), max(1, others * alone))
 
 
 def compare_methods(

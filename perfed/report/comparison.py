@@ -31,8 +31,8 @@ class Difference:
     Attributes:
         mean: of the paired differences: of clients with ``over = "clients and seeds"``, else of the seeds' means.
         low, high: None where nothing can vary, as with a single seed, and with two seeds.
-        over: ``"clients and seeds"``: the verdict's interval (:func:`perfed.report.against.against`); ``"seeds"``:
-            Student's t.
+        over: ``"clients and seeds"``: the verdict's interval (:func:`perfed.report.against.compare_methods`);
+            ``"seeds"``: Student's t.
     """
 
     reference: str

@@ -426,9 +426,10 @@ def selected(p_values: Numbers) -> int:
 def _marginal_effects(parts: Numbers, share: Numbers) -> tuple[Numbers, float]:
     """Return what each seed (or client) adds to the mean, and the degrees of freedom.
 
-    The effects are scaled so that their sum of squares is the variance of the mean: each square is divided by what is left of it after the mean was taken away, 1 - 2 p + sum p^2 (1 - 1/n where all
-    have the same share p). The degrees of freedom are Satterthwaite's (1946), tr(M)^2 / tr(M^2) of this quadratic form
-    for equal variances: n - 1 where all have the same share.
+    The effects are scaled so that their sum of squares is the variance of the mean: each square is divided by what is
+    left of it after the mean was taken away, 1 - 2 p + sum p^2 (1 - 1/n where all have the same share p). The degrees
+    of freedom are Satterthwaite's (1946), tr(M)^2 / tr(M^2) of this quadratic form for equal variances: n - 1 where all
+    have the same share.
     """
     there = share > 0
     effects = np.zeros(len(parts))

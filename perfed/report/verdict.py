@@ -323,6 +323,6 @@ def _single_sites(sites: Sequence[SiteVerdict], metric: str, methods: int) -> li
     least = float(np.median([gain.mean - float(gain.low or 0.0) for _, gain in judged]))
     return [
         f"The test rows of a single client show a gain at {signs[1]} of {number} client{plural}, a loss at "
-        f"{signs[-1]}, and leave it open at {signs[0]}{some}; at the median client a gain must exceed {amount(metric, least)} "
-        f"to show ({how})."
+        f"{signs[-1]}, and leave it open at {signs[0]}{some}; at the median client a gain must exceed "
+        f"{amount(metric, least)} to show ({how})."
     ]
