@@ -86,9 +86,11 @@ def compare_methods(
     }
     verdicts = {}
     for method, cells in gains.items():
-        counts = [int(np.nansum(cases)) for cases in (cells > 0, cells == 0, cells < 0)]
+        better, equal, worse = (int(np.nansum(cases)) for cases in (cells > 0, cells == 0, cells < 0))
         seeds = int(np.isfinite(cells).any(1).sum())
-        verdicts[method] = MethodVerdict(method, limited[method], seeds, *counts, (sizes or {}).get(method))
+        verdicts[method] = MethodVerdict(
+            method, limited[method], seeds, better, equal, worse, (sizes or {}).get(method)
+        )
     return verdicts
 
 

@@ -32,6 +32,9 @@ CONTRADICTION = 1e-3
 FEWEST_FOR_SKEWNESS = 5.5
 """Clients (of unequal weights: as many as they count for) from which on skewness is estimated, six of equal weights."""
 
+MOST_WIDENED = 1.75
+"""Times Student's quantile that skewness widens an end at most: more costs width and hardly improves the coverage."""
+
 # The constants of the pooled variances were chosen by simulation (benchmarks/verdict_coverage.py): they keep the
 # family-wise error below 5 % where the methods have equal variances or proportional ones.
 _LARGER, _SMALLER = 2.0, 20.0  # degrees of freedom of the pooled variance, beside a larger or a smaller one of a method
@@ -237,8 +240,9 @@ def widen_for_skewness(quantile: float, skewness: float) -> float:
     """Return Student's quantile for an end on whose side the distribution of the mean has a long tail.
 
     With positive ``skewness`` of the mean its quantile becomes that of Hall's transformation (1992), which removes the
-    skewness and, unlike that of Johnson (1978), is monotone. Otherwise the quantile is returned as it is: the other end
-    is not brought nearer to the mean, as the skewness of few clients is an uncertain estimate.
+    skewness and, unlike that of Johnson (1978), is monotone, up to :data:`MOST_WIDENED` times Student's. Otherwise the
+    quantile is returned as it is: the other end is not brought nearer to the mean, as the skewness of few clients is an
+    uncertain estimate.
 
     Example:
         >>> round(widen_for_skewness(2.093, 0.3), 2), widen_for_skewness(2.093, -0.3)
@@ -246,7 +250,8 @@ def widen_for_skewness(quantile: float, skewness: float) -> float:
     """
     if skewness <= 1e-9:
         return quantile
-    return max(quantile, 3 / skewness * (1 - float(np.cbrt(1 - skewness * (quantile + skewness / 6)))))
+    widened = 3 / skewness * (1 - float(np.cbrt(1 - skewness * (quantile + skewness / 6))))
+    return min(max(quantile, widened), MOST_WIDENED * quantile)
 
 
 def pool_spreads(spreads: Sequence[Spread], correlation: float, *, clients: bool = True) -> list[Spread]:
