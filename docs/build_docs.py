@@ -41,7 +41,7 @@ from perfed.experiment.overrides import override
 from perfed.experiment.study import Study
 from perfed.methods.titles import display_name
 from perfed.report import load_runs
-from perfed.report.against import against, best_reference
+from perfed.report.against import best_reference, compare_methods
 from perfed.report.paired import ClientTable
 from perfed.report.text import metric_text
 
@@ -181,7 +181,7 @@ def _cells(of: ClientTable, method: str, base: str) -> list[str]:
     mean = f"{metric_text('accuracy', means.mean())} ± {metric_text('accuracy', means.std(ddof=1))}"
     if method == base:
         return [mean, ""]
-    gain = against(method, base, of, ACCURACY).gain
+    gain = compare_methods(base, of, ACCURACY)[method].gain
     assert gain.low is not None and gain.high is not None
     middle, low, high = (metric_text("accuracy", v, "+").replace("-", "−") for v in (gain.mean, gain.low, gain.high))
     return [mean, f"{middle} [{low}, {high}]"]

@@ -75,6 +75,16 @@ class Metric:
         return 1 if self.higher_is_better else -1
 
     @property
+    def shown_span(self) -> tuple[float, float]:
+        """The least and the largest value in the unit that is shown."""
+        return (self.scale * self.span[0], self.scale * self.span[1])
+
+    @property
+    def widest(self) -> float:
+        """The largest difference between two of its values; infinite where there is none."""
+        return self.span[1] - self.span[0]
+
+    @property
     def worst(self) -> str:
         """Where :func:`perfed.engine.evaluate.spread` has the worst client."""
         return "min" if self.higher_is_better else "max"

@@ -12,8 +12,8 @@ from typing import Any
 from perfed.engine.metrics import Metric, metric_of
 from perfed.methods.titles import display_name
 from perfed.plugins import POOLED
-from perfed.report.against import against
-from perfed.report.intervals import Gain
+from perfed.report.against import compare_methods
+from perfed.report.intervals import FEWEST_SEEDS, Gain
 from perfed.report.paired import ClientTable
 from perfed.report.runs import Run, reported
 from perfed.report.text import UNKNOWN, TextTable, axis_title, difference_text, metric_text
@@ -30,9 +30,9 @@ class Difference:
 
     Attributes:
         mean: of the paired differences: of clients with ``over = "clients and seeds"``, else of the seeds' means.
-        low, high: None where nothing can vary, as with a single seed.
-        over: ``"clients and seeds"``: the verdict's interval (:func:`perfed.report.against.against`); ``"seeds"``:
-            Student's t.
+        low, high: None where nothing can vary, as with a single seed, and with two seeds.
+        over: ``"clients and seeds"``: the verdict's interval (:func:`perfed.report.against.compare_methods`);
+            ``"seeds"``: Student's t.
     """
 
     reference: str
@@ -140,12 +140,13 @@ def _difference(
         return None
     paired = [known.direction * (values[seed]["mean"] - base[seed]["mean"]) for seed in seeds]
     mean, n = fmean(paired), len(paired)
-    if n < 2:
+    if n < FEWEST_SEEDS:
         return Difference(reference, seeds, mean, None, None)
     from scipy import stats  # type: ignore[import-untyped]
 
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * stdev(paired) / math.sqrt(n)
-    return Difference(reference, seeds, mean, mean - half, mean + half)
+    limited = Gain(mean, mean - half, mean + half).limit(known.widest)
+    return Difference(reference, seeds, mean, limited.low, limited.high)
 
 
 def judged_table(runs: Sequence[Run], found: Verdict | None) -> list[ComparisonRow]:
@@ -158,19 +159,18 @@ def judged_table(runs: Sequence[Run], found: Verdict | None) -> list[ComparisonR
     table = compare_table(comparison_rows(runs), None if found is None else found.reference)
     if found is None:
         return table
-    gains = {of.method: of.gain for of in found.methods}
     judged: list[ComparisonRow] = []
-    for metric, rows in groupby(table, key=lambda row: row.metric):
-        values = None if metric == found.metric else ClientTable.of(runs, metric)
+    for metric, group in groupby(table, key=lambda row: row.metric):
+        rows = list(group)
+        verdicts = {of.method: of for of in found.methods}
+        if metric != found.metric:
+            values, base = ClientTable.of(runs, metric), reference_of(rows)
+            verdicts = compare_methods(base, values, metric_of(metric)) if base in values.of_method else {}
         for row in rows:
-            base = row.difference.reference if row.difference else ""
-            if values is None:
-                gain = gains.get(row.method)
-            elif {base, row.method} <= values.of_method.keys():
-                gain = against(row.method, base, values, metric_of(metric)).gain
-            else:
-                gain = None
-            judged.append(row if gain is None or row.difference is None else _paired(row, row.difference, gain))
+            paired = verdicts.get(row.method) if row.difference else None
+            judged.append(
+                row if paired is None or row.difference is None else _paired(row, row.difference, paired.gain)
+            )
     return judged
 
 

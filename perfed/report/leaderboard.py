@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from perfed.engine.metrics import metric_of
 from perfed.methods.titles import display_name
-from perfed.report.against import MethodVerdict, against, best_reference, sent
+from perfed.report.against import MethodVerdict, best_reference, compare_methods, sent
 from perfed.report.comparison import ComparisonRow, compare_table, comparison_rows
 from perfed.report.paired import ClientTable, holm, paired_p
 from perfed.report.runs import Run, main_metric
@@ -42,7 +42,7 @@ def standings(runs: Sequence[Run], reference: str | None = None, metric: str | N
     base = reference or best_reference(table, known)
     sizes = {row.method: sent(runs, row.method) for row in rows}
     others = [m for m in table.of_method if m != base and base in table.of_method]
-    found = {method: against(method, base, table, known, sizes.get(method)) for method in others if base}
+    found = compare_methods(base, table, known, sizes) if base in table.of_method else {}
     p_values = holm({method: paired_p(table.gains(method, base, known)) for method in others if base})
     megabytes = {method: None if size is None else size / 1e6 for method, size in sizes.items()}
     return [Standing(row, megabytes[row.method], found.get(row.method), p_values.get(row.method)) for row in rows]

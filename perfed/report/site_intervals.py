@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfed.engine.metrics import computed, metric_of
-from perfed.report.intervals import Chances, Gain, Spread, selected
+from perfed.plugins import POOLED
+from perfed.report.against import needs_no_federation
+from perfed.report.intervals import Chances, Gain, Spread, pool_spreads, selected
 from perfed.report.paired import ClientTable
 from perfed.report.runs import Run
 from perfed.run import predictions
@@ -18,8 +22,12 @@ from perfed.run import predictions
 MOST_GROUPS = 100
 """Groups of a site's rows that are left out one after the other where a metric is no mean over rows."""
 
+MOST_COLUMNS = 40
+"""Sites times methods from which the variance between seeds is estimated; more would only take longer."""
+
 Values = NDArray[np.float64]
-Cells = list[tuple["Judged", "Judged"]]
+Cells = dict[int, tuple["Judged", "Judged"]]
+"""What a method's and another's models said of a site's rows, by the number of the seed."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ class Judged:
         """Whether the metric on all rows is the one that the run reported."""
         return bool(np.isclose(self._on(np.ones(self.rows, dtype=bool)), reported, rtol=1e-6, atol=1e-9))
 
+    @cached_property
     def by_row(self) -> tuple[Values, Values]:
         """What each row (or group of rows) says of the metric, which is the mean of it, and how many rows it is.
 
@@ -89,16 +98,17 @@ def row_intervals(
     pairs: Mapping[str, tuple[str, str]],
     chances: Chances,
 ) -> dict[str, Gain]:
-    """Gains at single sites with 95 % intervals over the site's test rows and the seeds.
+    """Return gains at single sites with 95 % intervals over the site's test rows and the seeds.
 
-    They are those of :func:`perfed.report.intervals.interval` with rows in the place of clients. Rows that are the same
-    with every seed have an effect of their own in all seeds: what is special about them does not average out. Where
-    each seed has other rows, what is special about them is in the differences between seeds as well as between rows, so
-    that the interval is rather too wide than too narrow. One row more counts, which shows no difference: a few rows
-    that agree by chance are no certainty.
+    Rows that are the same with every seed have an effect in all seeds: what is special about them does not average out.
+    Where each seed has other rows, the rows of each seed are a sample of their own. One row more counts, which shows no
+    difference: a few rows that agree by chance are no certainty.
 
-    All are corrected for the choice of the methods, and for the number of sites: of n sites s are significant by
-    Benjamini and Hochberg's procedure (1995), and every interval has the error 5 % s / n (at least 5 % / n), so that
+    How much seeds vary is estimated from all sites together, and from all methods that could have been chosen there
+    (:func:`perfed.report.intervals.pool_spreads`): two or three seeds of one site say little of it.
+
+    The intervals are corrected for the choice of the methods, and for the number of sites: of n sites s are significant
+    by Benjamini and Hochberg's procedure (1995), and every interval has the error 5 % s / n (at least 5 % / n), so that
     those of significant sites, and no others, leave 0 out (Benjamini and Yekutieli 2005). Where nothing differs, one
     of the sites is said to gain or to lose in 5 % of the comparisons.
 
@@ -113,54 +123,96 @@ def row_intervals(
         By site. Those are left out for which predictions of some seed are missing, are of other rows for the two
         methods, or do not give the reported metric; and those where it is not defined without some rows.
     """
-    spreads = {}
-    for site, (cells, mean) in _comparable(runs, values, metric, pairs).items():
-        found = _spread(cells, metric)
-        if found is not None:
-            spreads[site] = replace(found, mean=mean)
-    if not spreads:
-        return {}
-    significant = selected(np.array([spread.p(chances) for spread in spreads.values()]))
-    each = chances.times(len(spreads) / max(1, significant))
-    return {site: spread.gain(each) for site, spread in spreads.items()}
-
-
-def _spread(cells: Cells, metric: str) -> Spread | None:
-    """Of the gain on each row ``(seeds, rows)``, with one row more that shows none; None where rows do not have it."""
-    same, columns, sizes = len({own.mark for own, _ in cells}) == 1, [], []
-    for own, base in cells:
-        (better, rows), (than, _) = own.by_row(), base.by_row()
-        columns.append(np.append(metric_of(metric).direction * (better - than), 0.0))
-        sizes.append(np.append(rows, 1.0) / (rows.sum() + 1.0))
-    if not np.isfinite(np.concatenate(columns)).all():
-        return None
-    if same:
-        return Spread.of(np.stack(columns), sizes[0])
-    starts = np.cumsum([0, *map(len, columns)])
-    table = np.full((len(cells), starts[-1]), np.nan)
-    for number, column in enumerate(columns):
-        table[number, starts[number] : starts[number + 1]] = column
-    return Spread.of(table, np.concatenate(sizes))
-
-
-def _comparable(
-    runs: Sequence[Run], values: ClientTable, metric: str, pairs: Mapping[str, tuple[str, str]]
-) -> dict[str, tuple[Cells, float]]:
-    """Of each site that has them, what method and base said of its rows with each seed, and the mean gain."""
-    wanted = {method for pair in pairs.values() for method in pair}
-    said = {(run.method, run.seed): judged(run, metric) for run in runs if run.summary and run.method in wanted}
-    column, found = {site: number for number, site in enumerate(values.sites)}, {}
+    others = _methods_beside(values, pairs)
+    said = {(run.method, run.seed): judged(run, metric) for run in runs if run.summary and run.method in others}
+    spreads: dict[tuple[str, str], Spread] = {}
     for site, (method, base) in pairs.items():
-        reported = [values.of_method[name][:, column[site]] for name in (method, base)]
-        gains = metric_of(metric).direction * (reported[0] - reported[1])
-        cells: Cells = []
-        for number in np.flatnonzero(np.isfinite(gains)).tolist():
-            own, other = (said.get((name, values.seeds[number]), {}).get(site) for name in (method, base))
-            if own is None or other is None or (own.mark, own.rows) != (other.mark, other.rows):
-                break
-            if not (own.gives(reported[0][number]) and other.gives(reported[1][number])):
-                break
-            cells.append((own, other))
-        if cells and len(cells) == np.isfinite(gains).sum():
-            found[site] = cells, float(np.nanmean(gains))
-    return found
+        federated = [other for other in others if not needs_no_federation(other)]
+        for other in dict.fromkeys([method, *federated][: max(1, MOST_COLUMNS // len(pairs))]):
+            cells = _comparable_cells(said, values, metric, site, (other, base))
+            spread = _row_spread(cells, metric, len(values.seeds)) if cells else None
+            if spread is not None:
+                gains = values.gains(other, base, metric_of(metric))[:, values.sites.index(site)]
+                spreads[site, other] = replace(spread, mean=float(np.nanmean(gains)))
+    spreads = _pool_seeds(spreads)
+    chosen = {site: spreads[site, method] for site, (method, _) in pairs.items() if (site, method) in spreads}
+    if not chosen:
+        return {}
+    significant = selected(np.array([spread.p_value(chances) for spread in chosen.values()]))
+    each = chances.times(len(chosen) / max(1, significant))
+    return {site: spread.gain(each) for site, spread in chosen.items()}
+
+
+def _pool_seeds(spreads: Mapping[tuple[str, str], Spread]) -> dict[tuple[str, str], Spread]:
+    """Return the spreads by site and method with the variance of their seeds estimated from all of them.
+
+    Methods at one site are compared with the same model, so that their differences have a correlation of about 1/2;
+    those of different sites have other rows. Where no row differs in any other way than the site as a whole, the site's
+    variance stays what it is.
+    """
+    columns = {key: spread for key, spread in spreads.items() if spread.of_seeds > 0 and spread.cells > 0}
+    number, sites = len(columns), Counter(site for site, _ in columns)
+    if number < 2:
+        return dict(spreads)
+    same_site = sum(count * (count - 1) for count in sites.values()) / (number * (number - 1))
+    pooled = pool_spreads(list(columns.values()), same_site / 2, clients=False)
+    return {**spreads, **dict(zip(columns, pooled, strict=True))}
+
+
+def _row_spread(cells: Cells, metric: str, seeds: int) -> Spread | None:
+    """Return that of the gain on each row, with one row more that shows none; None where the rows do not have it."""
+    gains, sizes = {}, {}
+    for seed, (method, base) in cells.items():
+        (better, rows), (than, _) = method.by_row, base.by_row
+        gains[seed] = np.append(metric_of(metric).direction * (better - than), 0.0)
+        sizes[seed] = np.append(rows, 1.0) / (rows.sum() + 1.0)
+    if not np.isfinite(np.concatenate(list(gains.values()))).all():
+        return None
+    if len({method.mark for method, _ in cells.values()}) == 1:
+        table = np.full((seeds, len(next(iter(gains.values())))), np.nan)
+        for seed, column in gains.items():
+            table[seed] = column
+        return Spread.from_differences(table, next(iter(sizes.values())))
+    return _nested_spread(gains, sizes, seeds)
+
+
+def _nested_spread(gains: Mapping[int, Values], sizes: Mapping[int, Values], seeds: int) -> Spread:
+    """Return that of rows of which each seed has others: those of its rows are within the differences of the seeds."""
+    means = np.full((seeds, 1), np.nan)
+    for seed, column in gains.items():
+        means[seed] = (sizes[seed] * column).sum()
+    between = Spread.from_differences(means, np.ones(1))
+    within = [Spread.from_differences(column[None], sizes[seed]) for seed, column in gains.items()]
+    parts = np.array([spread.clients for spread in within]) / len(gains) ** 2
+    freedom = np.array([spread.of_clients for spread in within])
+    variance = float(parts.sum())
+    of_rows = variance**2 / float((parts**2 / freedom).sum()) if variance > 0 else float(freedom.sum())
+    return replace(between, clients=variance, cells=variance, of_clients=of_rows)
+
+
+def _methods_beside(values: ClientTable, pairs: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Return the methods chosen at the sites, what they are compared with, and the other federated ones."""
+    chosen = [method for pair in pairs.values() for method in pair]
+    federated = [m for m in values.of_method if not needs_no_federation(m) and not m.startswith(POOLED)]
+    return list(dict.fromkeys([*chosen, *federated]))
+
+
+def _comparable_cells(
+    said: Mapping[tuple[str, int], Mapping[str, Judged]],
+    values: ClientTable,
+    metric: str,
+    site: str,
+    pair: tuple[str, str],
+) -> Cells:
+    """Return what two methods' models said of a site's rows; nothing where some seed's rows or values do not fit."""
+    reported = [values.of_method[name][:, values.sites.index(site)] for name in pair]
+    seeds = np.flatnonzero(np.isfinite(reported[0] - reported[1])).tolist()
+    cells: Cells = {}
+    for number in seeds:
+        method, base = (said.get((name, values.seeds[number]), {}).get(site) for name in pair)
+        if method is None or base is None or (method.mark, method.rows) != (base.mark, base.rows):
+            return {}
+        if not (method.gives(reported[0][number]) and base.gives(reported[1][number])):
+            return {}
+        cells[number] = method, base
+    return cells

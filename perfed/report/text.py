@@ -85,14 +85,14 @@ def short_number(metric: str, value: float, sign: str = "") -> str:
     return f"{value:{sign}.3g}"
 
 
-def amount(metric: str, value: float) -> str:
+def amount(metric: str, value: float, sign: str = "") -> str:
     """:func:`short_number` with what it counts: points, or the metric.
 
     Example:
         >>> amount("accuracy", 0.02), amount("c-index", 0.2041)
         ('2.0 points', '0.204 of c-index')
     """
-    return f"{short_number(metric, value)} {'points' if metric_of(metric).percent else f'of {metric}'}"
+    return f"{short_number(metric, value, sign)} {'points' if metric_of(metric).percent else f'of {metric}'}"
 
 
 def megabytes(size: float) -> str:

@@ -15,8 +15,8 @@ from perfed.methods.titles import display_name
 from perfed.plugins import POOLED
 from perfed.report.against import (
     MethodVerdict,
-    against,
     best_reference,
+    compare_methods,
     compared_by,
     gainers,
     headline,
@@ -27,7 +27,7 @@ from perfed.report.intervals import Chances, Gain
 from perfed.report.paired import ClientTable
 from perfed.report.runs import Run, main_metric
 from perfed.report.site_intervals import row_intervals
-from perfed.report.text import UNKNOWN, TextTable, difference_text
+from perfed.report.text import UNKNOWN, TextTable, amount, difference_text, listed
 from perfed.report.warnings import (
     Constant,
     below,
@@ -69,6 +69,8 @@ class SiteVerdict:
         local: the best in this way of the models that need no federation; None where none was compared.
         federated: the best of the others; None where there are none.
         gain: of ``federated`` over ``local``; None where it is not known.
+        could_gain: whether the best value that the metric can have would have been a significant gain over ``local``;
+            None where there is no interval.
     """
 
     site: str
@@ -77,6 +79,7 @@ class SiteVerdict:
     local: str | None
     federated: str | None
     gain: Gain | None = None
+    could_gain: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -91,14 +94,33 @@ class Verdict:
 
     @property
     def sentences(self) -> list[str]:
-        """Who is ahead and behind, by what, who gains and loses with the best method, the warnings, and the sites."""
+        """Who is ahead and behind, by what, who is worse off with the best method, the warnings, what to use at the
+        sites, and what the rows of a single site can show.
+        """
         return [
             headline(self.methods, self.reference, self.metric),
             *compared_by(self.metric),
-            *gainers(self.best_method, self.reference),
+            *self.worse_off,
             *self.warnings,
-            *_over_sites(self.sites),
+            *_recommend(self.sites),
+            *_single_sites(self.sites, self.metric, self._site_methods),
         ]
+
+    @property
+    def worse_off(self) -> list[str]:
+        """One sentence on who is worse off with the best method; empty where there is none."""
+        return gainers(self.best_method, self.reference, self.losing_sites)
+
+    @property
+    def losing_sites(self) -> tuple[int, int] | None:
+        """The number of sites whose own test rows show a loss, and of how many; None where no site's rows are known."""
+        signs = [site.gain.sign for site in self.sites if site.gain is not None and site.gain.low is not None]
+        return (signs.count(-1), len(signs)) if signs else None
+
+    @property
+    def _site_methods(self) -> int:
+        """The number of methods that a site can have."""
+        return sum(not name.startswith(POOLED) for name in (self.reference, *(of.method for of in self.methods)))
 
     @property
     def best_method(self) -> MethodVerdict | None:
@@ -154,9 +176,9 @@ class Verdict:
 def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None:
     """What the finished ``runs`` say; None where fewer than two methods have measured clients in common.
 
-    Intervals of methods are over clients and seeds (:func:`perfed.report.intervals.interval`), corrected for the number
-    of methods; those of a single site over its test rows and the seeds, corrected for that and for the number of sites,
-    where the runs kept what their models say of each row (:func:`perfed.report.site_intervals.row_intervals`).
+    Intervals of methods are over clients and seeds (:func:`perfed.report.intervals.intervals`), corrected for the
+    number of methods; those of a single site over its test rows and the seeds, corrected for that and for the number of
+    sites, where the runs kept what their models say of each row (:func:`perfed.report.site_intervals.row_intervals`).
 
     Args:
         runs: of several methods and seeds.
@@ -168,8 +190,8 @@ def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None
         return None
     known = metric_of(metric)
     base = reference or best_reference(values, known)
-    others = [method for method in values.of_method if method != base]
-    found = tuple(against(method, base, values, known, sent(runs, method)) for method in others)
+    sizes = {method: sent(runs, method) for method in values.of_method}
+    found = tuple(compare_methods(base, values, known, sizes).values())
     federated = [of for of in found if not needs_no_federation(of.method) and not of.method.startswith(POOLED)]
     flat = constant(runs)
     warnings = [
@@ -214,7 +236,7 @@ class _Candidates:
         )
         return cls(local, federated, scores)
 
-    def judged(self, site: str, gain: Gain | None, ahead: Collection[str]) -> SiteVerdict:
+    def judged(self, site: str, gain: Gain | None, could_gain: bool | None, ahead: Collection[str]) -> SiteVerdict:
         """What to use there, with the gain of the federated one, and the methods that are ahead over all sites."""
         if self.local is None or self.federated is None:
             return SiteVerdict(site, str(self.local or self.federated), ALONE, self.local, self.federated, gain)
@@ -228,7 +250,7 @@ class _Candidates:
         else:
             why = LOSES if sign < 0 else LEVEL
         use = self.federated if why in (FLAT, GAINS, AHEAD) else self.local
-        return SiteVerdict(site, use, why, self.local, self.federated, gain)
+        return SiteVerdict(site, use, why, self.local, self.federated, gain, could_gain)
 
 
 def _of_sites(
@@ -245,30 +267,62 @@ def _of_sites(
             each = values.gains(*pairs[site], known)[:, column]
             if np.isfinite(each).any():
                 gains[site] = Gain(float(np.nanmean(each)), None, None)
-    return tuple(of.judged(site, gains.get(site), ahead) for site, of in found.items() if of.scores)
+    could = {
+        site: _could_gain(gain, float(np.nanmean(values.of_method[pairs[site][1]][:, values.sites.index(site)])), known)
+        for site, gain in gains.items()
+    }
+    limited = {site: gain.limit(known.widest) for site, gain in gains.items()}
+    return tuple(of.judged(site, limited.get(site), could.get(site), ahead) for site, of in found.items() if of.scores)
+
+
+def _could_gain(gain: Gain, local: float, known: Metric) -> bool | None:
+    """Return whether the best value of the metric would have been significantly better than the ``local`` one."""
+    if gain.low is None:
+        return None
+    best = known.span[1] if known.higher_is_better else known.span[0]
+    return gain.mean - gain.low < known.direction * (best - local)
 
 
 def _name(method: str | None) -> str:
     return UNKNOWN if method is None else display_name(method)
 
 
-def _over_sites(sites: Sequence[SiteVerdict]) -> list[str]:
+def _recommend(sites: Sequence[SiteVerdict]) -> list[str]:
+    """Return one sentence on what to use at the sites, and why where it is the result over all clients."""
     if not sites:
         return []
-    counts = Counter(s.method for s in sites).most_common()
+    counts = Counter(site.method for site in sites).most_common()
     used = [f"{display_name(method)} at {count}" for method, count in counts]
     used[0] += f" of {len(sites)} clients"
-    told = [f"Use {', '.join(used)}."]
-    judged = [s.gain.sign for s in sites if s.gain is not None and s.gain.low is not None]
-    if judged:
-        signs = Counter(judged)
-        told.append(
-            f"By each client's own test rows alone, federation helps at {signs[1]} of {len(judged)} clients, hurts at "
-            f"{signs[-1]}, no clear difference at {signs[0]} (the best federated model against the best local one; "
-            "intervals over rows and seeds, corrected for the numbers of methods and of clients)."
-        )
-    elif any(s.gain is not None for s in sites):
-        told.append("Whether it helps at a single client is not known: the runs kept no predictions of test rows.")
-    if all(s.why == LEVEL for s in sites):
-        told.append("Keep the local models.")
-    return [" ".join(told)]
+    ahead = list(dict.fromkeys(display_name(site.method) for site in sites if site.why == AHEAD))
+    reason = ": keep the local models" if all(site.why == LEVEL for site in sites) else ""
+    if ahead:
+        reason = f": {listed(ahead)} {'is' if len(ahead) == 1 else 'are'} ahead over all clients together"
+    return [f"Use {', '.join(used)}{reason}."]
+
+
+def _single_sites(sites: Sequence[SiteVerdict], metric: str, methods: int) -> list[str]:
+    """Return one sentence on what the test rows of single sites show, and how large a gain must be to show."""
+    judged = [(site, site.gain) for site in sites if site.gain is not None and site.gain.low is not None]
+    if not judged:
+        known = any(site.gain is not None for site in sites)
+        return ["What a single client gains is not known: the runs kept no predictions of test rows."] if known else []
+    signs, number = Counter(gain.sign for _, gain in judged), len(judged)
+    possible = sum(bool(site.could_gain) for site, _ in judged)
+    plural = "s" if number > 1 else ""
+    how = (
+        "the best federated model against the best local one; 95 % intervals over rows and seeds, corrected for "
+        f"{methods} methods and {number} client{plural}"
+    )
+    if not possible and not signs[1] and not signs[-1]:
+        return [
+            f"The test rows of a single client are too few to show a gain: at none of {number} client{plural} would "
+            f"even the best possible value have been a significant one ({how})."
+        ]
+    some = f", of which {number - possible} could not have shown any gain" if possible < number else ""
+    least = float(np.median([gain.mean - float(gain.low or 0.0) for _, gain in judged]))
+    return [
+        f"The test rows of a single client show a gain at {signs[1]} of {number} client{plural}, a loss at "
+        f"{signs[-1]}, and leave it open at {signs[0]}{some}; at the median client a gain must exceed "
+        f"{amount(metric, least)} to show ({how})."
+    ]

@@ -28,6 +28,11 @@ MOSTLY = 0.8
 
 MOST_NAMES = 5  # of sites in a line
 
+TWO_SEEDS = (
+    "Two seeds do not support an interval over trainings: differences between methods are printed without one. Use at "
+    "least three seeds."
+)
+
 _STILL = 0.005  # half a point; of errors the same part of their value
 _LOSS = 0.05  # of the first round's
 _LOST, _LOST_OF_ERRORS = 0.03, 0.1  # three points; of errors a tenth of their value
@@ -223,6 +228,8 @@ def without(runs: Sequence[Run], metric: str, values: ClientTable) -> list[str]:
 
 def few_seeds(values: ClientTable) -> list[str]:
     """One line where one or two seeds cannot say how much trainings vary, or one client how much clients do."""
+    if len(values.seeds) == 2:
+        return [TWO_SEEDS]
     if values.pooled:
         over = "the noise alone: they hold for these trainings" if len(values.seeds) == 1 else "seeds alone"
         return [
@@ -236,8 +243,6 @@ def few_seeds(values: ClientTable) -> list[str]:
             "One seed: the variation between trainings is unknown. Intervals of methods are over clients alone: they "
             "hold for these trainings."
         ]
-    if len(values.seeds) == 2:
-        return ["Two seeds: the variation between trainings is hardly known. Intervals allow for it, and are wide."]
     return []
 
 

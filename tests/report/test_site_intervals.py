@@ -10,7 +10,7 @@ from sklearn.metrics import brier_score_loss, log_loss, mean_absolute_error
 from test_verdict import write
 
 from perfed.engine.metrics import METRICS, computed
-from perfed.report import load_runs, verdict
+from perfed.report import load_runs, verdict, write_report
 
 
 def keep(where, ys, outputs, marks):
@@ -57,6 +57,16 @@ def same_rows(seed, clients):
     return list(range(clients))
 
 
+def of_mean(values, share):
+    """The variance of a weighted mean and its degrees of freedom, by the quadratic form's traces."""
+    parts = share * (values - share @ values)
+    lost = 1 - 2 * share + np.square(share).sum()
+    form = np.diag(share**2 / lost)
+    form = (np.eye(len(share)) - np.outer(share, np.ones(len(share)))) @ form
+    form = form @ (np.eye(len(share)) - np.outer(np.ones(len(share)), share))
+    return (parts**2 / lost).sum(), np.trace(form) ** 2 / np.trace(form @ form)
+
+
 def half_width(columns, same, error=0.025, sizes=None):
     """From the mean to an end, of each seed's gains by row; rows have weights of their ``sizes``, and one is added."""
     padded = [np.append(column, 0.0) for column in columns]
@@ -67,18 +77,14 @@ def half_width(columns, same, error=0.025, sizes=None):
     of_seeds = np.var(means, ddof=1) / seeds if seeds > 1 else 0.0
     if same:
         d, share = np.stack(padded), weights[0]
-        parts = share * (d.mean(0) - np.mean(means))
+        of_rows, freedom = of_mean(d.mean(0), share)
         left = np.square(share * (d - d.mean(0) - np.array(means)[:, None] + np.mean(means)))
         left = (left / (seeds * (seeds - 1))).sum(0) if seeds > 1 else np.zeros(len(share))
-    else:
-        share = np.concatenate(weights) / seeds
-        parts, left = share * (np.concatenate(padded) - np.mean(means)), np.zeros(len(share))
-    lost = 1 - 2 * share + np.square(share).sum()
-    form = np.diag(share**2 / lost)
-    form = (np.eye(len(share)) - np.outer(share, np.ones(len(share)))) @ form
-    form = form @ (np.eye(len(share)) - np.outer(np.ones(len(share)), share))
-    freedom = np.trace(form) ** 2 / np.trace(form @ form)
-    of_rows, cells = (parts**2 / lost).sum(), (left / lost).sum()
+        cells = (left / (1 - 2 * share + np.square(share).sum())).sum()
+    else:  # the rows of each seed are a sample of their own, and the means of seeds vary by them too
+        variances, degrees = np.transpose([of_mean(c, w) for c, w in zip(padded, weights, strict=True)])
+        of_rows = cells = variances.sum() / seeds**2
+        freedom = variances.sum() ** 2 / (variances**2 / degrees).sum()
     t_seeds, t_rows = (t.isf(error, n) ** 2 if n else 0.0 for n in (seeds - 1, freedom))
     either = (
         t_seeds * of_seeds + t_rows * max(of_rows - cells, 0),
@@ -238,10 +244,11 @@ def test_few_rows_and_seeds_that_agree_are_no_certainty(tmp_path):
     assert site.gain.mean == pytest.approx(0.1) and site.gain.low <= 0.0 < 0.1 < site.gain.high and site.gain.sign == 0
     assert (site.method, site.why) == ("local", "no clear difference: keep the local model")
     assert "[95 % interval over test rows and seeds]" in found.site_table.header[5]
+    assert found.sentences[-2] == "Use Local at 1 of 1 clients: keep the local models."
     assert found.sentences[-1] == (
-        "Use Local at 1 of 1 clients. By each client's own test rows alone, federation helps at 0 of 1 clients, hurts "
-        "at 0, no clear difference at 1 (the best federated model against the best local one; intervals over rows and "
-        "seeds, corrected for the numbers of methods and of clients). Keep the local models."
+        "The test rows of a single client show a gain at 0 of 1 client, a loss at 0, and leave it open at 1; at the "
+        "median client a gain must exceed 20.3 points to show (the best federated model against the best local one; "
+        "95 % intervals over rows and seeds, corrected for 2 methods and 1 client)."
     )
     one = verdict([run for run in load_runs(runs) if run.seed == 0]).sites[0]
     assert one.gain.low <= 0.0 < one.gain.high
@@ -249,7 +256,56 @@ def test_few_rows_and_seeds_that_agree_are_no_certainty(tmp_path):
         shutil.rmtree(where / "predictions")
     without = verdict(load_runs(runs))
     assert without.sites[0].gain.low is None and without.sites[0].gain.mean == pytest.approx(0.1)
-    assert "not known: the runs kept no predictions of test rows." in without.sentences[-1]
+    assert without.sentences[-1].endswith("not known: the runs kept no predictions of test rows.")
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_few_seeds_do_not_hide_a_gain_at_a_site(seeds):
+    """With each site's seeds on their own, a gain of four standard errors showed at 0 and 4 of 100 sites."""
+    assert verdict_coverage.of_sites_power(5, seeds, 20, 200, 2) > 0.55
+
+
+def test_how_much_seeds_vary_is_estimated_from_all_sites(tmp_path):
+    """Three sites, two seeds: on its own each would have one degree of freedom."""
+    rng, rows = np.random.default_rng(3), 200
+    tables = {
+        m: [[rng.random(rows) < p for _ in range(3)] for _ in range(2)] for m, p in (("fedavg", 0.8), ("local", 0.5))
+    }
+    sites = verdict(load_runs(accuracies(tmp_path, tables, same_rows))).sites
+    for number, site in enumerate(sites):
+        columns = [tables["fedavg"][seed][number] * 1.0 - tables["local"][seed][number] for seed in range(2)]
+        assert site.gain.mean - site.gain.low < 0.5 * half_width(columns, True, error=0.025 / 3)
+        assert site.gain.sign == 1 and site.could_gain is True
+
+
+def test_where_no_gain_could_have_been_shown_the_verdict_says_so_and_counts_no_clients(tmp_path):
+    """The local models are right of nine rows of ten: being right of all is no significant gain with so few rows."""
+    rng = np.random.default_rng(1)
+    local = [[np.arange(10) != 3, np.arange(10) != 4] for _ in range(2)]
+    fedavg = [[rng.permutation(np.arange(10) < 8) for _ in range(2)] for _ in range(2)]
+    found = verdict(load_runs(accuracies(tmp_path, {"fedavg": fedavg, "local": local}, same_rows)))
+    assert [site.could_gain for site in found.sites] == [False, False]
+    assert found.sentences[-1].startswith(
+        "The test rows of a single client are too few to show a gain: at none of 2 clients would even the best "
+        "possible value have been a significant one (the best federated model against the best local one; "
+    )
+    assert "gain at 0" not in str(found)
+
+
+def test_card_and_text_say_the_same_of_who_is_worse_off(tmp_path):
+    rng = np.random.default_rng(6)
+    tables = {
+        m: [[rng.random(30) < p for _ in range(5)] for _ in range(3)] for m, p in (("fedavg", 0.55), ("local", 0.5))
+    }
+    loaded = load_runs(accuracies(tmp_path, tables, same_rows))
+    found = verdict(loaded)
+    (sentence,) = found.worse_off
+    assert sentence in found.sentences and "by their own test rows, 0 of 5 clients are worse off" in sentence
+    page = write_report(loaded, tmp_path / "report.html", title="T").read_text()
+    card = page[page.index("<h3>Who is worse off?</h3>") :]
+    card = card[: card.index("</div>")]
+    assert "<strong>0 of 5 clients</strong>" in card and sentence in card
+    assert page.count("client-runs, counting") == 2  # in the card and in the text
 
 
 @pytest.mark.parametrize("rows", [2, 3])

@@ -25,14 +25,14 @@ def made(folder, tables, **more):
 
 
 def test_ahead_behind_and_neither(tmp_path):
-    base = [[0.5, 0.6, 0.7], [0.52, 0.62, 0.72]]
+    base = [[0.5, 0.6, 0.7], [0.52, 0.62, 0.72], [0.51, 0.61, 0.71]]
     found = made(
         tmp_path,
         {
             "fedavg": [[v - 0.1 for v in row] for row in base],
             "flic-hl": [[v + 0.02 for v in row] for row in base],
             "sklearn:svc": [[v - 0.3 for v in row] for row in base],
-            "fedrep": [[0.4, 0.6, 0.8], [0.42, 0.62, 0.82]],
+            "fedrep": [[0.4, 0.6, 0.8], [0.42, 0.62, 0.82], [0.41, 0.61, 0.81]],
             "local": base,
             "pooled:svc": [[v - 0.2 for v in row] for row in base],
         },
@@ -40,26 +40,21 @@ def test_ahead_behind_and_neither(tmp_path):
     assert found.metric == "accuracy" and found.reference == "local"  # better than sklearn:svc
     sentences = found.sentences
     assert sentences[0] == (
-        "FLIC-HL is ahead of Local by 2.0 points (95 % interval 2.0 to 2.0, 2 seeds); "
+        "FLIC-HL is ahead of Local by 2.0 points (95 % interval 2.0 to 2.0, corrected for 5 methods, 3 seeds); "
         "FedRep shows no significant difference from Local; SVC per client is behind Local by 30.0 points "
         "(30.0 to 30.0), FedAvg by 10.0 points (10.0 to 10.0), SVC (data brought together) by 20.0 points "
         "(20.0 to 20.0)."
     )
-    counts = "better for 6, equal for 0, worse for 0 of 6 client-runs"
+    counts = "better for 9, equal for 0, worse for 0 of 9 client-runs, counting differences of any size"
     assert sentences[1] == f"Against Local, FLIC-HL is {counts}; it sends nothing."
-    assert sentences[2] == (
-        "Two seeds: the variation between trainings is hardly known. Intervals allow for it, and are wide."
-    )
-    assert sentences[3] == "Worse than Local, which needs no federation: FedAvg (by 10.0 points)."
+    assert sentences[2] == "Worse than Local, which needs no federation: FedAvg (by 10.0 points)."
     assert found.best_method is not None and found.best_method.method == "flic-hl"
     # fedrep, best at the last of them, has few rows there
     assert [(site.method, site.why) for site in found.sites] == [("flic-hl", "ahead over all clients")] * 3
     gain = found.sites[2].gain
     assert gain.mean == pytest.approx(0.02) and gain.low is None
-    assert sentences[4] == (
-        "Use FLIC-HL at 3 of 3 clients. Whether it helps at a single client is not known: the runs kept no "
-        "predictions of test rows."
-    )
+    assert sentences[3] == "Use FLIC-HL at 3 of 3 clients: FLIC-HL is ahead over all clients together."
+    assert sentences[4] == "What a single client gains is not known: the runs kept no predictions of test rows."
     with pytest.raises(PerfedError, match="nothing was measured at site 'west'; sites are: site-0"):
         found.best("west")
 
@@ -83,7 +78,8 @@ def test_the_reference_is_the_best_by_the_direction_and_weights_of_the_metric(tm
         "No method is ahead of ridge regression per client; FedAvg and Local show no significant difference from it; "
     )
     assert found.sentences[0].endswith(
-        "the closest is FedAvg (at -0.25: 95 % interval over clients alone -9.78 to 28.4, 1 seed)."
+        "the closest is FedAvg (at -0.25: 95 % interval over clients alone -2.96 to 4.03, corrected for 2 methods, "
+        "1 seed)."
     )
     assert found.warnings[0].startswith("One seed: the variation between trainings is unknown.")
     (tmp_path / "weighted").mkdir()
@@ -102,7 +98,7 @@ def test_what_is_chosen_at_a_site_is_its_own_best_where_its_rows_outweigh_200_of
     assert [site.federated for site in found.sites] == ["fedrep", "fedavg", "fedavg", "fedrep", "fedrep"]
     assert [site.gain.mean for site in found.sites] == pytest.approx([0, 0.1, 0.1, 0, 0])  # at the site, as measured
     assert {(site.method, site.why) for site in found.sites} == {("local", "no clear difference: keep the local model")}
-    assert found.sentences[-1].endswith("Keep the local models.")
+    assert found.sentences[-2] == "Use Local at 5 of 5 clients: keep the local models."
 
 
 def test_a_site_that_does_not_say_how_many_rows_it_has_is_judged_by_them_alone(tmp_path):
@@ -218,7 +214,7 @@ def test_a_run_that_one_seed_ends_worse_is_not_said(tmp_path):
 def test_the_report_says_it_first(tmp_path):
     runs = [write(tmp_path, name, 0, [0.5, value]) for name, value in (("local", 0.5), ("fedavg", 0.7))]
     page = write_report(load_runs(runs), tmp_path / "report.html", title="made up").read_text()
-    student = "95 % interval over clients alone -117.1 to 137.1"
+    student = "95 % interval over clients alone -100.0 to 100.0"  # -117.1 to 137.1 without the metric's range
     said = f"shows no significant difference from it (at +10.0: {student}, 1 seed)."
     assert (
         page.index('<p class="headline">No method is significantly better than Local.')
@@ -230,14 +226,14 @@ def test_the_report_says_it_first(tmp_path):
 def test_what_a_method_sends_is_said_where_every_round_knows_it(tmp_path):
     tables = {"local": [[0.5, 0.5]] * 2, "fedavg": [[0.6, 0.7]] * 2}
     runs = [write(tmp_path, m, s, v, curve=(0.4, 0.5)) for m, table in tables.items() for s, v in enumerate(table)]
-    assert verdict(load_runs(runs)).sentences[1].endswith("worse for 0 of 4 client-runs.")
+    assert verdict(load_runs(runs)).sentences[1].endswith("client-runs, counting differences of any size.")
     for seed, run in enumerate(runs[2:]):
         lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
         sizes = {"bytes_up": 1_000_000 * (1 + seed), "bytes_down": 500_000}
         (run / "rounds.jsonl").write_text("".join(json.dumps(line | sizes) + "\n" for line in lines))
     found = verdict(load_runs(runs))
     # Two rounds of 1.5 MB with seed 0 and of 2.5 MB with seed 1.
-    assert found.methods[0].sent == 4e6 and found.sentences[1].endswith("client-runs; it sends 4.0 MB.")
+    assert found.methods[0].sent == 4e6 and found.sentences[1].endswith("; it sends 4.0 MB.")
     assert found.to_dict()["methods"][0]["sent"] == 4e6
 
 
@@ -262,11 +258,13 @@ def test_one_interval_for_one_difference_wherever_it_stands(tmp_path):
     """A site without a metric in some runs: terminal, files for papers, page and Python say what the verdict says."""
     nan = float("nan")
     tables = {
-        "local": [[0.50, 0.60, 0.70, nan], [0.52, 0.61, nan, 0.30]],
-        "fedavg": [[0.55, 0.58, 0.90, 0.99], [0.60, 0.66, 0.80, nan]],
+        "local": [[0.50, 0.60, 0.70, nan], [0.52, 0.61, nan, 0.30], [0.51, 0.62, 0.69, nan]],
+        "fedavg": [[0.55, 0.58, 0.90, 0.99], [0.60, 0.66, 0.80, nan], [0.56, 0.60, 0.88, nan]],
     }
     # By hand: only what both have with the same seed.
-    gain = np.mean([0.55 - 0.50, 0.58 - 0.60, 0.90 - 0.70, 0.60 - 0.52, 0.66 - 0.61])
+    pairs = [(0.55, 0.50), (0.58, 0.60), (0.90, 0.70), (0.60, 0.52), (0.66, 0.61)]
+    pairs += [(0.56, 0.51), (0.60, 0.62), (0.88, 0.69)]
+    gain = np.mean([own - base for own, base in pairs])
     for metric, side in (("accuracy", 1), ("mse", -1)):
         (tmp_path / metric).mkdir()
         runs = [write(tmp_path / metric, m, s, v, metric=metric) for m, t in tables.items() for s, v in enumerate(t)]
@@ -294,8 +292,8 @@ def test_one_interval_for_one_difference_wherever_it_stands(tmp_path):
 
 def test_other_metrics_have_intervals_of_the_same_kind_or_say_which(tmp_path):
     """Those of each client's loss, as the leaderboard has them; where no client is known Student's t, by its name."""
-    values = {"local": [[0.5, 0.7], [0.4, 0.7]], "fedavg": [[0.6, 0.9], [0.6, 0.7]]}
-    losses = {"local": [[2.0, 1.0], [1.5, 1.2]], "fedavg": [[1.0, 1.1], [1.0, 0.9]]}
+    values = {"local": [[0.5, 0.7], [0.4, 0.7], [0.5, 0.6]], "fedavg": [[0.6, 0.9], [0.6, 0.7], [0.7, 0.7]]}
+    losses = {"local": [[2.0, 1.0], [1.5, 1.2], [1.6, 1.1]], "fedavg": [[1.0, 1.1], [1.0, 0.9], [1.1, 1.0]]}
     runs = [write(tmp_path, m, s, v) for m, table in values.items() for s, v in enumerate(table)]
     for run, own in zip(runs, [own for table in losses.values() for own in table], strict=True):
         lines = [line.split(",") for line in (run / "clients.csv").read_text().splitlines()]
@@ -317,15 +315,15 @@ def test_other_metrics_have_intervals_of_the_same_kind_or_say_which(tmp_path):
 
 def test_small_and_equal_differences_are_said_as_such(tmp_path):
     indices = {"local": {"metric": "c-index"}, "flic-hl": {"metric": "c-index"}}
-    table = {"local": [[0.7, 0.61234]] * 2, "flic-hl": [[0.7, 0.61236532]] * 2}
+    table = {"local": [[0.7, 0.61234]] * 3, "flic-hl": [[0.7, 0.61236532]] * 3}
     found = made(tmp_path, table, **indices)
-    assert "(at +0.000: 95 % interval -0.0001 to 0.0002, 2 seeds" in found.sentences[0]
+    assert "(at +0.000: 95 % interval -0.0001 to 0.0002, 3 seeds" in found.sentences[0]
     assert [row[3:] for row in found.site_table.rows] == [["Local", "FLIC-HL", "+0.0000"]] * 2
     assert difference_text("c-index", 0.0, 0.0, 0.0) == "no difference on these rows"
     (tmp_path / "more").mkdir()
-    table = {"local": [[0.7, 0.6]] * 2, "flic-hl": [[0.9, 0.8004]] * 2}
+    table = {"local": [[0.7, 0.6]] * 3, "flic-hl": [[0.9, 0.8004]] * 3}
     found = made(tmp_path / "more", table, **indices)
-    assert "is ahead of Local by 0.200 of c-index (95 % interval 0.198 to 0.203, 2 seeds" in found.sentences[0]
+    assert "is ahead of Local by 0.200 of c-index (95 % interval 0.198 to 0.203, 3 seeds" in found.sentences[0]
 
 
 def test_a_sentence_has_the_tables_sign_where_a_decimal_less_has_none(tmp_path):
@@ -338,7 +336,7 @@ def test_a_sentence_has_the_tables_sign_where_a_decimal_less_has_none(tmp_path):
 
 def test_a_second_with_the_larger_mean_is_not_said_to_be_behind(tmp_path):
     rng = np.random.default_rng(0)
-    base = rng.uniform(0.5, 0.6, (2, 8))
+    base = rng.uniform(0.5, 0.6, (3, 8))
     wide = 0.06 + np.array([1.0, -0.9] * 4) * 0.4
     runs = {"local": base, "fedpac": base + 0.05, "fedrep": base + wide}
     found = made(tmp_path, runs)
@@ -392,15 +390,15 @@ def test_one_client_is_said(tmp_path):
 
 
 def test_below_is_what_an_interval_says_and_the_others_are_not_above(tmp_path):
-    base = [[0.5, 0.6, 0.7], [0.5, 0.6, 0.7]]
-    level, worse = [[0.4, 0.6, 0.75]] * 2, [[0.4, 0.5, 0.6]] * 2
+    base = [[0.5, 0.6, 0.7]] * 3
+    level, worse = [[0.4, 0.6, 0.75]] * 3, [[0.4, 0.5, 0.6]] * 3
     found = made(tmp_path, {"local": base, "fedrep": level, "fedavg": worse})
     assert "FedRep shows no significant difference from it" in found.sentences[0]
-    assert found.warnings[1:] == (
+    assert found.warnings == (
         "Worse than Local, which needs no federation: FedAvg (by 10.0 points); no better: FedRep.",
     )
     (tmp_path / "level").mkdir()
-    assert made(tmp_path / "level", {"local": base, "fedrep": level}).warnings[1:] == (
+    assert made(tmp_path / "level", {"local": base, "fedrep": level}).warnings == (
         "No better than Local, which needs no federation: FedRep.",
     )
 
@@ -410,3 +408,30 @@ def test_the_page_says_what_to_use_at_each_site_among_who_gains(tmp_path):
     page = write_report(load_runs(runs), tmp_path / "report.html", title="made up").read_text()
     gains = page[page.index("Who gains, who loses</h2>") :]
     assert gains.index("what to use at each site") < gains.index("<h3>Clients</h3>")
+
+
+def test_with_two_seeds_there_are_differences_without_an_interval(tmp_path):
+    base = [[0.5, 0.6, 0.7], [0.52, 0.62, 0.72]]
+    tables = {"local": base, "fedavg": [[v - 0.1 for v in row] for row in base], "fedpac": [[0.9] * 3] * 2}
+    found = made(tmp_path, tables)
+    assert found.sentences[0] == (
+        "On average, FedPAC differs from Local by +29.0 points and FedAvg by -10.0 points (2 seeds, no interval)."
+    )
+    assert found.warnings[0].startswith("Two seeds do not support an interval over trainings")
+    assert all(of.gain.low is None and of.gain.high is None for of in found.methods) and found.below_local == []
+    loaded = load_runs(sorted(tmp_path.glob("*-*")))
+    assert {row[3] for row in leaderboard(loaded).rows} == {"\u2013", "+29.0", "-10.0"}
+    page = write_report(loaded, tmp_path / "report.html", title="T").read_text()
+    assert "only 2 seeds" in page and "<strong>not known</strong>" in page
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "auc", "c-index", "brier"])
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_no_interval_exceeds_the_range_of_the_metrics_differences(tmp_path, metric, seeds):
+    rng = np.random.default_rng(4)
+    tables = {name: rng.uniform(0, 1, (seeds, 2)).tolist() for name in ("local", "fedavg", "fedrep")}
+    found = made(tmp_path, tables, **{name: {"metric": metric} for name in tables})
+    most = 2.0 if metric == "brier" else 1.0
+    for of in found.methods:
+        assert -most <= of.gain.low < of.gain.high <= most
+    write_report(load_runs(sorted(tmp_path.glob("*-*"))), tmp_path / "report.html", title="T")

@@ -128,7 +128,8 @@ def _against(one: Series, grid: Grid, look: Mapping[str, Look]) -> str:
     log_y = "%" not in one.unit and min(heights) > 0 and max(heights) / min(heights) >= DECADES
     at, log = _positions(grid.columns)
     ends, titles = svg.spanned(at, log=log), (grid.key, one.title)
-    frame = svg.axes(ends, svg.spanned(heights, log=log_y), titles, log=log, log_y=log_y, top=top + 22)
+    limits = (0.0, 100.0) if "%" in one.unit else (-np.inf, np.inf)
+    frame = svg.axes(ends, svg.spanned(heights, log=log_y, limits=limits), titles, log=log, log_y=log_y, top=top + 22)
     scale = Places(*ends, frame.x.start, frame.x.end, log, tuple(sorted(zip(at, grid.columns, strict=True))))
     parts = [entries, str(replace(frame, x=scale, counted=True))]
     for number, (method, points) in enumerate(one.points.items()):
@@ -167,7 +168,7 @@ def _curves(grid: Grid, method: str) -> str:
     title = f"{display_name(method)}: {directed_title(grid.metric)}"
     log_y = not metric_of(grid.metric).percent and values.min() > 0 and values.max() / values.min() >= DECADES
     last = max(float(curve.x[ROUNDS.button][-1]) for curve in found.values())
-    heights = zoomed([*found.values()], log=bool(log_y))
+    heights = zoomed([*found.values()], log=bool(log_y), limits=metric_of(grid.metric).shown_span)
     frame = svg.axes((0.0, last), heights, (ROUNDS.title, title), log_y=bool(log_y), top=top + 22)
     unit = f" {metric_of(grid.metric).unit}".rstrip()
     below, above = drawn_curves([(curve, look[value]) for value, curve in found.items()], ROUNDS, frame, unit)

@@ -113,7 +113,10 @@ class Curves:
         y = np.concatenate([curve.values.ravel() for curve in kind.curves])
         errors = not self.study.known.percent and kind.name != "used" and y.min() > 0 and y.max() / y.min() >= DECADES
         ends = (x[x > 0].min(), x.max()) if log else (0.0, float(x.max()) or 1.0)
-        heights = (0.0, 100.0) if kind.name == "used" else zoomed(kind.curves, log=bool(errors))
+        heights = (0.0, 100.0)
+        if kind.name != "used":
+            limits = metric_of(self.metric if kind.name in ("mean", "tenth") else kind.name).shown_span
+            heights = zoomed(kind.curves, log=bool(errors), limits=limits)
         return svg.axes(ends, heights, (axis.title, kind.title), log=log, log_y=bool(errors), top=top)
 
     def _lines(self, kind: Kind, frame: svg.Axes) -> list[str]:
@@ -129,12 +132,14 @@ class Curves:
         return [svg.rule(frame.y, value, ends, upright=False, label=name) for name, value in inside.items()]
 
 
-def zoomed(curves: Sequence[Curve], *, log: bool = False) -> tuple[float, float]:
+def zoomed(
+    curves: Sequence[Curve], *, log: bool = False, limits: tuple[float, float] = (-np.inf, np.inf)
+) -> tuple[float, float]:
     """Ends of a vertical axis: of all values, or of those after :data:`EARLY` where they are much closer together."""
-    whole = svg.spanned([v for curve in curves for v in curve.values.ravel().tolist()], log=log)
+    whole = svg.spanned([v for curve in curves for v in curve.values.ravel().tolist()], log=log, limits=limits)
     begin = EARLY * max(float(curve.rounds[-1]) for curve in curves)
     late = [v for curve in curves for v in curve.values[:, np.asarray(curve.rounds) > begin].ravel().tolist()]
-    narrow = svg.spanned(late, log=log) if late else whole
+    narrow = svg.spanned(late, log=log, limits=limits) if late else whole
     return narrow if not log and narrow[1] - narrow[0] < NARROW * (whole[1] - whole[0]) else whole
 
 

@@ -108,7 +108,7 @@ def _before_after(study: Study) -> str:
     if not found:
         return ""
     title = f"{axis_title(str(study.metric))}, before → after local training"
-    ends = svg.spanned(np.concatenate([*found.values()]).ravel().tolist())
+    ends = svg.spanned(np.concatenate([*found.values()]).ravel().tolist(), limits=study.known.shown_span)
     entries, top = svg.legend([(display_name(method), study.looks[method]) for method in found])
     frame = svg.axes((0, len(found)), ends, ("", title), top=top + 22)
     parts = [entries, frame.vertical()]

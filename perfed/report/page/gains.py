@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from perfed.errors import shorten_list
 from perfed.methods.titles import display_name
-from perfed.report.against import chances_of
-from perfed.report.intervals import Gain, interval
+from perfed.report.against import chances_of, compare_methods
+from perfed.report.intervals import Gain, intervals
 from perfed.report.page import svg
 from perfed.report.page.html import (
     data,
@@ -168,18 +168,30 @@ class Paired:
         return cls(method, sites, mean[order], low[order], high[order], own[order], base[order])
 
 
-def three_intervals(study: Study, method: str) -> dict[str, Gain]:
-    """The method's gain over the reference with intervals over clients and seeds, clients alone, and seeds alone."""
-    gains, weights = study.table.gains(method, study.reference, study.known), study.table.weights
-    chances = chances_of(study.reference, study.table, study.known)
-    there = np.isfinite(gains)
-    weighed, filled = there * weights, np.where(there, gains, 0.0)
-    sites = np.where(there.any(0), filled.sum(0) / np.maximum(there.sum(0), 1), np.nan)[None]
-    seeds = np.where(there.any(1), (filled * weights).sum(1) / np.maximum(weighed.sum(1), 1e-300), np.nan)[:, None]
+def three_intervals(study: Study, methods: Sequence[str]) -> dict[str, dict[str, Gain]]:
+    """Return each method's gain with intervals over clients and seeds, over clients alone, and over seeds alone.
+
+    The first is the verdict's. All are corrected for the number of methods.
+    """
+    table, known, weights = study.table, study.known, study.table.weights
+    chances = chances_of(study.reference, table, known)
+    gains = {method: table.gains(method, study.reference, known) for method in methods}
+    sites, seeds = {}, {}
+    for method, cells in gains.items():
+        there = np.isfinite(cells)
+        weighed, filled = there * weights, np.where(there, cells, 0.0)
+        sites[method] = np.where(there.any(0), filled.sum(0) / np.maximum(there.sum(0), 1), np.nan)[None]
+        seed_means = (filled * weights).sum(1) / np.maximum(weighed.sum(1), 1e-300)
+        seeds[method] = np.where(there.any(1), seed_means, np.nan)[:, None]
+    both = {method: of.gain for method, of in compare_methods(study.reference, table, known).items()}
+    over_sites, over_seeds = intervals(sites, weights, chances), intervals(seeds, np.ones(1), chances)
     return {
-        "clients and seeds": interval(gains, weights, chances),
-        "clients alone": interval(sites, weights, chances),
-        "seeds alone": interval(seeds, np.ones(1), chances),
+        method: {
+            "clients and seeds": both[method],
+            "clients alone": over_sites[method].limit(known.widest),
+            "seeds alone": over_seeds[method].limit(known.widest),
+        }
+        for method in methods
     }
 
 
@@ -240,18 +252,19 @@ def _unit(study: Study) -> str:
 
 def _forest(study: Study, methods: Sequence[str]) -> str:
     """The three intervals of every method, one below the other."""
-    found = {method: three_intervals(study, method) for method in methods}
-    scale, base = study.known.scale, display_name(study.reference)
+    found, base = three_intervals(study, methods), display_name(study.reference)
+    scale, most = study.known.scale, study.known.scale * study.known.widest
     ends = [v for of in found.values() for g in of.values() for v in (g.low, g.mean, g.high) if v is not None]
     left = 14 + max(svg.width_of(display_name(method)) for method in methods)
     height = 84 + 40 * len(methods)
-    x = svg.Scale(*svg.spanned([0.0, *(scale * v for v in ends)]), min(left, 200), svg.WIDTH - 14)
+    axis_ends = svg.spanned([0.0, *(scale * v for v in ends)], limits=(-most, most))
+    x = svg.Scale(*axis_ends, min(left, 200), svg.WIDTH - 14)
     frame = svg.Axes(x, svg.Scale(0, 1, height - 44.0, 26), f"Better than {base} by ({_unit(study)})", "")
     parts = [_key(), frame.horizontal(), svg.rule(x, 0.0, (26.0, height - 44.0), upright=True)]
-    for row, (method, intervals) in enumerate(found.items()):
+    for row, (method, three) in enumerate(found.items()):
         at = 44 + 40.0 * row
         parts.append(svg.words(4, at + 11, display_name(method)))
-        for line, (over, gain) in enumerate(intervals.items()):
+        for line, (over, gain) in enumerate(three.items()):
             parts.append(_interval(study, f"{display_name(method)}, over {over}", gain, x, at + 8 * line))
     told = "Of each method three intervals: over clients and seeds (with the dot), over clients alone, over seeds alone"
     return svg.drawing(f"How much better than {base}", told, *parts, height=height)
@@ -304,7 +317,8 @@ def _sorted(study: Study, of: Paired) -> str:
     many = len(of.mean) > MANY
     values = of.mean if many else np.concatenate([of.low, of.high])
     title = f"{display_name(of.method)} better than {display_name(study.reference)} by ({_unit(study)})"
-    frame = svg.axes((0, len(of.mean)), svg.spanned([0.0, *values.tolist()]), ("", title))
+    most = study.known.scale * study.known.widest
+    frame = svg.axes((0, len(of.mean)), svg.spanned([0.0, *values.tolist()], limits=(-most, most)), ("", title))
     zero, parts = frame.y(0), [frame.vertical()]
     if many:
         places = thinned(len(of.mean), 300)
@@ -334,7 +348,7 @@ _GROUND = Look(paint("muted"), "")
 
 def _scatter(study: Study, of: Paired) -> str:
     """Each client: the method's value over the reference's; above the diagonal it gains, of errors below it."""
-    ends = svg.spanned([*of.own.tolist(), *of.base.tolist()])
+    ends = svg.spanned([*of.own.tolist(), *of.base.tolist()], limits=study.known.shown_span)
     title, name, base = axis_title(str(study.metric)), display_name(of.method), display_name(study.reference)
     frame = svg.axes(ends, ends, (f"{base}: {title}", f"{name}: {title}"))
     across = [(frame.x(end), frame.y(end)) for end in ends]

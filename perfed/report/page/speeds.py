@@ -121,7 +121,8 @@ def _by_speed(study: Study) -> str:
         return ""
     every = [point for points in found.values() for point in points]
     entries, top = svg.legend([(display_name(method), study.looks[method]) for method in found])
-    ends = svg.spanned([p[0] for p in every], log=True), svg.spanned([p[1] for p in every])
+    limits = study.known.shown_span
+    ends = svg.spanned([p[0] for p in every], log=True), svg.spanned([p[1] for p in every], limits=limits)
     frame = svg.axes(
         *ends, ("Mean virtual seconds of a client's replies", axis_title(str(study.metric))), log=True, top=top + 22
     )

@@ -131,8 +131,17 @@ def compact(value: float) -> str:
     return _grouped(value, 0) if abs(value) >= 1000 else f"{value:.4g}".replace("-", "−")
 
 
-def spanned(values: Iterable[float], *, zero: bool = False, log: bool = False) -> tuple[float, float]:
-    """Ends of an axis for ``values``: a little beyond them, from 0 if ``zero``; never of no length."""
+def spanned(
+    values: Iterable[float],
+    *,
+    zero: bool = False,
+    log: bool = False,
+    limits: tuple[float, float] = (-math.inf, math.inf),
+) -> tuple[float, float]:
+    """Ends of an axis for ``values``: a little beyond them, but within ``limits``, which values cannot exceed.
+
+    The axis begins at 0 if ``zero``, and is never of no length.
+    """
     there = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
     if not there:
         return (1.0, 10.0) if log else (0.0, 1.0)
@@ -141,7 +150,7 @@ def spanned(values: Iterable[float], *, zero: bool = False, log: bool = False) -
         return (low / 1.1, high * 1.1)
     low = min(low, 0.0) if zero else low
     margin = 0.04 * (high - low) or 0.05 * abs(high) or 1.0
-    return (low if zero and low == 0 else low - margin, high + margin)
+    return (max(low if zero and low == 0 else low - margin, limits[0]), min(high + margin, limits[1]))
 
 
 @dataclass(frozen=True)

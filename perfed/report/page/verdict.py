@@ -8,6 +8,7 @@ from perfed.engine.metrics import metric_of
 from perfed.methods.titles import display_name
 from perfed.plugins import POOLED
 from perfed.report.against import MethodVerdict, sent
+from perfed.report.intervals import FEWEST_SEEDS
 from perfed.report.page.html import HINTS, details, named, note, paragraph, section
 from perfed.report.page.page_data import Study
 from perfed.report.runs import Run
@@ -61,14 +62,12 @@ def _cards(study: Study, found: Verdict, best: MethodVerdict) -> str:
         who = _card("Which method won?", named(best.method, study.looks), escape(step), _second(found, best))
     else:
         who = _card("Which method won?", "none", f"{named(best.method, study.looks)}, the closest, is {escape(step)}")
-    sure = _card("Can it be chance?", "probably not" if gain.sign else "it can", *map(escape, _doubts(found, best)))
-    hurt = _card(
-        "Who is worse off?",
-        f"{best.worse} of {best.runs} client-runs" if best.worse else "nobody",
-        share(best.worse, best.equal, best.better),
-        f"{escape(display_name(best.method))} against {escape(base)}: worse for {best.worse}, equal for {best.equal}, "
-        f"better for {best.better}; every difference counts, however small",
-    )
+    chance = "not known" if gain.low is None else "probably not" if gain.sign else "it can"
+    sure = _card("Can it be chance?", chance, *map(escape, _doubts(found, best)))
+    losing = found.losing_sites
+    who_loses = f"{best.worse} of {best.runs} client-runs" if losing is None else f"{losing[0]} of {losing[1]} clients"
+    bar = share(best.worse, best.equal, best.better)
+    hurt = _card("Who is worse off?", who_loses, bar, *map(escape, found.worse_off))
     return f'<div class="cards">{who}{sure}{hurt}</div>'
 
 
@@ -92,7 +91,7 @@ def _doubts(found: Verdict, best: MethodVerdict) -> list[str]:
     if gain.low is not None and gain.high is not None:
         ends = f"{short_number(metric, gain.low, '+')} to {short_number(metric, gain.high, '+')}"
         lines = [f"95 % interval {ends}, {'without' if gain.sign else 'with'} 0 in it"]
-    if best.seeds < 3:
+    if best.seeds < FEWEST_SEEDS:
         lines.append(f"only {best.seeds} seed{'s' if best.seeds > 1 else ''} (repetitions): see the remark on seeds")
     if any(warning.startswith(f"{display_name(best.method)} has not converged") for warning in found.warnings):
         lines.append("it was still learning when it stopped")
