@@ -111,7 +111,9 @@ def test_the_table_says_what_the_verdict_says(there):
 def test_all_metrics(there):
     first, every = done("report", "c").out, done("report", "c", "--all-metrics").out
     check(every)
-    assert "loss (lower" not in first and "loss (lower is better)" in every and "Wall" in every and "10 % worst" in every
+    assert (
+        "loss (lower" not in first and "loss (lower is better)" in every and "Wall" in every and "10 % worst" in every
+    )
 
 
 @pytest.mark.parametrize("command", [("report", "c"), ("resume", "c/local/seed-0"), ("report", "c", "--all-metrics")])
