@@ -28,7 +28,7 @@ def test_every_example_is_run():
 @pytest.mark.parametrize("name", SAYS)
 def test_an_example_runs(name, tmp_path):
     if name == "one_machine" and not find_spec("flwr"):
-        pytest.skip("flwr is not installed: pip install 'perfed[flower]'")
+        pytest.skip("needs the extra flower")
     known = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     script = str(ROOT / "examples" / f"{name}.py")
     done = subprocess.run(

@@ -1,6 +1,6 @@
 """The files from which the server and all sites install perfed: its wheel, and a list of everything else with hashes.
 
-perfed is on no package index. A page that said ``pip install perfed`` would install whatever somebody registers there
+perfed is on no package index. A page that installed it by its name would install whatever somebody registers there
 under this name.
 """
 

@@ -68,9 +68,9 @@ def epsilon(noise: float, releases: Releases, delta: float) -> float:
         return float(library.get_epsilon_gaussian(noise / sqrt(releases.whole), delta))
     accountant = import_module("dp_accounting.pld").PLDAccountant()
     if releases.whole:
-        accountant.compose_text(library.GaussianDpEvent(noise / sqrt(releases.whole)))
+        accountant.compose(library.GaussianDpEvent(noise / sqrt(releases.whole)))
     sampled = library.PoissonSampledDpEvent(releases.rate, library.GaussianDpEvent(noise))
-    accountant.compose_text(sampled, releases.drawn)
+    accountant.compose(sampled, releases.drawn)
     return float(accountant.get_epsilon(delta))
 
 

@@ -66,6 +66,7 @@ def test_the_terminal_says_the_worst_clients_of_every_metric(run_dir):
 
 def test_run_leaves_exactly_these_files(run_dir):
     files = [
+        "SHA256SUMS",
         "checkpoint",
         "clients.csv",
         "config.toml",

@@ -217,7 +217,8 @@ def test_csv():
         of = found[row["method"]]
         assert float(row["mean"]) == of["mean"] and float(row["std"]) == of["mean_std"] and row["seeds"] == "2"
         for key, name in (("difference", "mean"), ("low", "low"), ("high", "high")):
-            assert row[key] == ("" if of["difference"] is None else str(of["difference"][name]))
+            value = None if of["difference"] is None else of["difference"][name]  # two seeds have no interval
+            assert row[key] == ("" if value is None else str(value))
 
 
 @pytest.mark.parametrize(
@@ -256,7 +257,7 @@ def test_figures_are_svg_pdf_and_png_and_it_is_said_which_is_which(drawn):
 def test_without_a_library_svgs_are_there_and_the_extra_is_named(drawn, monkeypatch, library):
     monkeypatch.setitem(sys.modules, library, None)
     result = perfed("report", "a", "--figures", "figures")
-    assert result.code == 0 and 'pip install "perfed[figures]"' in result.said
+    assert result.code == 0 and "[figures]" in result.said
     assert sorted(path.name for path in Path("figures").iterdir()) == ["curves.svg", "index.html", "leaderboard.svg"]
     assert re.findall('href="([^"]+)"', Path("figures/index.html").read_text()) == ["leaderboard.svg", "curves.svg"]
 

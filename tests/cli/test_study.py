@@ -333,7 +333,7 @@ def test_without_pandas_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     (tmp_path / "a.csv").write_text("age,y\n1,0\n2,1\n")
     result = perfed("init", tmp_path / "a.csv", "--target", "y", "--out", tmp_path / "s.toml")
-    assert result.code == 2 and 'pip install "perfed[tables]"' in result.out + result.err
+    assert result.code == 2 and "[tables]" in result.out + result.err
 
 
 def test_a_column_that_counts_up_is_a_number_where_it_is_said(tmp_path, monkeypatch):

@@ -206,6 +206,5 @@ def test_without_the_package_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(PerfedError) as error:
         give(path="images")
-    assert str(error.value) == (
-        "data set 'huggingface' needs the package 'datasets', which is not installed: pip install \"perfed[datasets]\""
-    )
+    assert "data set 'huggingface' needs the package 'datasets', which is not installed" in str(error.value)
+    assert "[datasets]" in str(error.value)

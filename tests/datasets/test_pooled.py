@@ -490,9 +490,7 @@ def test_broken_cifar_files_are_refused(folder, change, says):
 def test_without_pillow_the_extra_is_named(folder, monkeypatch):
     write_cifar(folder)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(
-        PerfedError, match=r"decoding 'cifar10_jpeg.npz' needs the package 'PIL', .*\"perfed\[datasets\]\""
-    ):
+    with pytest.raises(PerfedError, match=r"decoding 'cifar10_jpeg.npz' needs the package 'PIL', .*\[datasets\]"):
         load("cifar10", {}, seed=0, data_dir=folder)
 
 

@@ -25,20 +25,20 @@ def asked(tmp_path):
     """The list of what a site was asked in three exchanges."""
     with SiteStore(tmp_path / RUNS, "run-1") as store:
         for number, content in ADMITTED:
-            assert store.admit(number, content, alone=True)
+            assert store.admit(number, content)
             store.put(number, {"weight": torch.ones(2)}, b"reply")
         return store.path / "asked"
 
 
-def test_a_list_that_is_whole_admits_each_exchange_once(asked):
+def test_a_whole_list_admits_each_exchange_with_three_payloads(asked):
     with asked.open("a") as file:
         file.write("40001 train te")  # a process that was killed while it wrote
     with SiteStore(asked.parents[1], "run-1") as again:
-        assert again.admit(*ADMITTED[0], alone=True)
-        assert not again.admit(ADMITTED[0][0], "train test other", alone=True)
-        assert again.admit(40_001, "train test other", alone=True)
+        assert again.admit(*ADMITTED[0])
+        assert again.admit(40_001, "train test other") and again.admit(40_001, "train test second")
+        assert again.admit(40_001, "train test third") and not again.admit(40_001, "train test fourth")
     with SiteStore(asked.parents[1], "run-1") as again:
-        assert not again.admit(40_001, "train test third", alone=True)
+        assert again.admit(40_001, "train test third") and not again.admit(40_001, "train test fourth")
 
 
 @DAMAGED

@@ -88,7 +88,7 @@ def test_pages_show_names_and_no_markup_of_them(tmp_path, name):
 
 @pytest.mark.parametrize(("length", "code"), [(25, 0), (26, 2), (300, 2)])
 def test_names_longer_than_flower_takes_are_refused(tmp_path, length, code):
-    pytest.importorskip("flwr", reason="pip install 'perfed[flower]'")
+    pytest.importorskip("flwr", reason="needs the extra flower")
     done = deploy(study(tmp_path, called("x" * length)), tmp_path / "deployment")
     assert done.code == code and "Traceback" not in done.err, done.err
     assert code == 0 or (done.err.count("\n") == 1 and "at most 32 characters" in done.err)
@@ -110,7 +110,7 @@ def test_a_zone_is_no_part_of_an_address(tmp_path, host):
     ],
 )
 def test_the_proxy_listens_where_sites_call(tmp_path, options, both):
-    pytest.importorskip("cryptography", reason="pip install 'perfed[flower]'")
+    pytest.importorskip("cryptography", reason="needs the extra flower")
     folder = deployed(tmp_path, options=("--tls", *options))
     port = "9443" if "9443" in options else "8443"
     lines = [line.strip() for line in (folder / "server/nginx.conf").read_text().splitlines()]

@@ -343,7 +343,7 @@ def test_a_script_with_a_method_of_its_own(tmp_path):
 def test_ray_that_is_not_there_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     refused = perfed(*begin("--jobs", 2, "--ray-address", "127.0.0.1:1", "--out", tmp_path / "out"))
-    assert refused.code == 2 and 'pip install "perfed[ray]"' in refused.err and refused.err.count("\n") == 1
+    assert refused.code == 2 and "[ray]" in refused.err and refused.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 

@@ -269,7 +269,7 @@ def test_transport_of_values_that_are_not_finite_is_nan():
 
 def test_without_its_package_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ot", None)
-    with pytest.raises(PerfedError, match=r"distance = \"ot\" needs the package 'ot'.*perfed\[ot\]") as error:
+    with pytest.raises(PerfedError, match=r"distance = \"ot\" needs the package 'ot'.*\[ot\]") as error:
         serve(flic(distance="ot"), blobs())
     assert "\n" not in str(error.value)
 

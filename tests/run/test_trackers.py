@@ -116,7 +116,7 @@ def kept_by_wandb(file: Path) -> Iterator[Any]:
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
 def test_without_its_library_nothing_is_begun(tmp_path, monkeypatch, name):
     monkeypatch.setattr(callback, "find_spec", lambda module: None)
-    with pytest.raises(PerfedError, match=rf"callback '{name}' needs {name}: pip install 'perfed\[{name}\]'"):
+    with pytest.raises(PerfedError, match=rf"callback '{name}' needs {name}: pip install .*\[{name}\]"):
         start(validate(table(name=name)), out=tmp_path / "run").execute()
     assert not (tmp_path / "run").exists()
 

@@ -277,7 +277,7 @@ def test_sites_are_the_same_whatever_the_form(tmp_path):
         read_sites([tmp_path / "x", tmp_path / "y"])
     made = load(
         "tables",
-        {"files": [str(tmp_path / "x")], "test_files": [str(tmp_path / "y")], "target": "ill", "group": "who"},
+        {"files": [str(tmp_path / "x")], "test_files": [str(tmp_path / "y")], "target": "ill", "drop": ["who"]},
         seed=0,
     )
     assert made.ids == [NFC[1]] and len(made.clients[0].test) == ROWS
