@@ -111,17 +111,21 @@ def ledger(folder: Path) -> list[Told]:
     """Return what all runs were told by the site in ``folder``.
 
     Raises:
-        PerfedError: the ledger is damaged, or lacks a run of which the site has answered exchanges.
+        PerfedError: the ledger is damaged, or lacks exchanges that the site has answered, as one from a backup does.
     """
     file = folder / LEDGER
     entries = read_json(file) if file.exists() else []
     if isinstance(entries, list):
         entries = [check_seal(entry, file) for entry in entries]
     lines = checked(list[Told], entries, file)
-    known = {line.run for line in lines}
+    answered: dict[str, set[str]] = {}
+    for line in lines:
+        answered.setdefault(line.run, set()).update(line.answers)
     for secret in sorted((folder / RUNS).glob(f"*/{SECRET}")):
         run = secret.parent.name
-        if run not in known and Stored(folder / RUNS, run).sequences():
+        unwritten = run in answered and not answered[run]  # older versions did not write what was answered
+        done = set(map(str, Stored(folder / RUNS, run).sequences()))
+        if not unwritten and not done <= answered.get(run, set()):
             raise PerfedError(
                 f"{file}: lacks what run '{run}' was told, whose exchanges this site has answered; restore the file "
                 "from a backup"

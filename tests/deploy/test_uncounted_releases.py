@@ -9,9 +9,10 @@ from stations import answer_all, study
 from test_noise_binding import PRIVATE, Recorder, replies_of
 
 from perfed.deploy.policy import Policy
-from perfed.deploy.spending import SETTLED, ledger, total
+from perfed.deploy.spending import LEDGER, SETTLED, ledger, total
 from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.refusal import Said
+from perfed.errors import PerfedError
 
 FEDREP = {"method": "fedrep", "methods": {"fedrep": {"placement": {"embedding": "personal"}}}}
 
@@ -47,3 +48,18 @@ def test_runs_that_protect_clients_count_to_what_is_told_of_a_row(tables):
     told = pack({"kind": "study", "run": "another", "study": other, "site": "north"}, {})
     (refused,) = replies_of(tables, None, told, policy=policy)
     assert before < 7.0 and str(refused.get("error", "")).startswith(Said.POLICY)
+
+
+def test_an_earlier_ledger_in_the_place_of_the_present_one_is_refused(tables):
+    """Restored from a backup, it would let the site answer once more what it has answered since."""
+    text = study(tables, **PRIVATE)
+    stations = Recorder(tables, text)
+    stations.stop_after = 3
+    with closing(stations), pytest.raises(KeyboardInterrupt):
+        answer_all(tables, text, stations)
+    earlier = (tables / "at-north" / LEDGER).read_bytes()
+    with closing(Recorder(tables, text)) as again:
+        answer_all(tables, text, again)
+    (tables / "at-north" / LEDGER).write_bytes(earlier)
+    with pytest.raises(PerfedError, match=r"lacks what run '.*' was told, whose exchanges this site has answered"):
+        ledger(tables / "at-north")
