@@ -124,8 +124,8 @@ def ledger(folder: Path) -> list[Told]:
     for secret in sorted((folder / RUNS).glob(f"*/{SECRET}")):
         run = secret.parent.name
         unwritten = run in answered and not answered[run]  # older versions did not write what was answered
-        done = set(map(str, Stored(folder / RUNS, run).sequences()))
-        if not unwritten and not done <= answered.get(run, set()):
+        sequences = set(map(str, Stored(folder / RUNS, run).sequences()))
+        if not unwritten and not sequences <= answered.get(run, set()):
             raise PerfedError(
                 f"{file}: lacks what run '{run}' was told, whose exchanges this site has answered; restore the file "
                 "from a backup"

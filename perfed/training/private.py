@@ -79,13 +79,13 @@ class PrivateTraining:
         unit = weight if step.block.unit is None else step.block.unit[step.at]
         less = torch.where(weight > 0, unit / weight, 1)  # a smaller last mini-batch takes a smaller step
         scale = self._noise_of(unit, step.rows) * self.clip * unit  # also where a mini-batch is empty
-        noise = self.source.draw(key, sum(sizes), self._precision(step.weight)).split(sizes, 1)
+        noise = self.source.draw(key, sum(sizes), self._noise_dtype(step.weight)).split(sizes, 1)
 
-        def add_noise(tensor: Tensor, own: Tensor) -> Tensor:
+        def add_noise(tensor: Tensor, drawn: Tensor) -> Tensor:
             shape = (-1, *[1] * (tensor.ndim - 1))
-            return self._add(tensor * less.view(shape), own.view(tensor.shape), scale.view(shape))
+            return self._add(tensor * less.view(shape), drawn.view(tensor.shape), scale.view(shape))
 
-        noisy = {name: add_noise(sums[name], own) for name, own in zip(sums, noise, strict=True)}
+        noisy = {name: add_noise(sums[name], values) for name, values in zip(sums, noise, strict=True)}
         return losses, noisy
 
     def _by_rows(self, loss: Loss, step: Step, params: Parameters) -> tuple[Tensor, Parameters]:
@@ -137,10 +137,10 @@ class PrivateTraining:
         return self._add(sums, noise, self._noise_of(sums) * self.rows)
 
     def _noise(self, like: Tensor, keys: Tensor, *, once: bool = False) -> Tensor:
-        drawn = self.source.draw(keys.to(like.device), like[0].numel(), self._precision(like), once=once)
-        return drawn.view(like.shape)
+        noise = self.source.draw(keys.to(like.device), like[0].numel(), self._noise_dtype(like), once=once)
+        return noise.view(like.shape)
 
-    def _precision(self, like: Tensor) -> torch.dtype:
+    def _noise_dtype(self, like: Tensor) -> torch.dtype:
         """Return the type of the noise: with a secret all bits of what is drawn."""
         return torch.float64 if self.source.secret else like.dtype
 
