@@ -168,6 +168,24 @@ class Noise:
         return found.view(*keys.shape, count).to(keys.device)
 
 
+def round_to_grid(values: Tensor, scale: Tensor) -> Tensor:
+    """Return ``values`` rounded to multiples of a power of two between ``scale / 2**17`` and ``scale / 2**16``.
+
+    The last bits of a sum of floating-point numbers tell which numbers were added (Mironov 2012): without them a sum of
+    a secret number and noise of deviation ``scale`` says nothing that the noise does not hide.
+
+    Args:
+        values: float64, with all their bits.
+        scale: positive, broadcasts against ``values``.
+
+    Example:
+        >>> round_to_grid(torch.tensor([0.1], dtype=torch.float64), torch.tensor(1.0)).mul(2**16).tolist()
+        [6554.0]
+    """
+    grid = torch.exp2(torch.floor(torch.log2(scale.double())) - 16)
+    return torch.round(values / grid) * grid
+
+
 PLAIN = Noise()
 """Noise that whoever has the keys can draw again."""
 

@@ -38,6 +38,8 @@ RUNS = "runs"
 """Folder of a site's folder with a folder for each run."""
 SECRET = "secret"
 """File of a run: 32 bytes that its noise is made with. It never leaves, and is in no log."""
+SETTLED = " settled"
+"""Behind the number of a round in a line of the ledger, of a site that has fitted what is its own."""
 _BYTES = 32
 _PATIENCE = 30.0  # seconds in which another process must have finished writing a shared ledger
 _SLACK = 1 + 1e-9
@@ -73,7 +75,8 @@ class Told:
         study: its name.
         unit, delta, noise: of its table ``[privacy]``, with the noise that was found.
         ahead: releases that belong to no round.
-        rounds: releases by the number of the round.
+        rounds: releases by the number of the round; those of fitting what is a site's own beside it have the number
+            with :data:`SETTLED` behind it.
         metrics: releases of test rows by the number of the round: metrics that left with noise.
         metrics_noise: of these.
         answers: by exchange the hash of the state and the message that was answered.
@@ -108,17 +111,21 @@ def ledger(folder: Path) -> list[Told]:
     """Return what all runs were told by the site in ``folder``.
 
     Raises:
-        PerfedError: the ledger is damaged, or lacks a run of which the site has answered exchanges.
+        PerfedError: the ledger is damaged, or lacks exchanges that the site has answered, as one from a backup does.
     """
     file = folder / LEDGER
     entries = read_json(file) if file.exists() else []
     if isinstance(entries, list):
         entries = [check_seal(entry, file) for entry in entries]
     lines = checked(list[Told], entries, file)
-    known = {line.run for line in lines}
+    answered: dict[str, set[str]] = {}
+    for line in lines:
+        answered.setdefault(line.run, set()).update(line.answers)
     for secret in sorted((folder / RUNS).glob(f"*/{SECRET}")):
         run = secret.parent.name
-        if run not in known and Stored(folder / RUNS, run).sequences():
+        unwritten = run in answered and not answered[run]  # older versions did not write what was answered
+        sequences = set(map(str, Stored(folder / RUNS, run).sequences()))
+        if not unwritten and not sequences <= answered.get(run, set()):
             raise PerfedError(
                 f"{file}: lacks what run '{run}' was told, whose exchanges this site has answered; restore the file "
                 "from a backup"
@@ -149,15 +156,15 @@ def _locked_ledger(folder: Path) -> Iterator[Path]:
 
 
 def total(told: Sequence[Told], unit: str, delta: float, more: float = 0.0) -> float:
-    """Return epsilon of all runs that protect a ``unit``, at ``delta``.
+    """Return epsilon of all runs for a ``unit``, at ``delta``.
 
     Args:
         told: of the ledger.
-        unit: whose runs count.
+        unit: what is protected. For a sample all runs count, for what protects a client protects each of its samples.
         delta: at which.
         more: releases over the square of their noise that are added.
     """
-    squares = sum(one.squares for one in told if one.unit == unit) + more
+    squares = sum(one.squares for one in told if unit in ("sample", one.unit)) + more
     return 0.0 if squares == 0 else epsilon(1 / sqrt(squares), Releases(1), delta)
 
 
@@ -207,11 +214,12 @@ class SiteBudget:
         """Return the source of the noise in the answer to ``message``, the hash of a state and a message."""
         return Noise(self._secret, message)
 
-    def spend(self, round_: int, exchange: str, message: bytes) -> None:
+    def spend(self, round_: int, exchange: str, message: bytes, *, settles: bool = False) -> None:
         """Note that the site answers ``message`` in round ``round_``, before it does; 0 is the preparation.
 
         A round counts once. Each of its exchanges is answered for one message only, so that nothing beyond what the
-        round counts for is told.
+        round counts for is told. Fitting what is the site's own (``participation.fit_unused``) counts as a further
+        round, for a server may ask for it after any round and let training go on from there.
 
         Raises:
             Refused: the exchange was answered for another message, or the budget of the study, or that of the policy
@@ -219,7 +227,7 @@ class SiteBudget:
         """
         with self._line_to_write(round_, exchange, message) as line:
             if round_:
-                line.rounds.setdefault(str(round_), self._plan.in_round(round_).whole)
+                line.rounds.setdefault(f"{round_}{SETTLED * settles}", self._plan.in_round(round_).whole)
 
     def measured(
         self, round_: int, message: bytes, outputs: Outputs, info: FederationInfo, scale: TargetScale | None
@@ -266,7 +274,7 @@ class SiteBudget:
             if budget is not None and spent > budget * _SLACK:
                 beyond = f"round {round_} would make epsilon {spent:.4g}; privacy.epsilon is {budget:g}"
                 raise Refused(Said.BUDGET, beyond)
-            check_most(lines, settings.unit, self._most, self._delta)
+            check_most(lines, self._most, self._delta)
             if line != before or not file.exists():
                 write_atomic(file, json.dumps([seal(asdict(each)) for each in lines], indent=1) + "\n", mode=0o600)
                 sync_folder(file.parent)
@@ -303,16 +311,16 @@ def check_planned(folder: Path, line: str, plan: PrivateMethod, most: float | No
     if metrics is not None:
         ahead = replace(ahead, metrics={"": metrics.each * plan.evaluations(rounds)}, metrics_noise=metrics.noise)
     others = [told for told in ledger(folder) if told.noise_of != line]
-    check_most([*others, ahead], settings.unit, most, settings.delta if delta is None else delta)
+    check_most([*others, ahead], most, settings.delta if delta is None else delta)
 
 
-def check_most(told: Sequence[Told], unit: str, most: float | None, delta: float) -> None:
-    """Do nothing where a site may have told all that.
+def check_most(told: Sequence[Told], most: float | None, delta: float) -> None:
+    """Do nothing where a site may have told all that; of a row all runs tell, whichever unit they protect.
 
     Raises:
         Refused: it is more than its policy allows.
     """
-    spent = 0.0 if most is None else total(told, unit, delta)
+    spent = 0.0 if most is None else total(told, "sample", delta)
     if spent > (inf if most is None else most * _SLACK):
         why = f"all runs of this site would make epsilon {spent:.4g} at delta {delta:g}; allowed: at most {most:g}"
         raise Refused(Said.POLICY, f"epsilon: {why}", "epsilon")

@@ -18,7 +18,7 @@ from perfed.engine.metrics import ALWAYS, METRICS
 from perfed.errors import PerfedError
 from perfed.plugins import bare_name
 from perfed.privacy.accountant import Releases
-from perfed.rng import Noise, key
+from perfed.rng import Noise, key, round_to_grid
 
 POOLED = "all sites"
 """In the place of a client where only the mean over all of them is known."""
@@ -104,7 +104,12 @@ class NoisyMetrics:
         drawn = source.draw(key(0, "metrics"), len(bounds), torch.float64).tolist()
         exact = cut_means(outputs, bounds)
         rows = len(outputs.y)
-        return {n: exact[n] + self.sd(b, rows) * normal for (n, b), normal in zip(bounds.items(), drawn, strict=True)}
+        noisy = {n: exact[n] + self.sd(b, rows) * normal for (n, b), normal in zip(bounds.items(), drawn, strict=True)}
+        if not source.secret:
+            return noisy
+        scales = torch.tensor([self.sd(bound, rows) for bound in bounds.values()], dtype=torch.float64)
+        rounded = round_to_grid(torch.tensor([*noisy.values()], dtype=torch.float64), scales)
+        return dict(zip(noisy, rounded.tolist(), strict=True))
 
     def deviations(self, federation: Federation, split: str, recent: Sequence[Metrics]) -> dict[str, Any]:
         """Return what a summary says of the noise: its multiplier, and its deviation in what is reported.

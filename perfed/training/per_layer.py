@@ -16,6 +16,9 @@ from perfed.model.chain import Chain, Parameters
 from perfed.model.stacked import ELEMENTWISE
 from perfed.training.step import Loss, Step, mean_loss
 
+_LARGEST = 1e30
+"""Squared norm of a layer's inputs from which on a row counts as not finite: the square of its gradient at the outputs
+may be zero by underflow, and the product of both would then be much longer than it seems."""
 _Pass = tuple[str, Tensor, Tensor]
 """Name of a trained linear layer, its inputs ``(clients, batch, in)`` and outputs."""
 
@@ -29,7 +32,8 @@ def clipped_by_layers(loss: Loss, step: Step, params: Parameters, clip: float) -
         params: that are trained, ``(clients, ...)`` by name.
         clip: largest norm of a row's gradient, over all of them together.
 
-    A row whose loss or gradient is not finite contributes zero: it must not decide whether training fails.
+    A row whose loss or gradient is not finite, or a layer's inputs as good as, contributes zero: it must not decide
+    whether training fails, nor add more than ``clip``.
 
     Returns:
         Nothing where the loss is not the plain mean, or the stages from the first trained one on are not made of linear
@@ -42,11 +46,12 @@ def clipped_by_layers(loss: Loss, step: Step, params: Parameters, clip: float) -
     outputs, passes = _forward(layers, values, params, step.x)
     each = step.losses(outputs)
     grads = torch.autograd.grad(each.sum(), [output for _, _, output in passes])
-    squares = torch.zeros_like(each)
+    squares, overflowed = torch.zeros_like(each), ~torch.isfinite(each)
     for (name, x, _), g in zip(passes, grads, strict=True):
         inputs = x.square().sum(2) if f"{name}.weight" in params else torch.zeros_like(each)
+        overflowed |= inputs > _LARGEST
         squares.addcmul_(g.square().sum(2), inputs.add_(1) if f"{name}.bias" in params else inputs)
-    overflowed = ~(torch.isfinite(squares) & torch.isfinite(each))
+    overflowed |= ~torch.isfinite(squares)
     factor = ((clip / squares.sqrt()).clamp(max=1) * step.weight).unsqueeze(2)
     sums: Parameters = {}
     for (name, x, _), g in zip(passes, grads, strict=True):

@@ -79,11 +79,13 @@ class PrivateTraining:
         unit = weight if step.block.unit is None else step.block.unit[step.at]
         less = torch.where(weight > 0, unit / weight, 1)  # a smaller last mini-batch takes a smaller step
         scale = self._noise_of(unit, step.rows) * self.clip * unit  # also where a mini-batch is empty
-        noise = self.source.draw(key, sum(sizes), step.weight.dtype).mul_(scale.unsqueeze(1)).split(sizes, 1)
-        noisy = {
-            name: tensor * less.view(-1, *[1] * (tensor.ndim - 1)) + own.view(tensor.shape)
-            for (name, tensor), own in zip(sums.items(), noise, strict=True)
-        }
+        noise = self.source.draw(key, sum(sizes), self._noise_dtype(step.weight)).split(sizes, 1)
+
+        def add_noise(tensor: Tensor, drawn: Tensor) -> Tensor:
+            shape = (-1, *[1] * (tensor.ndim - 1))
+            return self._add(tensor * less.view(shape), drawn.view(tensor.shape), scale.view(shape))
+
+        noisy = {name: add_noise(sums[name], values) for name, values in zip(sums, noise, strict=True)}
         return losses, noisy
 
     def _by_rows(self, loss: Loss, step: Step, params: Parameters) -> tuple[Tensor, Parameters]:
@@ -111,7 +113,7 @@ class PrivateTraining:
         """
         keys = rng.key(seed, "privacy", 0, what, rng.words(ids))
         noise = self._noise(counts, keys, once=True)
-        return (counts + self._noise_of(noise) * noise).clamp_min(0)
+        return self._add(counts, noise, self._noise_of(counts)).clamp_min(0)
 
     def noisy_sums(self, rows: Tensor, place: Tensor, places: int, keys: Tensor) -> Tensor:
         """Return noisy sums of ``rows`` ``(total, k)`` by ``place`` ``(total,)``, with noise ``z R``.
@@ -132,10 +134,22 @@ class PrivateTraining:
         cut = cut.masked_fill(~torch.isfinite(norms), 0)
         sums = rows.new_zeros(len(keys) * places, rows.shape[1]).index_add_(0, place, cut).view(len(keys), places, -1)
         noise = self._noise(sums, rng.key(keys, "privacy", 0))
-        return sums + self._noise_of(noise) * self.rows * noise
+        return self._add(sums, noise, self._noise_of(sums) * self.rows)
 
     def _noise(self, like: Tensor, keys: Tensor, *, once: bool = False) -> Tensor:
-        return self.source.draw(keys.to(like.device), like[0].numel(), like.dtype, once=once).view(like.shape)
+        noise = self.source.draw(keys.to(like.device), like[0].numel(), self._noise_dtype(like), once=once)
+        return noise.view(like.shape)
+
+    def _noise_dtype(self, like: Tensor) -> torch.dtype:
+        """Return the type of the noise: with a secret all bits of what is drawn."""
+        return torch.float64 if self.source.secret else like.dtype
+
+    def _add(self, values: Tensor, noise: Tensor, scale: Tensor | float) -> Tensor:
+        """Return ``values + scale * noise``; where the noise has a secret, without the bits that would undo it."""
+        if not self.source.secret:
+            return values + scale * noise
+        scale = torch.as_tensor(scale, dtype=torch.float64, device=values.device)
+        return rng.round_to_grid(values.double() + scale * noise, scale).to(values.dtype)
 
     def blocks(self, samples: Samples, keys: Tensor, batch_size: int, steps: IntArray) -> Iterator[Block]:
         """Return mini-batches in which each row is with probability ``batch_size / n``, or 1 where that is more.

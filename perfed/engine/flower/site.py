@@ -15,6 +15,7 @@ import torch
 from perfed.codec import encode
 from perfed.data.client import Client
 from perfed.data.target_scale import TargetScale
+from perfed.engine.clients import FIRST_EXCHANGE
 from perfed.engine.evaluate import Outputs
 from perfed.engine.executor import Background, ChunkResult, LocalExecutor
 from perfed.engine.flower.allowed import Allowed
@@ -43,8 +44,10 @@ class Budget(Protocol):
     def noise(self, message: bytes) -> Noise:
         """Return the source of the noise in the answer to ``message``, a hash of 32 bytes (:func:`hash_request`)."""
 
-    def spend(self, round_: int, exchange: str, message: bytes) -> None:
+    def spend(self, round_: int, exchange: str, message: bytes, *, settles: bool = False) -> None:
         """Note that the site answers ``message`` in an exchange of a round, before it does.
+
+        ``settles``: whether it fits what is its own (:func:`perfed.engine.builtin_programs.settle`), beside the round.
 
         Raises:
             Refused: it would tell more than it may, or has answered another message in this exchange.
@@ -131,7 +134,8 @@ class Site:
         with refusing(Said.STATE):
             state = self._store.state(header["base"])
         if self._budget is not None and lasting:
-            self._budget.spend(header["round"], str(sequence), hash_request(content, state))
+            settles = header["index"] >= FIRST_EXCHANGE["settle"]
+            self._budget.spend(header["round"], str(sequence), hash_request(content, state), settles=settles)
         elif not self._store.admit(sequence, content):
             why = "a server that goes on asks the same again"
             said = f"the server's message: exchange {sequence} was asked with {TRIES} payloads already; {why}"
