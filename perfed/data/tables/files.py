@@ -232,7 +232,7 @@ def _read_records(path: Path, lines: Sequence[str], delimiter: str) -> tuple[lis
     else:
         del starts[-1]
     width = len(rows[0]) if rows else len(split_line(lines[0], delimiter))
-    if problem := QuoteCheck(lines, starts, width, delimiter).problem() or error:
+    if problem := QuoteCheck(lines, starts, width, delimiter).find_problem() or error:
         raise PerfedError(f"{path}: {problem}")
     return rows, numbers
 
@@ -281,7 +281,7 @@ def _delimiter(path: Path, lines: Sequence[str]) -> str:
             fits[delimiter] = (len(set(widths)) == 1, widths[0])
     if not fits:
         likely = max(_DELIMITERS, key=lambda delimiter: len(split_line(lines[0], delimiter)))
-        if problem := QuoteCheck(lines, [0], len(split_line(lines[0], likely)), likely).problem():
+        if problem := QuoteCheck(lines, [0], len(split_line(lines[0], likely)), likely).find_problem():
             raise PerfedError(f"{path}: {problem}")
         allowed = ", ".join(_DELIMITERS.values())
         raise PerfedError(f"{path}: the first row holds one column only; delimiters that are known: {allowed}")

@@ -327,7 +327,7 @@ class TableOptions:
     @property
     def conversions(self) -> Conversions:
         """What happens to cells before anything else reads them."""
-        return Conversions.of(self.values, self.numbers, self.thousands, self.decimals)
+        return Conversions.from_settings(self.values, self.numbers, self.thousands, self.decimals)
 
     def _columns_of(self, option: str) -> list[str]:
         """Return the columns that an option names, each once."""
