@@ -122,9 +122,10 @@ def checked(
     """
     if not isinstance(frames, Mapping) or not frames:
         raise PerfedError("frames must be a mapping from the name of a site to its data frame, with one site at least")
-    for names in (frames, tests or {}):
-        if twice := [site for site, count in Counter(compose_text(str(site)) for site in names).items() if count > 1]:
-            raise PerfedError(f"two sites are called {listed(twice)}; names must differ")
+    for tables in (frames, tests or {}):
+        counts = Counter(compose_text(str(site)) for site in tables)
+        if repeated := [site for site, count in counts.items() if count > 1]:
+            raise PerfedError(f"two sites are called {listed(repeated)}; names must differ")
     sites = {compose_text(str(site)): str(site) for site in frames}
     strange = [site for site in tests or {} if compose_text(str(site)) not in sites]
     if strange:
