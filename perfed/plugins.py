@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Restriction:
-    """Modules that may be imported, and why no others may."""
+    """The modules that may be imported, and the reason why other modules may not."""
 
     allowed: Collection[str]
     reason: str
@@ -80,12 +80,12 @@ def own_name(name: str, what: str) -> str:
 def own_module(module: str) -> ModuleType:
     """Import and return the module of this name, which may run any code.
 
-    It is looked for in the working directory too, which is added to the end of Python's path only now: files that lie
-    there are not imported unless a module there is named.
+    Python also searches the working directory, which is appended to its path at this point and not earlier, so that
+    files there are only imported if the user names a module.
 
     Raises:
-        PerfedError: it is one of Python's standard modules, which hold no method, data set or transformer, it ends the
-            program, or :func:`only_modules` does not allow it.
+        PerfedError: the module belongs to Python's standard library, exits the program, or is not allowed by
+            :func:`only_modules`.
     """
     restriction = _RESTRICTION.get()
     installed = module.partition(".")[0] == "sklearn"  # a dependency of perfed, which it imports anyway
@@ -102,11 +102,11 @@ def own_module(module: str) -> ModuleType:
 
 @contextmanager
 def only_modules(allowed: Collection[str], reason: str) -> Iterator[None]:
-    """Let :func:`own_module` import the modules ``allowed`` and no others, because somebody else wrote the settings.
+    """Restrict :func:`own_module` to the modules ``allowed``, for settings that somebody else wrote.
 
     Args:
-        allowed: names of modules.
-        reason: for the message about any other module, which follows "is not imported: ".
+        allowed: the names of the modules.
+        reason: the reason in the message about any other module, after "is not imported: ".
     """
     before = _RESTRICTION.set(_Restriction(allowed, reason))
     try:
@@ -117,7 +117,7 @@ def only_modules(allowed: Collection[str], reason: str) -> Iterator[None]:
 
 @contextmanager
 def no_modules_of(directory: Path, trust: bool, named: Collection[str] = ()) -> Iterator[None]:
-    """Import no module that a run directory names, unless the user trusts it or has ``named`` the module too."""
+    """Prevent the import of modules that a run directory names, except those in ``named`` or with ``trust``."""
     if trust:
         yield
         return

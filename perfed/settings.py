@@ -53,18 +53,18 @@ def stated(value: Any) -> str:
 
 
 LARGEST = 2**53
-"""Largest whole number of a setting: beyond it numbers overflow in arrays and lose digits as fractions."""
+"""Largest integer in a setting; larger ones overflow in arrays and lose digits as floating-point numbers."""
 
 
 def check_whole_numbers(settings: Any, where: str = "") -> None:
-    """Refuse whole numbers beyond :data:`LARGEST` anywhere in nested tables and lists, but for seeds.
+    """Raise an error if nested tables and lists contain an integer beyond :data:`LARGEST`, except for seeds.
 
     Args:
-        settings: plain values.
-        where: the key under which they are, for the message.
+        settings: the settings in built-in types.
+        where: the key of the settings, for the message.
 
     Raises:
-        PerfedError: there is one; names its key.
+        PerfedError: there is such an integer; the message names its key.
 
     Example:
         >>> check_whole_numbers({"training": {"batch_size": 10**20}})

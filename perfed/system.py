@@ -54,13 +54,12 @@ def installed_version() -> str:
 
 
 def extra_command(extra: str) -> str:
-    """Return the command that adds an extra to the perfed in use, from the wheel or checkout that it came from.
+    """Return the command that installs an extra from the wheel or checkout from which perfed was installed.
 
-    It never names perfed without a file: perfed is on no package index, and whoever registers the name there would
-    have their code run.
+    The command always names a file. perfed is on no package index, and somebody else could register its name there.
 
     Args:
-        extra: its name in ``pyproject.toml``.
+        extra: the name of the extra in ``pyproject.toml``.
     """
     with suppress(metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
         source = json.loads(metadata.distribution("perfed").read_text("direct_url.json") or "")["url"]

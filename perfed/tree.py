@@ -11,11 +11,11 @@ from torch import Tensor
 Tree = Mapping[str, Union[Tensor, "Tree"]]
 
 SLASH = "\x1f"
-"""What stands for "/" in a name that is part of a path; no name holds it (:mod:`perfed.data.names`)."""
+"""The replacement of "/" in a name that is part of a path; no name contains it (:mod:`perfed.data.names`)."""
 
 
 def path_part(name: str) -> str:
-    """Return a name as part of a path, whose names are joined by "/"; sites may have one in their names.
+    """Return a name, in which "/" is replaced, as a part of a path whose parts are joined by "/".
 
     Example:
         >>> split_path(f"{path_part('Kiel/Nord')}/{path_part('weight')}")
@@ -25,7 +25,7 @@ def path_part(name: str) -> str:
 
 
 def split_path(path: str) -> list[str]:
-    """Return the names that a path was joined from."""
+    """Return the names of which a path consists."""
     return [part.replace(SLASH, "/") for part in path.split("/")]
 
 

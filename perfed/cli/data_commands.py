@@ -22,7 +22,7 @@ from perfed.cli.options import DataOption, ExperimentName, JsonOption, Settings,
 from perfed.errors import PerfedError
 from perfed.plugins import IMPORTED
 
-_PROBLEMS = 100  # that are printed at most
+_PROBLEMS = 100  # largest number that is printed
 
 
 @app.command("init", epilog="Example: perfed init hospitals/ --target disease --drop patient")
@@ -60,7 +60,7 @@ def init_command(
     ] = None,
     values: Annotated[
         list[str] | None,
-        typer.Option("--values", help="COLUMN:TEXT=TEXT, a text and what replaces it; may be repeated"),
+        typer.Option("--values", help="COLUMN:TEXT=TEXT, a text and its replacement; may be repeated"),
     ] = None,
     inputs: Annotated[
         str, typer.Option("--columns", help="named (those of one name mean the same) or own; what fits if not given")
@@ -95,10 +95,10 @@ def init_command(
     columns = {"drop": drop, "numbers": numbers, "dates": dates, "categories": categories, "missing": missing}
     columns |= {"thousands": thousands, "decimals": decimals, "swapped": swapped}
     tables = {"files": [str(file) for file in files], "test_files": [str(file) for file in test or []]}
-    given: dict[str, Any] = {key: value for key, value in {**tables, **roles, **columns}.items() if value}
-    given |= {"values": _parse_replacements(values)} if values else {}
+    table_settings: dict[str, Any] = {key: value for key, value in {**tables, **roles, **columns}.items() if value}
+    table_settings |= {"values": _parse_replacements(values)} if values else {}
     with alone_on_stdout(as_json), _all_problems():
-        federation, settings = fitting(given)
+        federation, settings = fitting(table_settings)
     settings |= {key: [_relative(path, out) for path in settings[key]] for key in tables if key in settings}
     text = study_text(out.stem, settings, federation)
     validate(tomllib.loads(text))
@@ -126,7 +126,7 @@ def _say_next(comparing: str, tuning: str) -> None:
 
 
 def _parse_replacements(values: list[str]) -> dict[str, dict[str, str]]:
-    """Return by column the texts that are replaced, and by what, of the option ``--values``."""
+    """Parse the option ``--values``: return the replacement of each text, by column and text."""
     replacements: dict[str, dict[str, str]] = {}
     for value in values:
         column, colon, texts = value.partition(":")

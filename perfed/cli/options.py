@@ -98,7 +98,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Source:
-    """Which site's model of which run is meant; ``trust``: files and modules of the run may run code."""
+    """The run and site of a model; with ``trust``, files and modules of the run may execute code."""
 
     directory: Annotated[Path, typer.Argument(help="a run's directory", autocompletion=complete.run_directories)]
     site: Annotated[str, typer.Option("--site", help="the client's id")]
@@ -147,14 +147,14 @@ def check_new(file: Path) -> None:
         raise PerfedError(f"{file}: exists already; choose another name")
 
 
-_LONGEST = 50  # letters of a site's name in that of a file
+_LONGEST = 50  # largest number of characters of a site's name in a file name
 
 
 def file_name(site: str) -> str:
-    """Return a name of a file for a site.
+    """Return a file name for a site.
 
-    Spaces become ``_``. So do characters and dots that are not safe in file names; a code of the site's name is then
-    added, so that sites whose names differ only in such characters have different files.
+    Spaces, and characters and dots that are unsafe in file names, become ``_``. In the latter case a hash of the site's
+    name is appended, so that sites whose names differ only in such characters have different files.
     """
     safe = re.sub(r"[^\w. -]|^\.+|\.+$", "_", site)[:_LONGEST]
     code = "" if safe == site else f"-{hashlib.sha256(site.encode()).hexdigest()[:8]}"

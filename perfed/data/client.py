@@ -23,8 +23,8 @@ class Split:
         x: inputs, ``(samples, *input_shape)``, a floating-point tensor.
         y: targets, ``(samples,)`` int64 class labels or ``(samples, ...)`` floating-point values.
         domain: ``(samples,)`` int64 domain ids, or ``None`` where domains are unknown.
-        group: ``(samples,)`` int64 numbers of the samples' groups, the same at all clients
-            (:func:`perfed.data.groups.hash_groups`); ``None`` where each sample stands alone.
+        group: ``(samples,)`` int64 hashes of the samples' groups, equal for equal groups at all clients
+            (:func:`perfed.data.groups.hash_groups`); ``None`` without groups.
         sound: whether the samples were checked (:func:`perfed.data.checks.check_samples`), or made of such.
 
     Example:
@@ -155,7 +155,7 @@ class Split:
         return self._vouch(replace(self, y=change(self.y)), self.known if self.has_values else None)
 
     def with_groups(self, group: Tensor) -> Split:
-        """Return the same samples, in the groups ``group``."""
+        """Return the samples with the group hashes ``group``."""
         return self._vouch(replace(self, group=group), self.known)
 
     def with_facts(self, facts: SplitFacts) -> Split:

@@ -337,15 +337,15 @@ def _domains(tolds: Mapping[str, SiteMetadata]) -> tuple[str, ...] | int | None:
 
 
 def find_beyond_public(agreement: FederationSchema, metadata: SiteMetadata, public: Mapping[str, Known]) -> list[str]:
-    """Return where an agreement differs from what a study says in ``data.public``, a line each.
+    """Return a line for each difference between an agreement and the values in the study's ``data.public``.
 
-    Under ``data.public`` classes, domains, categories and scales follow from the study alone, so that a server that
-    sends others would learn something of the rows from the replies.
+    With ``data.public``, classes, domains, categories and scales follow from the study only. A server that sent other
+    values could learn about rows from the replies.
 
     Args:
-        agreement: as the server sent it.
-        metadata: what the site tells before it trains, which is public.
-        public: by column what the study says.
+        agreement: the agreement as the server sent it.
+        metadata: the metadata that the site sends before training, which are public.
+        public: the values in the study by column.
     """
     expected = agreed({"": metadata.model_copy(update={"columns": None, "named": None})})
     differing = [name for name in ("classes", "domains") if getattr(agreement, name) != getattr(expected, name)]
@@ -353,30 +353,30 @@ def find_beyond_public(agreement: FederationSchema, metadata: SiteMetadata, publ
         differing.append("scale")
     problems = [f"the server's agreement has other {name} of the target than data.public" for name in differing]
     for column in agreement.columns or ():
-        if (known := public.get(column.name)) is None:
+        if (values := public.get(column.name)) is None:
             problems.append(f"column '{column.name}' of the server's agreement is not in data.public")
             continue
-        levels = {*known.levels, *([MISSING_CATEGORY] if column.masked and known.levels else [])}
-        scale = None if known.scale is None else Scale(mean=known.scale[:1], std=known.scale[1:])
+        levels = {*values.levels, *([MISSING_CATEGORY] if column.masked and values.levels else [])}
+        scale = None if values.scale is None else Scale(mean=values.scale[:1], std=values.scale[1:])
         agreed_scale = None if column.scale is None else Scale(mean=column.scale[:1], std=column.scale[1:])
         if set(column.levels) != levels or not _equal_scales(agreed_scale, scale):
             problems.append(f"column '{column.name}' of the server's agreement has other values than data.public")
     return problems
 
 
-def _equal_scales(one: Scale | None, other: Scale | None) -> bool:
+def _equal_scales(received: Scale | None, expected: Scale | None) -> bool:
     """Return whether two scales are equal up to the rounding of their sums over any number of sites."""
-    if one is None or other is None:
-        return one is other
-    first, second = ((*scale.mean, *scale.std) for scale in (one, other))
-    tolerance = 1e-9 * max(*other.std, *map(abs, other.mean))
+    if received is None or expected is None:
+        return received is expected
+    first, second = ((*scale.mean, *scale.std) for scale in (received, expected))
+    tolerance = 1e-9 * max(*expected.std, *map(abs, expected.mean))
     return len(first) == len(second) and all(
         isclose(a, b, rel_tol=0, abs_tol=tolerance) for a, b in zip(first, second, strict=True)
     )
 
 
 def in_words(tolds: Mapping[str, SiteMetadata], agreement: FederationSchema, most: int = sys.maxsize) -> list[str]:
-    """Return what sites told each other for an agreement, with ``most`` names a line; never a row."""
+    """Return lines on the metadata that sites sent for an agreement, with at most ``most`` names each."""
     columns, asked = None, sorted({name for told in tolds.values() for name in told.named or ()})
     if agreement.columns is not None:
         of_kind: dict[str, dict[str, None]] = {"boolean": {}, "category": {}}

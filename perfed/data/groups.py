@@ -1,8 +1,8 @@
-"""Groups of rows that belong together, such as those of a patient: which part of a split each group is in.
+"""Splits by groups of rows that belong together, such as the rows of a patient.
 
-A group's part depends on the seed, the purpose of the split and the group's value, and on nothing else. All sites
-therefore put a person into the same part, although no site learns which groups the others have. The group's value is
-hashed; seed and purpose are the key of the second hash, from which the part follows.
+The part of a split that a group is in depends only on the seed, the purpose of the split and the group's value. All
+sites therefore put a patient into the same part, although no site learns which groups the others have. The group's
+value is hashed once; a second hash, with seed and purpose as its key, determines the part.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ from perfed.data.tables.problems import Series, pandas
 Keys = NDArray[np.int64]
 
 SEEDS = 5
-"""Seeds whose test rows are looked at together where each seed draws its own."""
+"""Number of seeds whose test rows are examined together if each seed draws its test groups independently."""
 DRAWS = 1000
-"""Draws of groups among which :func:`best_draw` chooses at most."""
-_WORK = 5_000_000  # draws times pairs of a group and a class that are counted at most
+"""Largest number of draws that :func:`best_draw` compares."""
+_WORK = 5_000_000  # largest number of draws times pairs of a group and a class that are counted
 _NUMBER = re.compile(r"[+-]?(\d{1,100}(\.\d{0,100})?|\.\d{1,100})(e[+-]?\d{1,3})?")
 _MIDNIGHT = re.compile(r"(?<=\d)[t ]00:00(:00(\.0+)?)?(z|\+00:00)?$")
 _EXACT = Context(prec=1200)
 
 
 def hash_groups(values: Series) -> Keys:
-    """Return a number for each row, which is the same for equal values at all sites.
+    """Return an integer hash for each row; rows with equal values have equal hashes, at all sites.
 
-    Values are equal if :func:`canonical_text` gives the same text. None of them may be missing.
+    Values are equal if :func:`canonical_text` returns the same text for them. No value may be missing.
 
     Example:
         >>> import pandas as pd
-        >>> one, other = hash_groups(pd.Series([7, 12])), hash_groups(pd.Series(["12.0", "7"]))
-        >>> one.tolist() == other[::-1].tolist()
+        >>> numbers, texts = hash_groups(pd.Series([7, 12])), hash_groups(pd.Series(["12.0", "7"]))
+        >>> numbers.tolist() == texts[::-1].tolist()
         True
     """
-    rows, different = pandas().factorize(values)
-    digests = [hashlib.blake2b(canonical_text(value).encode(), digest_size=8).digest() for value in different]
+    rows, distinct = pandas().factorize(values)
+    digests = [hashlib.blake2b(canonical_text(value).encode(), digest_size=8).digest() for value in distinct]
     numbers: Keys = np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)[rows]
     return numbers
 
 
 def canonical_text(value: Any) -> str:
-    """Return one text for all ways in which files write a value: as a number or a text, in any case and Unicode form.
+    """Return the same text for all ways in which files write a value: as number or text, in any case and Unicode form.
 
-    Two persons with one text are merely kept together, and one person with two texts would be trained and tested on.
-    Therefore texts that differ only in case, in spaces, in leading zeros or in composed and decomposed accents are
-    equal, as are dates with and without midnight.
+    Texts that differ only in case, spaces, leading zeros, or composed and decomposed accents are equal, and so are
+    dates with and without midnight. The comparison is lenient because two patients with the same text merely stay
+    together, whereas one patient with two texts could be in the training rows and in the test rows.
 
     Example:
         >>> [canonical_text(value) for value in (7, 7.0, "007", " 7.0 ", "P 07", "p  07")]
@@ -72,11 +72,12 @@ def canonical_text(value: Any) -> str:
 
 
 def draw_positions(groups: Keys, seed: int, purpose: str, draw: int | Tensor = 0) -> NDArray[np.float64]:
-    """Return a number in [0, 1) for each row, which is uniform over groups and the same for rows of one group.
+    """Return a number in [0, 1) for each row; it is uniform over groups and the same for all rows of a group.
 
     Args:
-        groups: ``(rows,)`` of :func:`hash_groups`.
-        seed, purpose, draw: others give independent numbers; of draws ``(draws, 1)`` the result is ``(draws, rows)``.
+        groups: hashes of the rows' groups ``(rows,)`` from :func:`hash_groups`.
+        seed, purpose, draw: a different value of any of them yields independent numbers; with a tensor of draws
+            ``(draws, 1)`` the result has shape ``(draws, rows)``.
     """
     keys = rng.key(seed, purpose, draw, torch.from_numpy(np.ascontiguousarray(groups)))
     return rng.uniform(keys, 1, torch.float64)[..., 0].numpy()
@@ -84,13 +85,13 @@ def draw_positions(groups: Keys, seed: int, purpose: str, draw: int | Tensor = 0
 
 @dataclass(frozen=True)
 class GroupSplit:
-    """How groups are divided into those that are trained on and those that are tested on.
+    """The division of groups into training groups and test groups.
 
     Attributes:
-        folds: seed s tests on fold s mod ``folds``; 0: each seed draws its own groups.
-        fraction: of the groups that a seed draws.
-        seed: of the run.
-        draw: which of many divisions; see :func:`best_draw`.
+        folds: the number of folds; seed s tests on fold s mod ``folds``. With 0, each seed draws test groups at random.
+        fraction: the fraction of groups that a seed draws.
+        seed: the seed of the run.
+        draw: the number of the random division; see :func:`best_draw`.
     """
 
     folds: int
@@ -100,13 +101,16 @@ class GroupSplit:
 
     @property
     def seeds(self) -> range:
-        """The seeds that test every group once, or of own groups as many as are usually compared."""
+        """The seeds that together test every group once; without folds, :data:`SEEDS` seeds."""
         number = self.folds or SEEDS
         first = self.seed // number * number
         return range(first, first + number)
 
     def mark_test_rows(self, groups: Keys, seed: int, draw: int | Tensor | None = None) -> NDArray[np.bool_]:
-        """Return whether the run of a seed tests on each row; arguments as of :func:`draw_positions`."""
+        """Return a mask of the rows on which the run of ``seed`` tests.
+
+        ``groups`` and ``draw`` are those of :func:`draw_positions`; ``draw`` defaults to the attribute.
+        """
         draw = self.draw if draw is None else draw
         if not self.folds:
             tested: NDArray[np.bool_] = draw_positions(groups, seed, "test groups", draw) < self.fraction
@@ -121,9 +125,9 @@ class SiteGroups:
     """The groups of a site.
 
     Attributes:
-        site: its name.
-        groups: ``(rows,)`` of :func:`hash_groups`.
-        classes: ``(rows,)`` the class of each row; all 0 where there are no classes.
+        site: the name of the site.
+        groups: the hash of each row's group ``(rows,)`` (:func:`hash_groups`).
+        classes: the class of each row ``(rows,)``; all 0 if there are no classes.
     """
 
     site: str
@@ -133,13 +137,13 @@ class SiteGroups:
 
 @dataclass(frozen=True)
 class Gap:
-    """Rows that a site lacks with some seeds.
+    """A split that has no rows, or no rows of a class, at a site with some seeds.
 
     Attributes:
-        site: its name.
+        site: the name of the site.
         split: "train" or "test".
-        label: the class of which there are none; ``None``: there are no rows at all.
-        seeds: with which.
+        label: the class that has no rows; ``None`` if there are no rows at all.
+        seeds: the seeds with which this happens.
     """
 
     site: str
@@ -150,13 +154,13 @@ class Gap:
 
 @dataclass(frozen=True)
 class _Counts:
-    """How many groups each site has to test on.
+    """The numbers of groups and of test groups of each site and class.
 
     Attributes:
-        cells: the site and the class of each row of the arrays; ``None``: groups of any class.
-        total: ``(cells,)`` how many groups there are.
-        tested: ``(seeds, cells, draws)`` how many of them are tested on.
-        share: of the groups that should be.
+        cells: the site and the class that each position of the arrays stands for; the class ``None`` stands for all.
+        total: the number of groups ``(cells,)``.
+        tested: the number of test groups ``(seeds, cells, draws)``.
+        share: the expected share of test groups.
     """
 
     cells: Sequence[tuple[str, int | None]]
@@ -166,63 +170,66 @@ class _Counts:
 
     @property
     def no_test(self) -> NDArray[np.bool_]:
-        """Return where nothing is tested on although there are groups enough for it (any class: always)."""
+        """A mask of the cells without test groups, except classes too rare for one to be expected."""
         enough = (self.share * self.total >= 1) | np.array([label is None for _, label in self.cells])
         lacking: NDArray[np.bool_] = (self.tested == 0) & enough[:, None]
         return lacking
 
     @property
     def no_train(self) -> NDArray[np.bool_]:
-        """Return where nothing is left to train on although there are several groups."""
+        """A mask of the cells with several groups, all of which are test groups."""
         lacking: NDArray[np.bool_] = (self.tested == self.total[:, None]) & (self.total > 1)[:, None]
         return lacking
 
     @property
     def unevenness(self) -> NDArray[np.float64]:
-        """Return Pearson's chi-squared statistic of each draw."""
+        """Pearson's chi-squared statistic of each draw ``(draws,)``."""
         expected = (self.share * self.total)[:, None]
         return np.asarray((np.square(self.tested - expected) / expected).sum((0, 1)))
 
 
 def _count_groups(sites: Sequence[SiteGroups], split: GroupSplit, draws: Sequence[int] | None = None) -> _Counts:
+    """Count groups and test groups per site and class, for the given draws or for as many as may be compared."""
     from scipy.sparse import coo_matrix  # type: ignore[import-untyped]
 
     cells, pairs = [], []
-    every = np.unique(np.concatenate([site.groups for site in sites]))
+    distinct = np.unique(np.concatenate([site.groups for site in sites]))
     for site in sites:
         for label in (None, *np.unique(site.classes).tolist()):
             members = site.groups if label is None else site.groups[site.classes == label]
-            pairs.append(np.searchsorted(every, np.unique(members)))
+            pairs.append(np.searchsorted(distinct, np.unique(members)))
             cells.append((site.site, label))
     rows = np.repeat(np.arange(len(cells)), [len(members) for members in pairs])
-    holds = coo_matrix((np.ones(len(rows)), (rows, np.concatenate(pairs))), (len(cells), len(every))).tocsr()
+    membership = coo_matrix((np.ones(len(rows)), (rows, np.concatenate(pairs))), (len(cells), len(distinct))).tocsr()
     if draws is None:
         draws = range(min(DRAWS, _WORK // len(rows)))
-    column = torch.tensor(draws)[:, None]
-    tested = [
-        holds @ np.ascontiguousarray(split.mark_test_rows(every, seed, column).T, np.float64) for seed in split.seeds
-    ]
+    draw_numbers = torch.tensor(draws)[:, None]
+    masks = (split.mark_test_rows(distinct, seed, draw_numbers) for seed in split.seeds)
+    tested = [membership @ np.ascontiguousarray(mask.T, np.float64) for mask in masks]
     share = 1 / split.folds if split.folds else split.fraction
-    return _Counts(cells, np.asarray(holds.sum(1))[:, 0], np.stack(tested), share)
+    return _Counts(cells, np.asarray(membership.sum(1))[:, 0], np.stack(tested), share)
 
 
 def find_gaps(sites: Sequence[SiteGroups], split: GroupSplit) -> list[Gap]:
-    """Return which sites lack test rows, or rows of a class of which they have groups enough, with which seeds."""
+    """Return the sites and seeds for which the split leaves no training or test rows, in total or of a class.
+
+    A missing class is reported only if the site has enough groups of it to expect one on that side of the split.
+    """
     counts = _count_groups(sites, split, [split.draw])
     gaps = []
-    for name, lacks in (("test", counts.no_test), ("train", counts.no_train)):
-        for at, (site, label) in enumerate(counts.cells):
-            seeds = tuple(seed for seed, lack in zip(split.seeds, lacks[:, at, 0], strict=True) if lack)
+    for part, lacking in (("test", counts.no_test), ("train", counts.no_train)):
+        for position, (site, label) in enumerate(counts.cells):
+            seeds = tuple(seed for seed, lacks in zip(split.seeds, lacking[:, position, 0], strict=True) if lacks)
             if seeds:
-                gaps.append(Gap(site, name, label, seeds))
+                gaps.append(Gap(site, part, label, seeds))
     return gaps
 
 
 def best_draw(sites: Sequence[SiteGroups], split: GroupSplit) -> int:
-    """Return the draw in which sites lack test rows, and rows of a class, least often, and which is most even.
+    """Return the draw with the fewest gaps (:func:`find_gaps`); among equal ones the most even draw.
 
-    Up to :data:`DRAWS` draws are compared, and fewer where there are many groups. Draw 0 is returned where there are
-    too many; chance alone is even then.
+    At most :data:`DRAWS` draws are compared, and fewer if there are many groups. With more than five million rows,
+    draw 0 is returned: a random division of so many rows is even.
     """
     if sum(len(site.groups) for site in sites) > _WORK:
         return 0

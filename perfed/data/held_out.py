@@ -24,8 +24,8 @@ def with_validation(client: Client, fraction: float, stratify: bool, seed: int) 
     """``client`` with the part ``fraction`` of its training samples as validation data, by class where ``stratify``,
     of survival by event.
 
-    One training sample of each class stays. A client that comes with validation data of its own keeps them. Samples of
-    one group stay together, at all clients; then neither the fraction nor the classes are exact.
+    One training sample of each class remains. A client that already has validation data keeps them. Samples of one
+    group stay together, at all clients; the fraction and the classes are then not exact.
 
     Raises:
         PerfedError: all groups of the client are drawn.
@@ -45,14 +45,14 @@ def fold_as_test(client: Client, fold: Sequence[int], stratify: bool, seed: int)
     Its test data are not there at all, so that whatever is chosen by these folds has not seen them. Each class is
     spread evenly over the folds (of survival each event), and a class with a single sample is in none: it stays among
     the training samples. Every other sample is in one fold. Validation data stay what they are. Samples of one group
-    are in one fold, the same at all clients; classes are then not spread evenly.
+    are in one fold, which is the same at all clients; classes are then not spread evenly.
 
     Raises:
         PerfedError: all groups of the client are in the fold.
     """
     cut = _Fold("folds", client.id, seed, stratify, fold[0], fold[1])
     test, train = _part(client.train, cut), _part(client.train, replace(cut, rest=True))
-    if train is None:  # without groups there is one sample in each of several folds
+    if train is None:  # only with groups: otherwise several folds have samples
         raise _no_training_rows(
             client, f"fold {fold[0] + 1} of {fold[1]} of the training rows", "another number of folds"
         )
@@ -112,18 +112,18 @@ class _Some(Protocol):
         """Which samples are meant, by their classes."""
 
     def chosen_groups(self, groups: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which samples are meant, by their groups."""
+        """Return a mask of the selected samples, from their groups."""
 
     def __call__(self, split: Split) -> Split:
         """The samples that are meant."""
 
 
-def _take_chosen(some: _Some, split: Split) -> Split:
+def _take_chosen(selection: _Some, split: Split) -> Split:
     if split.group is None:
-        chosen = some.chosen(_strata(split, some.stratify))
+        mask = selection.chosen(_strata(split, selection.stratify))
     else:
-        chosen = some.chosen_groups(split.group.numpy())
-    return split.take(torch.from_numpy(np.flatnonzero(chosen)))
+        mask = selection.chosen_groups(split.group.numpy())
+    return split.take(torch.from_numpy(np.flatnonzero(mask)))
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class _Cut:
     """A random part of a client's samples, spread evenly over every class, or the rest of them.
 
     Attributes:
-        purpose, client, seed: of the draw; that of groups is the same at all clients.
+        purpose, client, seed: the key of the draw; draws of groups do not depend on the client.
         stratify: whether by class, of survival by event.
         fraction: of the samples, of which one of each class stays in the rest; ``None``: half of them, rounded down.
         rest: whether the samples are meant that are not in the part.
@@ -158,7 +158,7 @@ class _Cut:
         return ~part if self.rest else part
 
     def chosen_groups(self, groups: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which samples are meant, by their groups."""
+        """Return a mask of the selected samples, from their groups."""
         part = draw_positions(groups, self.seed, self.purpose) < (0.5 if self.fraction is None else self.fraction)
         return ~part if self.rest else part
 
@@ -191,7 +191,7 @@ class _Fold:
         return ~part if self.rest else part
 
     def chosen_groups(self, groups: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which samples are meant, by their groups."""
+        """Return a mask of the selected samples, from their groups."""
         folds = (draw_positions(groups, self.seed, self.purpose) * self.count).astype(np.int64)
         part: NDArray[np.bool_] = folds == self.index
         return ~part if self.rest else part

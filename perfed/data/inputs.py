@@ -20,26 +20,26 @@ Parts = dict[str, tuple[Tensor, Tensor | NDArray[np.str_], Tensor | None]]
 """Inputs, targets and domain ids, by split."""
 
 TWO_COLUMNS = "give real and imaginary parts as columns of their own"
-"""What a message on complex numbers advises."""
+"""The advice in messages about complex numbers."""
 
 _LONG = 2000  # samples that are worth a progress bar
 
 
 def as_tensor(value: Any, what: str, client: str) -> Tensor:
-    """Return numbers as a tensor: of a tensor, an array, a list, or a data frame (with ``columns`` and ``to_numpy``).
+    """Convert a tensor, an array, a list or a data frame (with ``columns`` and ``to_numpy``) to a tensor.
 
-    Floating-point numbers of a type that NumPy lacks, such as bfloat16, become float32, and longer ones than float64
-    become that.
+    Floating-point types that NumPy lacks, such as bfloat16, become float32, and longer types than float64
+    become float64.
 
     Raises:
-        PerfedError: sparse, masked, or not real numbers; names the client, the column and what it holds.
+        PerfedError: the values are sparse, masked, or not real numbers; the message names the client and the column.
     """
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
             raise PerfedError(f"client '{client}': {what} is a sparse tensor; give {what}.to_dense()")
         if value.is_complex():
             raise PerfedError(f"client '{client}': {what} holds complex numbers; {TWO_COLUMNS}")
-        return _in_numpy_type(value if value.ndim else value.reshape(1))
+        return _convert_to_numpy_type(value if value.ndim else value.reshape(1))
     array = _as_array(value, what, client)
     if array.dtype.kind == "V" and np.can_cast(array.dtype, np.float32):  # bfloat16 of the package ml_dtypes
         array = array.astype(np.float32)
@@ -52,10 +52,10 @@ def as_tensor(value: Any, what: str, client: str) -> Tensor:
     return torch.from_numpy(np.require(np.atleast_1d(array), requirements=["C", "W"]))
 
 
-def _in_numpy_type(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` in float32 where its floating-point type is none of NumPy's."""
-    known = (torch.float16, torch.float32, torch.float64)
-    return tensor.float() if tensor.is_floating_point() and tensor.dtype not in known else tensor
+def _convert_to_numpy_type(tensor: Tensor) -> Tensor:
+    """Return ``tensor``, converted to float32 if NumPy lacks its floating-point type."""
+    numpy_types = (torch.float16, torch.float32, torch.float64)
+    return tensor.float() if tensor.is_floating_point() and tensor.dtype not in numpy_types else tensor
 
 
 def as_targets(value: Any, what: str, client: str) -> Tensor | NDArray[np.str_]:
@@ -81,16 +81,16 @@ def column_names(value: Any) -> tuple[str, ...] | None:
 
 
 def native_columns(frame: Any) -> Any:
-    """Return a data frame with its columns in the byte order of the machine, the only one with which pandas works."""
+    """Return a data frame with columns in the byte order of the machine, the only one that pandas supports."""
     foreign = [
-        at
-        for at, dtype in enumerate(getattr(frame, "dtypes", ()))
+        position
+        for position, dtype in enumerate(getattr(frame, "dtypes", ()))
         if isinstance(dtype, np.dtype) and not dtype.isnative
     ]
     frame = frame.copy() if foreign else frame
-    for at in foreign:
-        values = frame.iloc[:, at].to_numpy()
-        frame.isetitem(at, values.astype(values.dtype.newbyteorder("=")))
+    for position in foreign:
+        values = frame.iloc[:, position].to_numpy()
+        frame.isetitem(position, values.astype(values.dtype.newbyteorder("=")))
     return frame
 
 
@@ -159,7 +159,7 @@ def parts_of(data: Any, what: str, client: str) -> tuple[Any, ...]:
         raise PerfedError(
             f"{where} is {kind}; a torch Dataset with a length is needed there, or arrays as x_{what} and y_{what}"
         )
-    parts = data.tensors if isinstance(data, TensorDataset) else _samples(data, what, client)
+    parts = data.tensors if isinstance(data, TensorDataset) else _read_samples(data, what, client)
     if len(parts) not in (2, 3):
         raise PerfedError(
             f"{where}: its samples have {len(parts)} entries; (inputs, target) or (inputs, target, domain id) is needed"
@@ -167,7 +167,7 @@ def parts_of(data: Any, what: str, client: str) -> tuple[Any, ...]:
     return tuple(parts)
 
 
-def _samples(data: Any, what: str, client: str) -> list[Any]:
+def _read_samples(data: Any, what: str, client: str) -> list[Any]:
     where, size = f"client '{client}': {what}", len(data)
     if size == 0:
         return [torch.zeros(0), torch.zeros(0, dtype=torch.int64)]
@@ -195,7 +195,9 @@ def _samples(data: Any, what: str, client: str) -> list[Any]:
             shapes = f"{tuple(x.shape)}, those of sample 0 {tuple(inputs.shape[1:])}"
             raise PerfedError(f"{where}: the inputs of sample {i} have shape {shapes}; all of a client need the same")
         inputs[i] = x
-        rest.append([_in_numpy_type(entry).numpy() if isinstance(entry, Tensor) else entry for entry in sample[1:]])
+        rest.append(
+            [_convert_to_numpy_type(entry).numpy() if isinstance(entry, Tensor) else entry for entry in sample[1:]]
+        )
     if len({len(entries) for entries in rest}) > 1:
         raise PerfedError(f"{where}: some samples have a domain id and some have none; all need one, or none")
     return [inputs, *(np.asarray(column) for column in zip(*rest, strict=True))]

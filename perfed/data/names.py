@@ -1,4 +1,4 @@
-r"""Names that others choose, of columns, classes, sites or studies: what they may hold, and how files quote them."""
+"""Checks and quoting of the names that users choose, such as those of columns, classes, sites and studies."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Iterable
 from perfed.errors import PerfedError
 
 _LINE_BREAKS_AND_TABS = "\t\n\r"
-_NOT_IN_XML = "\ufffe\uffff"
-_REORDERING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # they show text in another order than it has
+_INVALID_IN_XML = "\ufffe\uffff"
+_REORDERING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # they change the order of displayed text
 _MARKDOWN = re.compile(r"[\\`*\[\]~$]|(?<![^\W_])_|_(?![^\W_])")  # an underscore between letters is no markup
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;"}
 
 
 def find_control_character(name: str) -> str | None:
-    r"""Return the code point of the first control character that no name may hold, or ``None``.
+    r"""Return the code point of the first forbidden control character, or ``None``.
 
-    Line breaks and tabs are allowed, since spreadsheets have them in headers. Besides the other control characters,
-    those that reorder bidirectional text, and code points that files or drawings cannot hold, are not allowed.
+    All control characters are forbidden except line breaks and tabs, which headers of spreadsheets contain. Characters
+    that reorder bidirectional text and code points that XML cannot represent are forbidden, too.
 
     Example:
         >>> find_control_character("age\x00"), find_control_character("Age\n(years)")
@@ -28,17 +28,17 @@ def find_control_character(name: str) -> str | None:
     if name.isprintable():
         return None
     for character in name:
-        control = unicodedata.category(character) in ("Cc", "Cs") or character in _REORDERING + _NOT_IN_XML
-        if control and character not in _LINE_BREAKS_AND_TABS:
+        is_control = unicodedata.category(character) in ("Cc", "Cs") or character in _REORDERING + _INVALID_IN_XML
+        if is_control and character not in _LINE_BREAKS_AND_TABS:
             return f"U+{ord(character):04X}"
     return None
 
 
 def describe_control_character(role: str, name: str) -> str | None:
-    r"""Return what is wrong with a name that holds a control character, or ``None``.
+    r"""Return an error message if a name holds a forbidden control character, otherwise ``None``.
 
     Args:
-        role: what it names, for the message.
+        role: the kind of thing that has the name, for the message.
         name: the name.
 
     Example:
@@ -52,18 +52,18 @@ def describe_control_character(role: str, name: str) -> str | None:
 
 
 ALLOWED = "of these, names may hold line breaks and tabs only"
-"""What a message says of control characters."""
+"""The rule for control characters, as messages state it."""
 
 
 def refuse_control_characters(role: str, names: Iterable[str]) -> None:
-    """Refuse names that hold control characters.
+    """Raise an error if a name holds a forbidden control character.
 
     Args:
-        role: what they name, for the message.
+        role: the kind of thing that has the names, for the message.
         names: the names.
 
     Raises:
-        PerfedError: one does; names it and the character.
+        PerfedError: a name holds one; the message contains the name and the character.
     """
     for name in names:
         if (problem := describe_control_character(role, name)) is not None:
@@ -71,17 +71,17 @@ def refuse_control_characters(role: str, names: Iterable[str]) -> None:
 
 
 def check_name(name: str) -> str:
-    """Return a name as it is, for fields of messages.
+    """Return ``name`` unchanged, as validators of message fields must.
 
     Raises:
-        PerfedError: it holds a control character.
+        PerfedError: the name holds a forbidden control character.
     """
     refuse_control_characters("the name", [name])
     return name
 
 
 def quote_name(text: str) -> str:
-    r"""Return a text in double quotes on one line, as TOML and Python write it: only printable characters are left.
+    r"""Return a text in double quotes on one line, with escapes that TOML and Python share for unprintable characters.
 
     Example:
         >>> print(quote_name('Age\n(years), "all"'))
@@ -95,48 +95,48 @@ def _escape_character(character: str) -> str:
         return f"\\{character}"
     if character.isprintable():
         return character
-    short = {"\t": r"\t", "\n": r"\n", "\r": r"\r"}.get(character)
+    short_escape = {"\t": r"\t", "\n": r"\n", "\r": r"\r"}.get(character)
     code = ord(character)
-    return short or (f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}")
+    return short_escape or (f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}")
 
 
 def quote_unless_plain(name: str) -> str:
-    r"""Return a name as it is where it can stand in a list on one line, otherwise in quotes.
+    r"""Return a name unchanged if it is unambiguous in a list on one line, otherwise in quotes.
 
     Example:
         >>> print(quote_unless_plain("age"), quote_unless_plain("Age\n(years)"), quote_unless_plain("a, b"))
         age "Age\n(years)" "a, b"
     """
-    plain = name.isprintable() and name == name.strip() and not set(name) & set(',;:"\\')
-    return name if plain and name else quote_name(name)
+    is_plain = name.isprintable() and name == name.strip() and not set(name) & set(',;:"\\')
+    return name if is_plain and name else quote_name(name)
 
 
 def markdown_text(text: str) -> str:
-    r"""Return a text as Markdown that shows it on one line: nothing in it is markup, HTML or the end of a table's cell.
+    r"""Return Markdown that shows a text literally and on one line, also inside a cell of a table.
 
     Example:
         >>> print(markdown_text("a*b\n<img src=x>"))
         a\*b &lt;img src=x&gt;
     """
-    line = _MARKDOWN.sub(r"\\\g<0>", _on_one_line(text))
+    line = _MARKDOWN.sub(r"\\\g<0>", _join_lines(text))
     return re.sub("[&<>|]", lambda match: _ENTITIES[match[0]], line)
 
 
 def markdown_code(text: str) -> str:
-    r"""Return a text as a code span of Markdown, in as many backticks as it needs.
+    r"""Return a text as a code span of Markdown, enclosed in as many backticks as it needs.
 
     Example:
         >>> print(markdown_code("lr"), markdown_code("a`b"))
         `lr` ``a`b``
     """
-    line = _on_one_line(text)
+    line = _join_lines(text)
     fence = "`" * (1 + max((len(ticks) for ticks in re.findall("`+", line)), default=0))
     space = " " if line.startswith("`") or line.endswith("`") or not line.strip() else ""
     return f"{fence}{space}{line}{space}{fence}"
 
 
-def _on_one_line(text: str) -> str:
-    """``text`` with spaces for line breaks, and other characters that cannot be printed written out."""
+def _join_lines(text: str) -> str:
+    """Return ``text`` with spaces in place of line breaks and with escapes for other unprintable characters."""
     return "".join(map(_escape_unprintable, " ".join(text.split())))
 
 

@@ -59,8 +59,8 @@ def new_client_from_frame(federation: Federation, name: str, frame: Any, source:
     like: columns that it lacks are missing in every row, and further ones do not enter; where columns are shared by
     name, those that nobody shares enter behind them. Else it has columns of its own, of which dates, categories, and
     numbers that look like an id, are what they are at the others. Target, domain and what the others leave out are as
-    there. Its preprocessing is fitted on its own training rows; a quarter of the rows is tested on, by class. Where
-    rows have groups, those groups are tested on that would be at the other sites.
+    there. Its preprocessing is fitted on its own training rows; a quarter of the rows, stratified by class, are test
+    rows. If rows have groups, the test groups are those that would be test groups at the other sites.
 
     Args:
         federation: that it joins.
@@ -126,7 +126,7 @@ def _options(
 
 
 def _group_options(federation: Federation, options: TableOptions) -> dict[str, Any]:
-    """Return how rows with groups are split at a site that joins: as at the sites of the federation, if they do so."""
+    """Return the options by which a site that joins splits groups as the other sites do; empty without groups."""
     if "group_split" not in federation.notes:
         return {}
     group: str
@@ -143,16 +143,16 @@ def _group_options(federation: Federation, options: TableOptions) -> dict[str, A
 
 
 def _refuse_trained_groups(federation: Federation, client: Client, source: str) -> None:
-    """Refuse test rows of groups that some site of the federation has trained on."""
+    """Raise an error if test rows belong to groups that some site of the federation has trained on."""
     test = client.split("test")
     if test is None or test.group is None:
         return
-    trained = [known for other in federation for known in (other.train, other.validation) if known is not None]
-    groups = [known.group for known in trained if known.group is not None]
+    training_splits = [split for site in federation for split in (site.train, site.validation) if split is not None]
+    groups = [split.group for split in training_splits if split.group is not None]
     number = len(np.intersect1d(test.group.numpy(), torch.cat(groups).numpy())) if groups else 0
     if number:
         raise PerfedError(
-            f"{source}: it would be tested on {number} values of its group that other sites have trained on; leave "
+            f"{source}: its test rows have {number} values of the group on which other sites have trained; leave "
             "these rows out"
         )
 

@@ -80,7 +80,7 @@ def read_json(file: Path) -> Any:
 
 
 def seal(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return JSON values with their SHA-256 under the key ``sha256``, which :func:`check_seal` compares.
+    """Return JSON values with their SHA-256 added under the key ``sha256``, for :func:`check_seal`.
 
     Example:
         >>> check_seal(seal({"mean": 0.5}), Path("run.json"))
@@ -93,10 +93,10 @@ def seal(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_seal(content: Any, file: Path) -> Any:
-    """Return what :func:`seal` got; what has no key ``sha256``, as older versions wrote it, as it is.
+    """Return the values to which :func:`seal` was applied; values without ``sha256``, from older versions, unchanged.
 
     Raises:
-        PerfedError: the values have changed since; names ``file``.
+        PerfedError: the values do not match the checksum; the message names ``file``.
     """
     if not isinstance(content, dict) or _SEAL not in content:
         return content

@@ -1,4 +1,4 @@
-"""Units and codes that differ between sites, found in what sites send before they train."""
+"""Detection of units and codes that differ between sites, from the metadata that sites send before training."""
 
 from __future__ import annotations
 
@@ -18,46 +18,49 @@ def describe_differences(
     """Return a line for each column or target that some sites seem to have in another unit or with other codes.
 
     Args:
-        metadata: what each site sends.
-        target: name of the column to predict.
-        sources: what messages call the sites (default: their names).
+        metadata: the metadata of each site.
+        target: the name of the column to predict.
+        sources: the name of each site in messages (default: the site's name).
     """
-    called = {site: (sources or {}).get(site, site) for site in metadata}
+    site_names = {site: (sources or {}).get(site, site) for site in metadata}
     columns: dict[str, dict[str, ToldColumn]] = {}
-    for site, of_site in metadata.items():
-        for column in of_site.columns or ():
+    for site, sent in metadata.items():
+        for column in sent.columns or ():
             columns.setdefault(column.name, {})[site] = column
-    numbers = {name: _collect_sums(of_sites) for name, of_sites in columns.items()}
-    targets = {site: of_site.sums for site, of_site in metadata.items() if of_site.sums is not None}
+    numbers = {name: _collect_sums(site_columns) for name, site_columns in columns.items()}
+    targets = {site: sent.sums for site, sent in metadata.items() if sent.sums is not None}
     if all(len(sums.total) == 1 for sums in targets.values()):
         numbers[target or "target"] = targets
-    lines = list(describe_units({name: sums for name, sums in numbers.items() if len(sums) > 1}, called))
-    for name, of_sites in columns.items():
-        if any(column.kind == "category" for column in of_sites.values()):
-            texts = {site: c.levels for site, c in of_sites.items() if c.kind in ("category", "boolean")}
-            lines += describe_codes(name, texts, called)
-        lines += _describe_shifted(name, of_sites, called)
-    classes = {site: of_site.classes for site, of_site in metadata.items() if of_site.classes is not None}
-    return lines + list(describe_codes(target or "target", classes, called))
+    lines = list(describe_units({name: sums for name, sums in numbers.items() if len(sums) > 1}, site_names))
+    for name, site_columns in columns.items():
+        if any(column.kind == "category" for column in site_columns.values()):
+            categories = {
+                site: column for site, column in site_columns.items() if column.kind in ("category", "boolean")
+            }
+            texts = {site: column.levels for site, column in categories.items()}
+            lines += describe_codes(name, texts, site_names)
+        lines += _describe_shifted(name, site_columns, site_names)
+    classes = {site: sent.classes for site, sent in metadata.items() if sent.classes is not None}
+    return lines + list(describe_codes(target or "target", classes, site_names))
 
 
 def _collect_sums(columns: Mapping[str, ToldColumn]) -> dict[str, Sums]:
-    """Return what sites send of a column of numbers; not of 0 and 1, which have no unit."""
-    numbers = {site: c for site, c in columns.items() if c.kind == "number" and not c.binary}
+    """Return each site's sums of a numeric column, except columns of 0 and 1, which have no unit."""
+    numbers = {site: column for site, column in columns.items() if column.kind == "number" and not column.binary}
     return {site: column.sums for site, column in numbers.items() if column.sums is not None}
 
 
-def _describe_shifted(name: str, columns: Mapping[str, ToldColumn], called: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each site that writes 1 and 2 where others write 0 and 1."""
+def _describe_shifted(name: str, columns: Mapping[str, ToldColumn], sources: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each site whose column holds 1 and 2 although it holds 0 and 1 at other sites."""
     binary = [site for site, column in columns.items() if column.binary or column.kind == "boolean"]
     for site, column in columns.items():
         if column.kind != "number" or column.binary or column.sums is None or not binary:
             continue
         rows, mean = column.sums.number, column.sums.total[0] / column.sums.number
-        squares = rows * (mean - 1) * (2 - mean)  # of values that are 1 or 2
+        squares = rows * (mean - 1) * (2 - mean)  # the sum of squares if all values are 1 or 2
         if 1 < mean < 2 and abs(column.sums.squares[0] - squares) <= _ROUNDING * rows:
-            others = called[binary[0]] if len(binary) == 1 else f"{len(binary)} other sites"
+            elsewhere = sources[binary[0]] if len(binary) == 1 else f"{len(binary)} other sites"
             yield (
-                f"column '{name}' at {called[site]} holds 1 and 2, and 0 and 1 at {others}; if they mean the same, "
-                f"recode it at {called[site]}"
+                f"column '{name}' at {sources[site]} holds 1 and 2, and 0 and 1 at {elsewhere}; if they mean the same, "
+                f"recode it at {sources[site]}"
             )

@@ -13,9 +13,9 @@ from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import shorten_list
 
 NAMES = 20
-"""Names of columns that a text lists at most; ``perfed check --json`` has all."""
+"""Largest number of column names in a text; ``perfed check --json`` lists all."""
 
-_LINES = 30  # remarks that are listed at most
+_LINES = 30  # largest number of remarks in a text
 _FEW = 8  # classes or domains that have a column each
 
 
@@ -91,7 +91,7 @@ class FederationFacts:
         return site_rows(self.sites, self.classes, self.domains)
 
     def sentences(self) -> list[str]:
-        """Return what is to be said below the rows, of many columns the first; nothing where there are no tables."""
+        """Return the lines below the table of clients, shortened if there are many columns; empty without tables."""
         if not self.columns:
             return []
         told = f"sites tell each other before they train: {'; '.join(self.told) or 'nothing'}"

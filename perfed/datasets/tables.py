@@ -123,7 +123,7 @@ def site_client(given: Mapping[str, Any], seed: int, site: str, agreement: Feder
     settings = TableSettings.model_construct(**given)
     read = _sites(_files_of(settings.files, settings.site_column, site), settings)
     tests = _sites(_files_of(settings.test_files, settings.site_column, site), settings)
-    name, tested = (_same_name(site, sites.frames) for sites in (read, tests))
+    name, tested = (_find_site_name(site, sites.frames) for sites in (read, tests))
     if name is None:
         raise PerfedError(f"site '{site}': its table is not among data.files any more")
     options = settings.options(seed)
@@ -133,8 +133,8 @@ def site_client(given: Mapping[str, Any], seed: int, site: str, agreement: Feder
     return SiteTableData.alone(site, read.frames[name], options, test, sources).client(agreement)
 
 
-def _same_name(site: str, names: Iterable[str]) -> str | None:
-    """Return the one of the names that is that of the site, with composed accents or others."""
+def _find_site_name(site: str, names: Iterable[str]) -> str | None:
+    """Return the name that equals that of the site up to the composition of accents, or ``None``."""
     return next((name for name in names if compose_text(name) == compose_text(site)), None)
 
 

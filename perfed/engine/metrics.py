@@ -76,12 +76,12 @@ class Metric:
 
     @property
     def shown_span(self) -> tuple[float, float]:
-        """The least and the largest value in the unit that is shown."""
+        """The smallest and the largest value in the displayed unit."""
         return (self.scale * self.span[0], self.scale * self.span[1])
 
     @property
     def widest(self) -> float:
-        """The largest difference between two of its values; infinite where there is none."""
+        """The largest possible difference between two values of the metric, which may be infinite."""
         return self.span[1] - self.span[0]
 
     @property

@@ -44,7 +44,7 @@ class Resources:
     Attributes:
         data_dir: first folder in which data files are looked for.
         device: in place of the experiments'.
-        trust: whether modules that run directories name are imported.
+        trust: whether modules that run directories name may be imported.
     """
 
     data_dir: Path | None = None
@@ -203,10 +203,10 @@ class Comparison(ComparisonSpec):
             return cls.of(content, path=path)
 
     def check_files(self) -> None:
-        """Refuse a marker that has changed since it was written, or that is of other runs than those in the directory.
+        """Raise an error if the marker has changed since it was written, or contradicts the runs in the directory.
 
         Raises:
-            PerfedError: it is; names the setting that differs.
+            PerfedError: it has or does; the message names the setting that differs.
         """
         check_marker(self.path)
         for method, seed in self.keys:

@@ -92,7 +92,7 @@ def fitting(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
 
     That is five folds where each site has the rows, and named columns where two sites have one of the same name.
 
-    Groups are divided as evenly over sites and classes as their best draw does.
+    Groups are divided by the draw that is most even over sites and classes.
 
     Args:
         settings: options of the data set "tables", without those on the split; ``columns``, if given, stay.
@@ -122,23 +122,23 @@ def fitting(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
 
 
 def _split(settings: Mapping[str, Any], split: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of ``split``, with the draw in which groups are most even; none where there are test files.
+    """Return the settings of ``split`` with the most even draw of the groups; empty if there are test files.
 
     Raises:
-        TableProblems: the tables have problems whatever the split.
+        TableProblems: the tables have problems that do not depend on the split.
     """
     if "test_files" in settings:
         return {}
     if "group" not in settings:
         return {**split}
-    whole = load("tables", {**settings, "test_fraction": 0.0}, seed=0)
+    federation = load("tables", {**settings, "test_fraction": 0.0}, seed=0)
     options = TableSettings.model_construct(**{**settings, **split}).options(seed=0)
-    draw = best_draw(site_groups(whole, whole.task), options.group_split)
+    draw = best_draw(site_groups(federation, federation.task), options.group_split)
     return {**split, **({"group_draw": draw} if draw else {})}
 
 
 def _share_columns(federation: Federation) -> bool:
-    """Return whether two sites have a column of the same name."""
+    """Return whether at least two sites have a column of the same name."""
     tables = [client.table for client in federation if client.table is not None]
     return max(Counter(name for table in tables for name in table.columns_there).values(), default=0) > 1
 
@@ -177,7 +177,7 @@ def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -
         federation: made with them.
 
     Raises:
-        PerfedError: the text would not be read as the settings that it is written for.
+        PerfedError: the text does not parse to the intended settings.
     """
     data: dict[str, Any] = {"drop": [], "numbers": [], "dates": [], "categories": [], **settings}
     data = {key: data[key] for key in _WHAT if key in data}
@@ -212,12 +212,12 @@ name = "tables"
 
 
 def check_settings(text: str, meant: Mapping[str, Any]) -> None:
-    """Refuse a TOML text that is not read as the settings it was written for.
+    """Raise an error if a TOML text does not parse to the intended settings.
 
-    Names of columns, files and sites come from the data: none of them may add or change a setting.
+    Names of columns, files and sites come from the data; none of them may add or change a setting.
 
     Raises:
-        PerfedError: the text is no TOML, or holds other settings.
+        PerfedError: the text is not valid TOML, or contains other settings.
     """
     try:
         same = tomllib.loads(text) == meant
@@ -231,7 +231,7 @@ def check_settings(text: str, meant: Mapping[str, Any]) -> None:
 
 
 def _model_and_training(settings: Mapping[str, Any], federation: Federation, commands: Sequence[str]) -> str:
-    """Return the tables behind ``[data]``, with ``commands`` in a comment; nothing else in them depends on names."""
+    """Return the TOML tables after ``[data]``; only their comment with ``commands`` depends on names."""
     same, survival = settings["columns"] == "named", federation.task == "survival"
     values = same and federation.task == "regression"
     return f"""\
@@ -264,17 +264,17 @@ def _methods(settings: Mapping[str, Any], federation: Federation) -> list[str]:
 
 
 def _in_comment(names: Sequence[str]) -> str:
-    """Return names with commas on one line; those that hold line breaks, quotes or separators in quotes."""
+    """Return names as a list on one line, with quotes around ambiguous ones."""
     return shorten_list([quote_unless_plain(name) for name in names], NAMES)
 
 
 def _toml(key: str, value: Any) -> str:
-    """Return a key and its value in one line of TOML."""
+    """Return a key and its value as one line of TOML."""
     return f"{key} = {_toml_value(value)}"
 
 
 def _toml_value(value: Any) -> str:
-    """Return a text, a number, a list or a table of these in one line of TOML."""
+    """Return a text, a number, a list or a table of these as a TOML value on one line."""
     if isinstance(value, str):
         return quote_name(value)
     if isinstance(value, Mapping):

@@ -217,7 +217,7 @@ class Search(ComparisonSpec):
         return self.methods.index(result["method"]), self.points.index(result["settings"])
 
     def _results(self) -> list[dict[str, Any]]:
-        """Return the results of earlier sittings; none where the file is damaged: its points are then trained again."""
+        """Return the results of earlier sessions; if the file is damaged, none, and its points are trained again."""
         file = self.path / "grid.json"
         if file.exists() and find_damage(self.path, read_checksums(self.path)):
             set_aside(file)

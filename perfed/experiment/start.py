@@ -206,10 +206,10 @@ def _check_models(directory: RunDirectory) -> None:
 
 
 def is_done(path: Path) -> bool:
-    """Return whether the run in ``path`` has finished, and its configuration and files are still the same.
+    """Return whether the run in ``path`` has finished, and its configuration and files are unchanged.
 
-    Where the configuration is not the same, :func:`resume` says why it cannot go on, or goes on; where files are
-    damaged, it restores them as far as that is possible.
+    With a changed configuration, :func:`resume` continues the run or raises an error; damaged files it restores as far
+    as possible.
     """
     directory = RunDirectory(path)
     if not directory.finished:

@@ -29,7 +29,7 @@ ERROR = 0.1
 """How often :func:`guarded` may be wrong at a site whose own model is as good as a blend: then that costs nothing."""
 
 WORSE = 0.05
-"""Level at which :func:`guarded` tells a site's other own models from its best one."""
+"""Significance level at which :func:`guarded` distinguishes a site's other local models from its best one."""
 
 LEAST = 0.001
 """Weights below it are nought: a candidate that does not count need not be there."""
@@ -301,9 +301,9 @@ def guarded(rows: Rows, weights: FloatArray, own: Sequence[int]) -> FloatArray:
     mean. The mean of all rows but that which speaks most for the blend has to agree: what is a little worse on most
     rows and much better on several is what a blend is for. Too few rows can say nothing.
 
-    The best of several models errs less on the rows by which it was selected than on others. So the level of the test
-    is divided by the number of own models that might have been the best one (Bonferroni): all but those that err more
-    than the best one by the same test with :data:`WORSE`.
+    The best of several models has smaller errors on the rows by which it was selected than on others. The level of the
+    test is therefore divided by the number of local models that might be the best one (Bonferroni). These are all
+    except those with larger errors than the best one by the same test at the level :data:`WORSE`.
 
     Of values alone. Where a class is rare, log losses that are a little more on most rows and much less on a few are
     what good probabilities have; and survival has no losses of single rows.
@@ -328,7 +328,7 @@ def guarded(rows: Rows, weights: FloatArray, own: Sequence[int]) -> FloatArray:
 
 
 def _signed_rank_p(differences: FloatArray) -> float:
-    """Return the one-sided p-value that differences of paired rows are above 0; 1 where all are 0."""
+    """Return the one-sided p-value of the signed-rank test that paired differences exceed 0; 1 if all are 0."""
     from scipy.stats import wilcoxon  # type: ignore[import-untyped]  # takes half a second to import
 
     differences = differences[differences != 0]

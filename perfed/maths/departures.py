@@ -90,7 +90,7 @@ def varied(
         """Its log, and the slopes w."""
         of_all, of_site, columns, of_sites = factors(point)
         pulls = of_site * of_sites[:, None] * columns.repeat_interleave(outputs)
-        evidence, weight = _evidence(spectra, of_all, pulls, freedom)
+        evidence, weight = _log_evidence(spectra, of_all, pulls, freedom)
         return evidence - 0.5 * point[2:].square().sum(), weight
 
     def objective(numbers: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
@@ -114,11 +114,11 @@ _MIDDLE = 10.0  # a second start: where no site departs as a whole, nothing says
 _PRECISE = {"ftol": 1e-13, "gtol": 1e-7, "maxiter": 500, "maxls": 50}
 
 
-def _evidence(spectra: Spectra, of_all: Tensor, pulls: Tensor, freedom: float | None) -> tuple[Tensor, Tensor]:
+def _log_evidence(spectra: Spectra, of_all: Tensor, pulls: Tensor, freedom: float | None) -> tuple[Tensor, Tensor]:
     """Return the log of the marginal likelihood with pulls ``(m, D)`` of departures, and the slopes w ``(D,)``.
 
-    With Hessians ``F F^T`` of rank r and ``G = F / sqrt(pulls)``, only ``I + G^T G`` of r rows is factorised for each
-    site, and for w a matrix of min(D, m r) rows.
+    With Hessians ``F F^T`` of rank r and ``G = F / sqrt(pulls)``, only the r x r matrices ``I + G^T G`` of the sites
+    and one matrix with min(D, m r) rows for w are factorised.
     """
     roots, root = spectra.values.sqrt()[:, None, :], pulls.sqrt()[:, :, None]
     factors = spectra.vectors * roots
@@ -139,9 +139,9 @@ def _evidence(spectra: Spectra, of_all: Tensor, pulls: Tensor, freedom: float | 
         weight = weight[:, 0] + beyond / of_all
         volume = volume + inner.diagonal().log().sum() + 0.5 * (size - len(shared)) * of_all.log().squeeze()
     else:
-        whole = cholesky(of_all * torch.eye(size).to(shared) + shared.T @ shared)
-        weight = torch.cholesky_solve(pull[:, None], whole)[:, 0]
-        volume = volume + whole.diagonal().log().sum()
+        full = cholesky(of_all * torch.eye(size).to(shared) + shared.T @ shared)
+        weight = torch.cholesky_solve(pull[:, None], full)[:, 0]
+        volume = volume + full.diagonal().log().sum()
     quadratic = quadratic - 0.5 * pull @ weight
     fit = quadratic if freedom is None else 0.5 * freedom * quadratic.clamp_min(1e-12).log()
     return 0.5 * size * of_all.log().squeeze() - volume - fit, weight

@@ -232,7 +232,7 @@ class Site:
 
     def summary(self, fit: SiteFit, of_site: Tensor, of_all: Tensor, columns: Tensor | None = None) -> Summary:
         """Return what the samples say of the shared slopes near those of ``fit``; arguments as there."""
-        if not self.shared:  # all that the samples say is how well they are fitted
+        if not self.shared:  # the summary is only the loss of the fit
             pulls = self._pulls(of_site, of_all, columns)
             none = fit.slopes.new_zeros(0)
             penalty = 0.5 * (pulls * torch.cat([fit.bias[None], fit.own]).flatten().square()).sum()

@@ -15,7 +15,7 @@ from perfed.maths.glm import Summary
 OF_ALL, OF_SITE = (1e-3, 1e4), (1e-2, 1e6)
 """Least and strongest pull that empirical Bayes may find: of the shared slopes, and of sites' departures."""
 
-_STEPS, _REFINED = 15, 256  # pulls of the first grid, and into how many parts a step of it is divided in the end
+_STEPS, _REFINED = 15, 256  # number of pulls in the first grid, and of parts of a step in the finest grid
 _LAST = (_STEPS - 1) * _REFINED
 _ROUNDING = 1e-15
 
@@ -39,14 +39,16 @@ class Pooled:
 
 @dataclass(frozen=True)
 class Spectra:
-    """Summaries of m sites by the eigenvectors of their Hessians, of which a site has at most as many as rows.
+    """The summaries of m sites in terms of the eigenvectors of their Hessians.
+
+    A site has at most as many eigenvectors as rows, which makes computations with many columns fast.
 
     Attributes:
-        vectors: ``(m, D, r)``; where a site has fewer, the last are 0.
-        values: positive eigenvalues ``(m, r)``, or 0.
-        along: the targets in the directions of the eigenvectors ``(m, r)``.
-        rest: the targets without these directions ``(m, D)``, 0 but for rounding as a rule.
-        constant: sum of the summaries' constants.
+        vectors: eigenvectors ``(m, D, r)``; the last ones are 0 if a site has fewer than r.
+        values: positive eigenvalues ``(m, r)``, padded with 0.
+        along: the components of the targets along the eigenvectors ``(m, r)``.
+        rest: the targets without these components ``(m, D)``, usually 0 up to rounding.
+        constant: the sum of the summaries' constants.
     """
 
     vectors: Tensor
@@ -57,7 +59,7 @@ class Spectra:
 
     @classmethod
     def from_summaries(cls, summaries: Sequence[Summary]) -> Self:
-        """Return the spectra of the summaries of each site."""
+        """Return the spectra of the sites' summaries."""
         pairs = [_positive_spectrum(summary.hessian) for summary in summaries]
         rank = max(len(values) for values, _ in pairs)
         targets = torch.stack([summary.target for summary in summaries])
@@ -71,7 +73,7 @@ class Spectra:
         return cls(vectors, padded, along, rest, torch.stack([summary.constant for summary in summaries]).sum())
 
     def reduce_to_span(self) -> tuple[Self, Tensor | None]:
-        """Return the same spectra in the space that they span, and its basis ``(D, R)``; ``None`` where it is all."""
+        """Return the spectra in the space that they span, and its basis ``(D, R)``; ``None`` for the full space."""
         sites, size, rank = self.vectors.shape
         if sites * (rank + 1) >= size:
             return self, None
@@ -82,7 +84,7 @@ class Spectra:
 
 
 def _positive_spectrum(hessian: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the eigenvalues above 0 of a matrix ``(D, D)`` without negative ones, and their eigenvectors.
+    """Return the positive eigenvalues of a positive semidefinite matrix ``(D, D)``, and their eigenvectors.
 
     A pivoted Cholesky factor ``(D, r)`` has the rank; where that is small, its Gram matrix has the eigenvalues.
     """
@@ -111,7 +113,7 @@ def pooled(
     ``w ~ N(0, 1/of_all)`` and ``d_i ~ N(0, 1/of_site)``. Pulls that are not given maximise the marginal likelihood of
     the summaries, in which w and d are integrated out (Laplace's approximation; exact for the linear model).
 
-    All is computed in the directions of which a site says something, at most as many as all sites have rows.
+    All computations use the directions about which a site is informative, at most as many as all sites have rows.
 
     Args:
         summaries: of each site.
@@ -133,7 +135,7 @@ def pooled(
         return _Shrunk.from_spectra(spectra, pull)
 
     def best_of(alls: Sequence[int], sites: Sequence[int]) -> tuple[Pooled, int, int]:
-        """Return the best pulls at some places of both ranges, and their places."""
+        """Return the best pair of pulls among some places of both ranges, and its places."""
         tried = spectra.values.new_tensor([_pull_at(place, OF_ALL, of_all) for place in alls])
         candidates = []
         for place in sites:
@@ -155,20 +157,20 @@ def pooled(
     return best if basis is None else replace(best, weight=basis @ best.weight)
 
 
-def _pull_at(place: int, ends: tuple[float, float], known: float | None) -> float:
-    """Return the pull at a place between 0 and ``_LAST`` of its range, or the one that is known."""
-    return float(ends[0] * (ends[1] / ends[0]) ** (place / _LAST)) if known is None else known
+def _pull_at(place: int, ends: tuple[float, float], fixed: float | None) -> float:
+    """Return the pull at a place between 0 and ``_LAST`` of its range, or the fixed pull."""
+    return float(ends[0] * (ends[1] / ends[0]) ** (place / _LAST)) if fixed is None else fixed
 
 
 @dataclass(frozen=True)
 class _Shrunk:
-    """What sites say of w once their departures, pulled to 0 by ``of_site``, are integrated out.
+    """The likelihood of w after the sites' departures, pulled to 0 by ``of_site``, are integrated out.
 
     Attributes:
-        of_site: the pull.
-        values, basis: eigenvalues ``(D,)`` and eigenvectors of the precision with which w is known.
-        along: the pull of the summaries on w in these directions ``(D,)``.
-        quadratic, volume: what the evidence has of the departures.
+        of_site: the pull of departures.
+        values, basis: the eigenvalues ``(D,)`` and eigenvectors of the precision of w.
+        along: the linear term of the likelihood in the directions of the eigenvectors ``(D,)``.
+        quadratic, volume: the terms of the evidence that do not depend on w.
     """
 
     of_site: float
@@ -180,7 +182,7 @@ class _Shrunk:
 
     @classmethod
     def from_spectra(cls, spectra: Spectra, of_site: float) -> Self:
-        """Return what is left of the summaries for w."""
+        """Integrate the departures out of the summaries."""
         total = spectra.values + of_site
         shrunk = of_site / total
         factor = spectra.vectors * (spectra.values * shrunk).sqrt()[:, None, :]
@@ -192,12 +194,12 @@ class _Shrunk:
         return cls(of_site, values.clamp_min(0), basis, basis.T @ pull, quadratic, shrunk.log().sum())
 
     def best_of(self, alls: Tensor, freedom: float | None) -> tuple[Pooled, int]:
-        """Return what is best of ``alls``, pulls of w, and which it is."""
+        """Return the result with the pull of w that has the most evidence among ``alls``, and its index."""
         total = self.values + alls[:, None]
         quadratic = self.quadratic - 0.5 * (self.along.square() / total).sum(1)
         volume = (alls.log()[:, None] - total.log()).sum(1) + self.volume
         fit = quadratic if freedom is None else 0.5 * freedom * quadratic.clamp_min(1e-12).log()
         evidence = 0.5 * volume - fit
-        at = int(evidence.argmax())
-        weight = self.basis @ (self.along / total[at])
-        return Pooled(weight, float(alls[at]), self.of_site, float(evidence[at])), at
+        index = int(evidence.argmax())
+        weight = self.basis @ (self.along / total[index])
+        return Pooled(weight, float(alls[index]), self.of_site, float(evidence[index])), index

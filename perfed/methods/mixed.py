@@ -52,9 +52,9 @@ class Mixed(Local):
     w is the mean of these, shrunk; pulls are as said (``"empirical"``: 3 and 10), and more rounds are needed.
 
     Models do not depend on the units of inputs. Columns of tables are on one scale already. Those of arrays are centred
-    at each site and divided by a scale, which the server finds from the same Hessians: about the deviation within
-    sites (:func:`~perfed.maths.column_scale.shared_scale`). Empirical pulls are those of scaled columns. A pull that is
-    a number is in the units of the inputs, and columns are then not scaled.
+    at each site and divided by a scale that the server computes from the same Hessians, about the deviation within
+    sites (:func:`~perfed.maths.column_scale.shared_scale`). Empirical pulls refer to scaled columns. A pull that is
+    given as a number is in the units of the inputs, and columns are then not scaled.
 
     Of the experiment's model the last stage counts, a linear layer. Optimiser, rate and epochs do not matter.
     Sources: Breslow and Clayton 1993 (penalised quasi-likelihood); MacKay 1992 (evidence); Gelman and Hill 2007.
@@ -96,7 +96,7 @@ class Mixed(Local):
 
     @property
     def _is_empirical(self) -> bool:
-        """Whether no pull is a number, which would be in the units of the inputs."""
+        """Whether both pulls are estimated, so that neither is in the units of the inputs."""
         return isinstance(self.shared_pull, str) and isinstance(self.site_pull, str)
 
     def _start(self, info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
@@ -140,10 +140,12 @@ class Mixed(Local):
             server.pooled = {**server.pooled, "weight": self._shrunk_mean(server)}
             return
         replies = {i: row for i, row in sorted(server.said.items()) if row["hessian"].numel()}
-        found = self._pool(server, replies, clients.info.task, weight.shape[1])
+        found = self._estimate_slopes(server, replies, clients.info.task, weight.shape[1])
         step = found.weight.view_as(weight) - weight
         if clients.info.task != "regression":  # whose summaries hold however far away
-            length = (step * _positive(server.pooled.get("scale", step.new_ones(len(step))))[:, None]).abs().max()
+            length = (
+                (step * _fill_unknown_scales(server.pooled.get("scale", step.new_ones(len(step))))[:, None]).abs().max()
+            )
             step = step * (_FARTHEST / length.clamp_min(_FARTHEST))
         pulls = {"of_all": found.of_all, "of_site": found.of_site}
         server.pooled = {
@@ -156,14 +158,14 @@ class Mixed(Local):
             factors = {i: {"of_site": factor.clone()} for i, factor in zip(replies, found.sites, strict=True)}
             server.factor = {**server.factor, **factors}
 
-    def _pool(
+    def _estimate_slopes(
         self, server: ServerState, replies: Mapping[str, Mapping[str, Tensor]], task: Task, outputs: int
     ) -> Pooled | Varied:
-        """Return shared slopes and pulls from the last reply of each site, and set the scale of columns.
+        """Return shared slopes and pulls from the last reply of each site, and set the scales of the columns.
 
-        Where inputs are not on one scale, empirical pulls are those of columns that are divided by their scale. Beside
-        a pull that is a number, which is in the units of the inputs, all columns are divided by the same scale, and the
-        other pull is converted to these units.
+        If inputs are not on one scale, empirical pulls refer to columns divided by their scales. If one pull is given
+        as a number in the units of the inputs, all columns are divided by the same scale, and the other pull is
+        converted to these units.
         """
         summaries = [Summary(row["hessian"], row["target"], row["constant"]) for row in replies.values()]
         freedom = [float(row["freedom"]) for row in replies.values()]
@@ -172,25 +174,27 @@ class Mixed(Local):
         if "scale" in server.pooled and (of_all is None or of_site is None):
             scale = shared_scale(task, summaries, freedom, outputs)
             if self._is_empirical:
-                known = server.pooled["scale"]
-                scale = torch.where(known > 0, known, scale)
+                earlier_scale = server.pooled["scale"]
+                scale = torch.where(earlier_scale > 0, earlier_scale, scale)
                 server.pooled = {**server.pooled, "scale": scale}
             else:
                 unit = float(scale.square().mean()) or 1.0
                 scale = torch.full_like(scale, unit**0.5)
                 of_all, of_site = (None if pull is None else pull / unit for pull in (of_all, of_site))
-            scale = _positive(scale).repeat_interleave(outputs)
+            scale = _fill_unknown_scales(scale).repeat_interleave(outputs)
             summaries = [scale_summary(summary, scale) for summary in summaries]
         total = sum(freedom) if task == "regression" else None
-        found: Pooled | Varied
+        estimate: Pooled | Varied
         if self._by_column or self._by_site:
-            by = {"by_column": self._by_column, "by_site": self._by_site}
-            found = varied(summaries, of_all, total, **by, outputs=outputs)
+            factors = {"by_column": self._by_column, "by_site": self._by_site}
+            estimate = varied(summaries, of_all, total, **factors, outputs=outputs)
         else:
-            found = pooled(summaries, of_all, of_site, total)
+            estimate = pooled(summaries, of_all, of_site, total)
         if scale is None:
-            return found
-        return replace(found, weight=found.weight / scale, of_all=found.of_all * unit, of_site=found.of_site * unit)
+            return estimate
+        return replace(
+            estimate, weight=estimate.weight / scale, of_all=estimate.of_all * unit, of_site=estimate.of_site * unit
+        )
 
     def _shrunk_mean(self, server: ServerState) -> Tensor:
         """The best shared slopes for those that sites sent last; of a column that one lacks it sent what it got."""
@@ -227,7 +231,7 @@ class Mixed(Local):
         self._fit_sites(cohort, **payload)
 
     def _fit_sites(self, cohort: Cohort, **payload: Any) -> list[tuple[Site, SiteFit, ColumnScale]]:
-        """Fit each site's model, which becomes its working one, and return it with the scaled samples it is of."""
+        """Fit each site's model, set it as the working model, and return the scaled site, its fit and its scale."""
         fits, weights = [], payload["pooled"]["weight"]
         for row, client in enumerate(cohort.clients):
             split = client.train.loaded()
@@ -251,14 +255,14 @@ class Mixed(Local):
         return fits
 
     def _column_scale(self, client: Client, x: Tensor, row: int, pooled: dict[str, Tensor], **_: Any) -> ColumnScale:
-        """Return the scale of a site's columns: that of shared ones from the server, that of its own from its rows.
+        """Return the scale of a site's columns: from the server for shared ones, from its rows for its own ones.
 
-        The preprocessing of tables has scaled their columns, those of a site's own table by its rows.
+        Columns of tables keep their units, since the preprocessing has scaled them.
         """
         if "scale" not in pooled or (client.table is not None and not pooled["scale"].shape[1]):
             return ColumnScale.keep_units(x)
-        known = pooled["scale"][row].double()
-        return ColumnScale.from_rows(x, known if self._is_empirical else x.new_ones(x.shape[1]))
+        shared = pooled["scale"][row].double()
+        return ColumnScale.from_rows(x, shared if self._is_empirical else x.new_ones(x.shape[1]))
 
     def _check_size(self, client: str, site: Site) -> None:
         size = (1 + site.x.shape[1]) * site.outputs
@@ -282,8 +286,8 @@ def _one(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
     return {"of_site": torch.ones((), dtype=torch.float64)}
 
 
-def _positive(scale: Tensor) -> Tensor:
-    """Return the scale of columns, 1 where it is not known."""
+def _fill_unknown_scales(scale: Tensor) -> Tensor:
+    """Return the scale of columns with 1 in place of unknown scales."""
     return torch.where(scale > 0, scale, 1)
 
 

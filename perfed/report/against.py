@@ -50,11 +50,12 @@ def best_reference(values: ClientTable, known: Metric) -> str:
 
 
 def chances_of(base: str, values: ClientTable, known: Metric) -> Chances:
-    """How many comparisons a claim of "ahead of" or "behind" ``base`` is picked from.
+    """Return the numbers of comparisons among which "ahead of" or "behind" ``base`` could be claimed.
 
-    Each other method may be so. Where ``base`` is the best of m that need no federation, these cannot be ahead, and
-    that it was chosen makes others look behind: any of the m could have been the reference, so that m times as many
-    comparisons are counted there, as simulation asks for (``benchmarks/verdict_coverage.py``).
+    Any other method can be ahead or behind. If ``base`` is the best of m methods that need no federation, the others of
+    these cannot be ahead. Any of the m could have become the reference, which makes other methods look worse;
+    m times as many comparisons are therefore counted for "behind". Simulations confirm this number
+    (``benchmarks/verdict_coverage.py``).
     """
     others = len(values.of_method) - 1
     alone = sum(map(needs_no_federation, values.of_method))
@@ -66,17 +67,17 @@ def chances_of(base: str, values: ClientTable, known: Metric) -> Chances:
 def compare_methods(
     base: str, values: ClientTable, known: Metric, sizes: Mapping[str, float | None] | None = None
 ) -> dict[str, MethodVerdict]:
-    """Return each other method compared with ``base`` over their common clients and seeds.
+    """Compare each other method with ``base`` over their common clients and seeds.
 
     The intervals are simultaneous (:func:`perfed.report.intervals.intervals`) and corrected for the number of methods
-    in ``values`` (:func:`chances_of`): where nothing differs, one of them leaves 0 out in 5 % of the comparisons at
-    most. No end exceeds the range of the metric's differences.
+    in ``values`` (:func:`chances_of`): if no method differs, some interval excludes 0 in at most 5 % of the
+    comparisons. The intervals are clipped to the range of the metric's differences.
 
     Args:
         base: the method that the others are compared with.
         values: the metric of each client and seed, by method.
         known: the metric.
-        sizes: bytes that a run sends, by method.
+        sizes: the bytes that a run sends, by method.
     """
     gains = {method: values.gains(method, base, known) for method in values.of_method if method != base}
     noise = {method: values.noise_of(method, base) for method in gains}
@@ -113,65 +114,76 @@ def sent(runs: Sequence[Run], method: str) -> float | None:
 
 
 def headline(methods: Sequence[MethodVerdict], reference: str, metric: str) -> str:
-    """Who is ahead of the reference, who shows no significant difference and who is behind, and by how much.
+    """Return one sentence: which methods are ahead of the reference, not significantly different, or behind.
 
-    Methods without an interval have their differences alone.
+    It contains the differences and their intervals; of methods without an interval only the differences.
     """
-    there = [found for found in methods if found.runs]
-    known = sorted(
-        (found for found in there if found.gain.low is not None),
-        key=lambda found: (found.method.startswith(POOLED), -found.gain.mean),
+    comparable = [verdict for verdict in methods if verdict.runs]
+    tested = sorted(
+        (verdict for verdict in comparable if verdict.gain.low is not None),
+        key=lambda verdict: (verdict.method.startswith(POOLED), -verdict.gain.mean),
     )
-    ahead, level, behind = ([found for found in known if found.gain.sign == sign] for sign in (1, 0, -1))
-    base, number = display_name(reference), len(known)
-    parts = [_side("ahead of", ahead, base, metric, number, first=True)] if ahead else []
-    if known and not ahead:
+    ahead, level, behind = ([verdict for verdict in tested if verdict.gain.sign == sign] for sign in (1, 0, -1))
+    base, number = display_name(reference), len(tested)
+    parts = [_describe_side("ahead of", ahead, base, metric, number, first=True)] if ahead else []
+    if tested and not ahead:
         parts.append(f"No method is ahead of {base}")
     if level:
-        parts += _level(level, base if ahead else "", metric, number)
+        parts += _describe_level(level, base if ahead else "", metric, number)
     if behind:
-        last = sorted(behind, key=lambda found: (found.method.startswith(POOLED), found.gain.mean))
-        parts.append(_side("behind", last, base, metric, number, first=not (ahead or level)))
-    parts += _without_interval([found for found in there if found.gain.low is None], base, metric)
-    alone = [display_name(found.method) for found in methods if not found.runs]
-    if alone:
-        parts.append(f"{listed(alone)} and {base} have no client and seed in common")
+        furthest_first = sorted(behind, key=lambda verdict: (verdict.method.startswith(POOLED), verdict.gain.mean))
+        parts.append(_describe_side("behind", furthest_first, base, metric, number, first=not (ahead or level)))
+    parts += _describe_without_interval([verdict for verdict in comparable if verdict.gain.low is None], base, metric)
+    disjoint = [display_name(verdict.method) for verdict in methods if not verdict.runs]
+    if disjoint:
+        parts.append(f"{listed(disjoint)} and {base} have no client and seed in common")
     text = "; ".join(parts) + "."
     return text[0].upper() + text[1:]
 
 
-def _level(found: Sequence[MethodVerdict], reference: str, metric: str, number: int) -> list[str]:
-    """The methods without a significant difference; where nobody is ahead, how close the first one is."""
-    names, shows = listed([display_name(of.method) for of in found]), "shows" if len(found) == 1 else "show"
-    told = f"{names} {shows} no significant difference from {reference or 'it'}"
+def _describe_level(verdicts: Sequence[MethodVerdict], reference: str, metric: str, number: int) -> list[str]:
+    """Return clauses on the methods without a significant difference; if none is ahead, also on the closest."""
+    names = listed([display_name(verdict.method) for verdict in verdicts])
+    shows = "shows" if len(verdicts) == 1 else "show"
+    clause = f"{names} {shows} no significant difference from {reference or 'it'}"
     if reference:
-        return [told]
-    sure = _evidence(found[0], metric, number)
-    return [f"{told} {sure}"] if len(found) == 1 else [told, f"the closest is {display_name(found[0].method)} {sure}"]
+        return [clause]
+    evidence = _format_evidence(verdicts[0], metric, number)
+    if len(verdicts) == 1:
+        return [f"{clause} {evidence}"]
+    return [clause, f"the closest is {display_name(verdicts[0].method)} {evidence}"]
 
 
-def _side(word: str, found: Sequence[MethodVerdict], reference: str, metric: str, number: int, *, first: bool) -> str:
-    """The methods on one side of the reference; the first one says what its interval is, and on how many seeds."""
-    amounts = [amount(metric, abs(of.gain.mean)) for of in found]
-    sure = [
-        _evidence(of, metric, number) if first and i == 0 else f"({_ends(of, metric)})" for i, of in enumerate(found)
+def _describe_side(
+    word: str, verdicts: Sequence[MethodVerdict], reference: str, metric: str, number: int, *, first: bool
+) -> str:
+    """Return a clause on the methods ahead or behind; ``first``: the first interval states its level and seeds."""
+    amounts = [amount(metric, abs(verdict.gain.mean)) for verdict in verdicts]
+    evidence = [
+        _format_evidence(verdict, metric, number) if first and i == 0 else f"({_ends(verdict, metric)})"
+        for i, verdict in enumerate(verdicts)
     ]
-    told = f"{display_name(found[0].method)} is {word} {reference} by {amounts[0]} {sure[0]}"
-    return told + "".join(
-        f", {display_name(of.method)} by {a} {s}" for of, a, s in list(zip(found, amounts, sure, strict=True))[1:]
+    clause = f"{display_name(verdicts[0].method)} is {word} {reference} by {amounts[0]} {evidence[0]}"
+    return clause + "".join(
+        f", {display_name(verdict.method)} by {difference} {interval_text}"
+        for verdict, difference, interval_text in list(zip(verdicts, amounts, evidence, strict=True))[1:]
     )
 
 
-def _without_interval(methods: Sequence[MethodVerdict], reference: str, metric: str) -> list[str]:
-    """Return the differences of methods that have no interval, in one part of a sentence."""
-    ordered = sorted(methods, key=lambda of: (of.method.startswith(POOLED), -of.gain.mean))
+def _describe_without_interval(methods: Sequence[MethodVerdict], reference: str, metric: str) -> list[str]:
+    """Return a clause with the differences of methods that have no interval; an empty list if there are none."""
+    ordered = sorted(methods, key=lambda verdict: (verdict.method.startswith(POOLED), -verdict.gain.mean))
     if not ordered:
         return []
-    first, *others = [amount(metric, of.gain.mean, "+") for of in ordered]
-    each = [f"{display_name(ordered[0].method)} differs from {reference} by {first}"]
-    each += [f"{display_name(of.method)} by {step}" for of, step in zip(ordered[1:], others, strict=True)]
-    counts = listed([f"{count} seed{'s' if count > 1 else ''}" for count in sorted({of.seeds for of in ordered})])
-    return [f"on average, {listed(each)} ({counts}, no interval)"]
+    first, *other_differences = [amount(metric, verdict.gain.mean, "+") for verdict in ordered]
+    differences = [f"{display_name(ordered[0].method)} differs from {reference} by {first}"]
+    differences += [
+        f"{display_name(verdict.method)} by {step}"
+        for verdict, step in zip(ordered[1:], other_differences, strict=True)
+    ]
+    seeds = sorted({verdict.seeds for verdict in ordered})
+    counts = listed([f"{count} seed{'s' if count > 1 else ''}" for count in seeds])
+    return [f"on average, {listed(differences)} ({counts}, no interval)"]
 
 
 def _ends(found: MethodVerdict, metric: str) -> str:
@@ -182,13 +194,13 @@ def _ends(found: MethodVerdict, metric: str) -> str:
     return f"{short_number(metric, low)} to {short_number(metric, high)}"
 
 
-def _evidence(found: MethodVerdict, metric: str, number: int) -> str:
-    """Return the interval of a method, what it is corrected for (``number`` methods), and on how many seeds it is."""
-    seeds = f"{found.seeds} seed{'s' if found.seeds > 1 else ''}"
-    mean = f"at {short_number(metric, found.gain.mean, '+')}: " if found.gain.sign == 0 else ""
-    over = " over clients alone" if found.seeds == 1 else ""
+def _format_evidence(verdict: MethodVerdict, metric: str, number: int) -> str:
+    """Return the interval of a method in brackets, with its correction (``number`` methods) and number of seeds."""
+    seeds = f"{verdict.seeds} seed{'s' if verdict.seeds > 1 else ''}"
+    mean_text = f"at {short_number(metric, verdict.gain.mean, '+')}: " if verdict.gain.sign == 0 else ""
+    scope = " over clients alone" if verdict.seeds == 1 else ""
     corrected = f", corrected for {number} methods" if number > 1 else ""
-    return f"({mean}95 % interval{over} {_ends(found, metric)}{corrected}, {seeds})"
+    return f"({mean_text}95 % interval{scope} {_ends(verdict, metric)}{corrected}, {seeds})"
 
 
 def compared_by(metric: str) -> list[str]:
@@ -200,13 +212,13 @@ def compared_by(metric: str) -> list[str]:
 
 
 def gainers(best: MethodVerdict | None, reference: str, losing: tuple[int, int] | None = None) -> list[str]:
-    """Return one sentence: for how many clients the best method is better and worse, and what it sends.
+    """Return a sentence on the clients for which the best method is better or worse, and on the bytes that it sends.
 
     Args:
-        best: the method.
-        reference: what it is compared with.
-        losing: the number of clients whose own test rows show a loss, and of how many; ``None`` where rows are not
-            known.
+        best: the best method; ``None`` if there is none, for which the result is empty.
+        reference: the method that it is compared with.
+        losing: the number of clients whose own test rows show a loss, and the number of clients with such an interval;
+            ``None`` if no predictions of rows are known.
     """
     if best is None:
         return []

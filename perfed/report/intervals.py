@@ -1,8 +1,8 @@
-"""Simultaneous intervals of mean differences where both trainings and clients vary.
+"""Simultaneous confidence intervals of mean differences that vary between trainings and between clients.
 
 Each difference between a method and the reference is modelled as d_sc = mean + A_s + B_c + E_sc, with random effects of
 the seed s, the client c and their combination. Variances are estimated for all methods together (:func:`pool_spreads`),
-as three seeds alone leave two degrees of freedom to each method, and the quantiles are Dunnett's.
+since with three seeds a single method has only two degrees of freedom. The quantiles are Dunnett's.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from scipy import special  # type: ignore[import-untyped]
 
 Numbers = NDArray[np.float64]
 Quantile = Callable[[float], float]
-"""From degrees of freedom to a quantile."""
+"""A function from degrees of freedom to a quantile."""
 
 ERROR = 0.025
-"""How often an end of an interval may be on the wrong side of the truth."""
+"""The probability with which each end of an interval may be on the wrong side of the true value."""
 
 FEWEST_SEEDS = 3
-"""Seeds from which on there is an interval over several trainings; two have a quantile of 12.7 alone."""
+"""Least number of seeds for an interval over several trainings; with two, Student's quantile is 12.7."""
 
 CONTRADICTION = 1e-3
-"""p-value of a method's variance among those of the others below which it is not pooled with them."""
+"""The variance of a method is not pooled with the others if the p-value of their comparison is below this."""
 
 FEWEST_FOR_SKEWNESS = 5.5
-"""Clients (of unequal weights: as many as they count for) from which on skewness is estimated, six of equal weights."""
+"""Least effective number of clients for an estimate of skewness: six clients of equal weights."""
 
 MOST_WIDENED = 1.75
-"""Times Student's quantile that skewness widens an end at most: more costs width and hardly improves the coverage."""
+"""Largest factor on Student's quantile for skewness; a larger one costs width and hardly improves the coverage."""
 
 # The constants of the pooled variances were chosen by simulation (benchmarks/verdict_coverage.py): they keep the
 # family-wise error below 5 % where the methods have equal variances or proportional ones.
-_LARGER, _SMALLER = 2.0, 20.0  # degrees of freedom of the pooled variance, beside a larger or a smaller one of a method
-_SHARED = 1.5  # times as much variation in common as independent columns have is no evidence of a common effect
+_LARGER, _SMALLER = 2.0, 20.0  # prior degrees of freedom of the pooled variance if the method's is larger or smaller
+_SHARED = 1.5  # common variation, relative to that of independent rows, up to which rows count as independent
 _COMMON_REFERENCE = 0.5  # correlation of differences to the same reference where it cannot be estimated
 _MOST_CORRELATION = 0.95
 
@@ -48,13 +48,16 @@ _UNIT_NODES = np.polynomial.legendre.leggauss(40)
 _UNIT_NODES = ((1 + _UNIT_NODES[0]) / 2, _UNIT_NODES[1] / 2)
 
 _LEAST = 1e-15
-_PASSES = 20  # of the fit of effects where cells are missing; one is exact where none is
-_ROUNDING = 1e-18  # of the mean square of the differences: less variance than this is rounding
+_PASSES = 20  # iterations of the fit of effects; one is exact if no cells are missing
+_ROUNDING = 1e-18  # variance over the mean square of the differences below which it is due to rounding
 
 
 @dataclass(frozen=True)
 class Gain:
-    """How much better than another, in the metric's own unit, with a 95 % interval; None where nothing can vary."""
+    """The gain of one method over another, in the unit of the metric, with a 95 % interval.
+
+    ``low`` and ``high`` are None if there is no interval.
+    """
 
     mean: float
     low: float | None
@@ -62,13 +65,13 @@ class Gain:
 
     @property
     def sign(self) -> int:
-        """1: better, -1: worse, 0: the interval has both, or is not known."""
+        """1 if significantly better, -1 if significantly worse, 0 if the interval contains 0 or does not exist."""
         if self.low is None or self.high is None:
             return 0
         return int(self.low > 0) - int(self.high < 0)
 
     def limit(self, most: float) -> Gain:
-        """Return the gain with its interval limited to -most … most, the range of the metric's differences."""
+        """Return the gain with its interval clipped to [-most, most], the range of the metric's differences."""
         if self.low is None or self.high is None:
             return self
         return Gain(self.mean, max(self.low, -most), min(self.high, most))
@@ -76,18 +79,18 @@ class Gain:
 
 @dataclass(frozen=True)
 class Chances:
-    """The numbers of comparisons that a claim is picked from, for which an interval is corrected.
+    """The numbers of comparisons for which the two ends of an interval are corrected.
 
     Attributes:
-        better: that could say "better".
-        worse: that could say "worse".
+        better: the number of comparisons among which "better" could be claimed.
+        worse: the number of comparisons among which "worse" could be claimed.
     """
 
     better: float = 1
     worse: float = 1
 
     def times(self, more: float) -> Chances:
-        """Of ``more`` places each."""
+        """Return both numbers multiplied by ``more``."""
         return Chances(more * self.better, more * self.worse)
 
 
@@ -95,15 +98,16 @@ ONE = Chances()
 
 
 def student_quantile(freedom: float, error: float) -> float:
-    """Return what Student's t exceeds with probability ``error``; the normal quantile for infinite ``freedom``."""
+    """Return the upper quantile of Student's t at probability ``error``; the normal one for infinite ``freedom``."""
     return float(-special.ndtri(error) if freedom == inf else special.stdtrit(freedom, 1 - error))
 
 
 @lru_cache(maxsize=4096)
 def dunnett_quantile(number: float, freedom: float, correlation: float, error: float = ERROR) -> float:
-    """Return what the largest of ``number`` Student's t with a common denominator exceeds with probability ``error``.
+    """Return the upper quantile, at probability ``error``, of the maximum of ``number`` Student's t variables.
 
-    Each two of the numerators have the ``correlation`` (Dunnett 1955); with one comparison this is Student's quantile.
+    They have a common denominator, and any two numerators have the same ``correlation`` (Dunnett 1955). With one
+    comparison this is Student's quantile.
 
     Example:
         >>> round(dunnett_quantile(3, 16.0, 0.5, 0.05), 2)  # Dunnett's table
@@ -113,7 +117,7 @@ def dunnett_quantile(number: float, freedom: float, correlation: float, error: f
         return student_quantile(freedom, error)
     from scipy.optimize import brentq  # type: ignore[import-untyped]
 
-    # The integral over the common part of the numerators, and over the denominator, with more nodes near its ends.
+    # Integrate over the common part of the numerators and over the denominator, with more nodes near its ends.
     common, common_weights = _NORMAL_NODES
     scale, scale_weights = np.ones(1), np.ones(1)
     if freedom < inf:
@@ -131,19 +135,19 @@ def dunnett_quantile(number: float, freedom: float, correlation: float, error: f
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """The mean of differences between cells of seeds and clients, and what it varies by.
+    """The mean of the differences of all cells (pairs of a seed and a client), and the components of its variance.
 
-    Each variance is that of the mean.
+    All variances are variances of the mean.
 
     Attributes:
-        seeds: estimated from the means of the seeds: that of A and E together; 0 with one seed.
-        clients: the same of B and E, from the means of the clients; 0 with one client.
-        cells: of E alone; 0 with one seed or one client.
-        of_seeds, of_clients: degrees of freedom of the first two.
-        noise: of noise that was added to the differences, which is known; the estimates have it in them.
-        skewness: of the mean over the clients, the third cumulant over the variance to the power 3/2.
-        seed_effects, client_effects, cell_effects: ``(seeds,)``, ``(clients,)`` and ``(seeds, clients)``: deviations
-            whose sums of squares are the three variances; 0 where there is nothing.
+        seeds: the variance due to A and E together, from the means of the seeds; 0 with one seed.
+        clients: the variance due to B and E together, from the means of the clients; 0 with one client.
+        cells: the variance due to E; 0 with one seed or one client.
+        of_seeds, of_clients: the degrees of freedom of ``seeds`` and ``clients``.
+        noise: the known variance of noise that was added to the differences; the other estimates include it.
+        skewness: the skewness of the mean over clients (third cumulant over the variance to the power 3/2).
+        seed_effects, client_effects, cell_effects: ``(seeds,)``, ``(clients,)`` and ``(seeds, clients)``, the
+            deviations whose sums of squares are the three variances; 0 where no difference was measured.
     """
 
     mean: float
@@ -160,58 +164,69 @@ class Spread:
 
     @classmethod
     def from_differences(cls, differences: Numbers, weights: Numbers, noise: Numbers | None = None) -> Spread:
-        """Return that of ``differences`` ``(seeds, clients)``, NaN where there is none, with ``weights`` of clients.
+        """Estimate the components from the differences.
 
-        ``noise``: the variance of what was added to each of them; ``None``: nothing was.
+        Args:
+            differences: ``(seeds, clients)``, NaN where nothing was measured.
+            weights: the weights of the clients ``(clients,)``.
+            noise: the variance of the noise in each difference ``(seeds, clients)``; ``None`` if there is none.
         """
-        there = np.isfinite(differences) & (weights > 0)
-        share = np.where(there, weights, 0.0)
+        is_measured = np.isfinite(differences) & (weights > 0)
+        share = np.where(is_measured, weights, 0.0)
         share = share / share.sum()
-        values = np.where(there, differences, 0.0)
+        values = np.where(is_measured, differences, 0.0)
         mean = float((share * values).sum())
-        centred = np.where(there, values - mean, 0.0)
+        centred = np.where(is_measured, values - mean, 0.0)
         seed_share, client_share = share.sum(1), share.sum(0)
         seed_effects, of_seeds = _marginal_effects((share * centred).sum(1), seed_share)
         client_effects, of_clients = _marginal_effects((share * centred).sum(0), client_share)
         cell_effects = np.zeros(share.shape)
         if of_seeds and of_clients:
-            kept = np.ix_(seed_share > 0, client_share > 0)
-            lost = np.outer(_leverage(seed_share[seed_share > 0]), _leverage(client_share[client_share > 0]))
-            cell_effects[kept] = share[kept] * _residuals(centred[kept], share[kept]) / np.sqrt(lost)
-        seeds, clients, cells = (float(np.square(of).sum()) for of in (seed_effects, client_effects, cell_effects))
+            measured = np.ix_(seed_share > 0, client_share > 0)
+            remainder = np.outer(
+                _remainder_factor(seed_share[seed_share > 0]), _remainder_factor(client_share[client_share > 0])
+            )
+            cell_effects[measured] = (
+                share[measured] * _residuals(centred[measured], share[measured]) / np.sqrt(remainder)
+            )
+        seeds, clients, cells = (
+            float(np.square(effects_of_source).sum())
+            for effects_of_source in (seed_effects, client_effects, cell_effects)
+        )
         if cells <= _ROUNDING * (share * values**2).sum():
             cells = 0.0
-        known_noise = 0.0 if noise is None else float((share**2 * np.where(there, noise, 0.0)).sum())
-        skewness = _skewness((share * centred).sum(0), of_clients, clients)
+        known_noise = 0.0 if noise is None else float((share**2 * np.where(is_measured, noise, 0.0)).sum())
+        skewness = _estimate_skewness((share * centred).sum(0), of_clients, clients)
         effects = (seed_effects, client_effects, cell_effects)
         return cls(mean, seeds, clients, cells, of_seeds, of_clients, known_noise, skewness, *effects)
 
     def half_width(self, quantile: Quantile, side: int = 0) -> float:
         """Return the distance from the mean to the upper (``side = 1``) or lower (-1) end of an interval.
 
-        Each variance has its own quantile (Cochran 1964). What the two share is counted once, with the larger one:
-        t_s^2 V_s + t_c^2 max(V_c - V_e, 0), or the same the other way round, whichever is more. It is exact where only
-        seeds or only clients vary, and rather too wide where both do. It is at least what the noise alone asks for,
-        with the normal quantile: one seed of one client says nothing of other variation.
+        Each variance has its own quantile (Cochran 1964). The part that both contain is counted once: the squared
+        distance is t_s^2 V_s + t_c^2 max(V_c - V_e, 0), or the same with seeds and clients exchanged, whichever is
+        larger. This is exact if only seeds or only clients vary, and conservative if both do. The distance is at least
+        the normal quantile times the standard deviation of the noise.
 
         With a ``side``, the quantile of the clients allows for their skewness (:func:`widen_for_skewness`).
         """
-        of_seeds = quantile(self.of_seeds) if self.of_seeds > 0 else 0.0
-        of_clients = quantile(self.of_clients) if self.of_clients > 0 else 0.0
-        of_clients = widen_for_skewness(of_clients, side * self.skewness)
-        more_seeds, more_clients = max(self.seeds - self.cells, 0.0), max(self.clients - self.cells, 0.0)
-        seeds_first = of_seeds**2 * self.seeds + of_clients**2 * more_clients
-        clients_first = of_clients**2 * self.clients + of_seeds**2 * more_seeds
-        of_noise = quantile(inf) ** 2 * self.noise if self.noise > 0 else 0.0
-        return sqrt(max(seeds_first, clients_first, of_noise))
+        seed_quantile = quantile(self.of_seeds) if self.of_seeds > 0 else 0.0
+        client_quantile = quantile(self.of_clients) if self.of_clients > 0 else 0.0
+        client_quantile = widen_for_skewness(client_quantile, side * self.skewness)
+        seeds_without_cells = max(self.seeds - self.cells, 0.0)
+        clients_without_cells = max(self.clients - self.cells, 0.0)
+        seeds_first = seed_quantile**2 * self.seeds + client_quantile**2 * clients_without_cells
+        clients_first = client_quantile**2 * self.clients + seed_quantile**2 * seeds_without_cells
+        noise_part = quantile(inf) ** 2 * self.noise if self.noise > 0 else 0.0
+        return sqrt(max(seeds_first, clients_first, noise_part))
 
     @property
     def is_point(self) -> bool:
-        """Whether nothing says what varies."""
+        """Whether no component of the variance can be estimated."""
         return max(self.of_seeds, self.of_clients, self.noise) <= 0
 
     def gain(self, chances: Chances = ONE) -> Gain:
-        """Return the mean with an interval whose ends err in ``ERROR`` over the numbers of comparisons (Bonferroni)."""
+        """Return the mean with its Bonferroni-corrected interval: each end errs with ``ERROR`` over its comparisons."""
         if self.is_point:
             return Gain(self.mean, None, None)
         below, above = (
@@ -221,7 +236,7 @@ class Spread:
         return Gain(self.mean, self.mean - below, self.mean + above)
 
     def p_value(self, chances: Chances = ONE) -> float:
-        """Return the least two-sided error with which :meth:`gain` would leave 0 out."""
+        """Return the smallest two-sided error for which the interval of :meth:`gain` would exclude 0."""
         if self.is_point or self.mean == 0:
             return 1.0
         distance, number = abs(self.mean), chances.better if self.mean > 0 else chances.worse
@@ -237,12 +252,12 @@ class Spread:
 
 
 def widen_for_skewness(quantile: float, skewness: float) -> float:
-    """Return Student's quantile for an end on whose side the distribution of the mean has a long tail.
+    """Return Student's quantile widened for an end on the side of the long tail of the mean's distribution.
 
-    With positive ``skewness`` of the mean its quantile becomes that of Hall's transformation (1992), which removes the
-    skewness and, unlike that of Johnson (1978), is monotone, up to :data:`MOST_WIDENED` times Student's. Otherwise the
-    quantile is returned as it is: the other end is not brought nearer to the mean, as the skewness of few clients is an
-    uncertain estimate.
+    For positive ``skewness`` it is the quantile of Hall's transformation (1992), which removes the skewness and, unlike
+    that of Johnson (1978), is monotone; at most :data:`MOST_WIDENED` times Student's quantile. Otherwise the quantile
+    is returned unchanged: the end on the other side is not moved towards the mean, since the skewness of few clients is
+    an uncertain estimate.
 
     Example:
         >>> round(widen_for_skewness(2.093, 0.3), 2), widen_for_skewness(2.093, -0.3)
@@ -255,14 +270,15 @@ def widen_for_skewness(quantile: float, skewness: float) -> float:
 
 
 def pool_spreads(spreads: Sequence[Spread], correlation: float, *, clients: bool = True) -> list[Spread]:
-    """Return the spreads with variances estimated from all of them together, and with their degrees of freedom.
+    """Return the spreads with pooled variances and the corresponding degrees of freedom.
 
-    The variance of each one's seeds is measured in units of its cells, V_s / V_e, so that spreads that vary more in
-    everything are comparable; without cells it is taken as it is. The same is done for the clients.
+    The seed variance of each spread is pooled as the ratio V_s / V_e to its variance between cells, so that spreads
+    which differ by a factor in all variances are comparable; without cells it is pooled unscaled. The variances of
+    clients are treated in the same way.
 
     Args:
-        spreads: of the methods against one reference, or of sites.
-        correlation: between the cells of two of them, on average.
+        spreads: the spreads of all methods against one reference, or of all sites.
+        correlation: the mean correlation between the cells of two spreads.
         clients: whether the variances of clients are pooled, too.
     """
     if len(spreads) < 2:
@@ -285,29 +301,32 @@ def pool_spreads(spreads: Sequence[Spread], correlation: float, *, clients: bool
 
 
 def _pool_ratios(effects: Numbers, freedom: Numbers, correlation: float) -> tuple[Numbers, Numbers]:
-    """Return a variance for each row of ``effects`` ``(columns, levels)``, and its degrees of freedom.
+    """Return a pooled variance for each row of ``effects`` ``(rows, levels)``, and its degrees of freedom.
 
-    The pooled variance is the mean square of the effects after their correlation is removed, or the mean of their own
-    variances where this is more: the reference may vary more than the others, which all differences then have in
-    common. Each row's own variance is shrunk towards it (Smyth 2004): slightly where it is the larger one, as such a
-    method may vary more than others, and strongly where it is the smaller one, which is often chance.
+    The pooled variance is the mean square of the effects after removal of their correlation, or the mean of the rows'
+    variances if this is larger, as it is if the reference varies more than the other methods. The variance of each row
+    is shrunk towards it (Smyth 2004): slightly if it is larger, since such a method may really vary more, and strongly
+    if it is smaller, which is often due to chance.
 
-    The degrees of freedom are those of one row times the number of rows, or less where the rows vary together more than
-    the correlation explains: then they are not independent.
+    The degrees of freedom are those of one row times the number of rows. They are fewer if the rows vary together more
+    than the correlation explains, since the rows are not independent then.
 
-    Rows whose own variance contradicts those of the others are not pooled.
+    Rows whose variance contradicts those of the others are not pooled.
     """
-    own = np.square(effects).sum(1)
-    if not freedom.all() or not own.any():
-        return own, freedom
-    alike = _are_alike(own, freedom)
-    ratios, degrees = own.copy(), freedom.copy()
-    ratios[alike], degrees[alike] = _shrink(effects[alike], own[alike], freedom[alike], correlation)
+    variances = np.square(effects).sum(1)
+    if not freedom.all() or not variances.any():
+        return variances, freedom
+    alike = _are_alike(variances, freedom)
+    ratios, degrees = variances.copy(), freedom.copy()
+    ratios[alike], degrees[alike] = _shrink_variances(effects[alike], variances[alike], freedom[alike], correlation)
     return ratios, degrees
 
 
 def _are_alike(variances: Numbers, freedom: Numbers) -> NDArray[np.bool_]:
-    """Return which variances do not contradict the smaller ones by an F test, beginning with the smaller half."""
+    """Return a mask of the variances that an F test does not distinguish from the smaller ones.
+
+    The test starts from the smaller half and adds the other variances in ascending order.
+    """
     order = np.argsort(variances, kind="stable")
     alike = np.zeros(len(variances), dtype=bool)
     alike[order[: len(order) // 2 + 1]] = True
@@ -320,21 +339,24 @@ def _are_alike(variances: Numbers, freedom: Numbers) -> NDArray[np.bool_]:
     return alike
 
 
-def _shrink(effects: Numbers, own: Numbers, freedom: Numbers, correlation: float) -> tuple[Numbers, Numbers]:
+def _shrink_variances(
+    effects: Numbers, variances: Numbers, freedom: Numbers, correlation: float
+) -> tuple[Numbers, Numbers]:
+    """Return the variances shrunk towards the pooled one, and their degrees of freedom (:func:`_pool_ratios`)."""
     number = len(effects)
-    together = np.square(effects.sum(0)).sum() / number
-    apart = (own.sum() - together) / (1 - correlation)
-    together = together / (1 - correlation + correlation * number)
-    pooled = max((together + apart) / number, own.mean())
-    weight = freedom / (freedom + np.where(own > pooled, _LARGER, _SMALLER))
-    independent = np.clip(_SHARED * (together + apart) / max(together, _LEAST), 1.0, number)
-    return pooled + weight * (own - pooled), freedom * independent
+    common = np.square(effects.sum(0)).sum() / number
+    separate = (variances.sum() - common) / (1 - correlation)
+    common = common / (1 - correlation + correlation * number)
+    pooled = max((common + separate) / number, variances.mean())
+    weight = freedom / (freedom + np.where(variances > pooled, _LARGER, _SMALLER))
+    independent = np.clip(_SHARED * (common + separate) / max(common, _LEAST), 1.0, number)
+    return pooled + weight * (variances - pooled), freedom * independent
 
 
-def _correlation(spreads: Sequence[Spread]) -> float:
-    """Return the mean correlation of the spreads' cells, between 0 and 0.95; 1/2 where there are none.
+def _estimate_correlation(spreads: Sequence[Spread]) -> float:
+    """Return the mean correlation between the cells of two spreads, clipped to 0 … 0.95.
 
-    It is 0 for a single spread, whose variance is its own.
+    It is 1/2 if a spread has no variation between cells, and 0 for a single spread.
     """
     if len(spreads) < 2:
         return 0.0
@@ -352,18 +374,19 @@ def intervals(
     chances: Chances = ONE,
     noise: Mapping[str, Numbers | None] | None = None,
 ) -> dict[str, Gain]:
-    """Return the mean of paired differences of each method to one reference, with simultaneous 95 % intervals.
+    """Return the mean paired difference of each method to one reference, with simultaneous 95 % intervals.
 
-    They are over seeds and clients, over one of them where there is one of the other, and over noise that is known
-    where there is one of both. Where nothing differs, some upper end is below 0 in 2.5 % of the comparisons, and some
-    lower end is above it in 2.5 %. Methods whose differences do not vary between cells keep their own variances.
-    There is no interval with two seeds.
+    The intervals cover the variation between seeds and between clients. With one seed they cover clients only, with one
+    client seeds only, and with one of both the known noise. With two seeds there is no interval. If no method differs
+    from the reference, some lower end is above 0 in 2.5 % of the comparisons and some upper end is below 0 in 2.5 %.
+    Methods whose differences do not vary between cells keep their own variances.
 
     Args:
-        differences: by method ``(seeds, clients)``; NaN where there is none.
-        weights: ``(clients,)``, of the mean over clients.
-        chances: the numbers of comparisons that the intervals are corrected for.
-        noise: by method ``(seeds, clients)``, variances of noise in the differences; ``None``: there is none.
+        differences: the differences ``(seeds, clients)`` of each method; NaN where nothing was measured.
+        weights: the weights of the clients ``(clients,)`` in the mean.
+        chances: the numbers of comparisons for which the intervals are corrected.
+        noise: the variances of the noise in the differences ``(seeds, clients)`` of each method; ``None`` if there is
+            none.
     """
     spreads = {
         method: Spread.from_differences(values, weights, (noise or {}).get(method))
@@ -379,7 +402,7 @@ def intervals(
         if not spread.is_point and (counts[method] == 1 or counts[method] >= FEWEST_SEEDS)
     }
     for members in _comparable_groups(with_interval):
-        correlation = _correlation(list(members.values()))
+        correlation = _estimate_correlation(list(members.values()))
         pooled = pool_spreads(list(members.values()), correlation)
 
         def end(spread: Spread, number: float, side: int, correlation: float = correlation) -> float:
@@ -392,10 +415,10 @@ def intervals(
 
 
 def _comparable_groups(spreads: Mapping[str, Spread]) -> list[dict[str, Spread]]:
-    """Return the methods whose variances are pooled together: those with the same sources of variation.
+    """Return groups of methods whose variances are pooled: those with the same sources of variation.
 
-    A method whose differences vary between seeds and clients, but not between cells, is on its own: it is
-    deterministic, or has no unit in which its variances are comparable.
+    A method with several seeds and clients whose differences do not vary between cells forms a group of its own,
+    since there is no unit in which its variances could be compared with those of others.
     """
     groups: dict[object, dict[str, Spread]] = {}
     for method, spread in spreads.items():
@@ -406,10 +429,10 @@ def _comparable_groups(spreads: Mapping[str, Spread]) -> list[dict[str, Spread]]
 
 
 def interval(differences: Numbers, weights: Numbers, chances: Chances = ONE, noise: Numbers | None = None) -> Gain:
-    """Return :func:`intervals` of one method.
+    """Return the mean paired difference of one method with its interval; see :func:`intervals`.
 
     Example:
-        >>> gain = interval(np.array([[1.0, 2.0, 3.0]]), np.ones(3))  # of one seed: Student's over the clients
+        >>> gain = interval(np.array([[1.0, 2.0, 3.0]]), np.ones(3))  # one seed: Student's interval over clients
         >>> gain.mean, round(gain.low, 3), round(gain.high, 3)
         (2.0, -0.484, 4.484)
     """
@@ -417,7 +440,7 @@ def interval(differences: Numbers, weights: Numbers, chances: Chances = ONE, noi
 
 
 def selected(p_values: Numbers) -> int:
-    """How many of the p-values Benjamini and Hochberg (1995) select with a rate of false discoveries of 2 ``ERROR``.
+    """Return how many p-values Benjamini and Hochberg (1995) select at a false discovery rate of 2 ``ERROR``.
 
     Example:
         >>> selected(np.array([0.6, 0.01, 0.03, 0.2]))
@@ -429,44 +452,44 @@ def selected(p_values: Numbers) -> int:
 
 
 def _marginal_effects(parts: Numbers, share: Numbers) -> tuple[Numbers, float]:
-    """Return what each seed (or client) adds to the mean, and the degrees of freedom.
+    """Return the contribution of each seed (or client) to the mean, and the degrees of freedom.
 
-    The effects are scaled so that their sum of squares is the variance of the mean: each square is divided by what is
-    left of it after the mean was taken away, 1 - 2 p + sum p^2 (1 - 1/n where all have the same share p). The degrees
-    of freedom are Satterthwaite's (1946), tr(M)^2 / tr(M^2) of this quadratic form for equal variances: n - 1 where all
-    have the same share.
+    The effects are scaled so that their sum of squares estimates the variance of the mean: each square is divided by
+    1 - 2 p + sum p^2, its expected remainder after subtraction of the mean (1 - 1/n for equal shares p). The degrees of
+    freedom are Satterthwaite's (1946), tr(M)^2 / tr(M^2) of this quadratic form for equal variances (n - 1 for equal
+    shares).
     """
-    there = share > 0
+    is_measured = share > 0
     effects = np.zeros(len(parts))
-    if there.sum() < 2:
+    if is_measured.sum() < 2:
         return effects, 0.0
-    parts, share = parts[there], share[there]
-    left = _leverage(share)
+    parts, share = parts[is_measured], share[is_measured]
+    left = _remainder_factor(share)
     factor, squares = share**2 / left, np.square(share).sum()
     sums = [float((factor * share**power).sum()) for power in range(3)]
     of_pairs = squares**2 * sums[0] ** 2 - 4 * squares * sums[0] * sums[1] + 2 * sums[0] * sums[2] + 2 * sums[1] ** 2
     diagonal = (factor**2 * (left**2 - (squares - 2 * share) ** 2)).sum()
-    effects[there] = parts / np.sqrt(left)
+    effects[is_measured] = parts / np.sqrt(left)
     return effects, float((factor * left).sum() ** 2 / (of_pairs + diagonal))
 
 
-def _skewness(parts: Numbers, freedom: float, variance: float) -> float:
-    """Return the skewness of a mean from what each client adds to it; 0 where too few clients could say it."""
+def _estimate_skewness(parts: Numbers, freedom: float, variance: float) -> float:
+    """Return the skewness of a mean from the contribution of each client; 0 with too few clients for an estimate."""
     number = freedom + 1
     if number < FEWEST_FOR_SKEWNESS or variance <= 0:
         return 0.0
     return float(np.power(parts, 3).sum() * number**2 / ((number - 1) * (number - 2)) / variance**1.5)
 
 
-def _leverage(share: Numbers) -> Numbers:
+def _remainder_factor(share: Numbers) -> Numbers:
     return np.asarray(1 - 2 * share + np.square(share).sum())
 
 
 def _residuals(centred: Numbers, share: Numbers) -> Numbers:
-    """What is left ``(seeds, clients)`` of ``centred`` after effects of seeds and of clients, by alternating means."""
-    left = centred.copy()
+    """Return the residuals ``(seeds, clients)`` of ``centred`` after removal of seed and client effects."""
+    residuals = centred.copy()
     for _ in range(_PASSES):
         for axis in (0, 1):
-            left -= (share * left).sum(axis, keepdims=True) / share.sum(axis, keepdims=True)
-        left[share == 0] = 0.0
-    return left
+            residuals -= (share * residuals).sum(axis, keepdims=True) / share.sum(axis, keepdims=True)
+        residuals[share == 0] = 0.0
+    return residuals

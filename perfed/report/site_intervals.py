@@ -1,4 +1,4 @@
-"""The interval of a single site's gain: over its test rows and the seeds, from what the runs' models said."""
+"""The interval of the gain at a single site, over its test rows and the seeds, from the predictions of the runs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from perfed.report.runs import Run
 from perfed.run import predictions
 
 MOST_GROUPS = 100
-"""Groups of a site's rows that are left out one after the other where a metric is no mean over rows."""
+"""Largest number of groups of rows for the jackknife of a metric that is not a mean over rows."""
 
 MOST_COLUMNS = 40
-"""Sites times methods from which the variance between seeds is estimated; more would only take longer."""
+"""Largest number of sites times methods from which the variance between seeds is estimated, to limit the time."""
 
 Values = NDArray[np.float64]
 Cells = dict[int, tuple["Judged", "Judged"]]
-"""What a method's and another's models said of a site's rows, by the number of the seed."""
+"""The predictions of a method and of the method it is compared with at a site, by the index of the seed."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Judged:
 
     @cached_property
     def by_row(self) -> tuple[Values, Values]:
-        """What each row (or group of rows) says of the metric, which is the mean of it, and how many rows it is.
+        """The contribution of each row (or group of rows), whose weighted mean is the metric, and its number of rows.
 
-        Where the metric is no mean over rows, these are the jackknife's pseudo-values G m - (G - 1) m_(-g) of G groups
-        (Tukey 1958); NaN where it is not defined without a group.
+        If the metric is not a mean over rows, the contributions are the jackknife's pseudo-values
+        G m - (G - 1) m_(-g) of G groups (Tukey 1958); NaN if the metric is undefined without a group.
         """
         if metric_of(self.metric).rows is not None:
             return np.asarray(np.mean([rows for (rows,) in self.parts], axis=0)), np.ones(self.rows)
@@ -100,55 +100,56 @@ def row_intervals(
 ) -> dict[str, Gain]:
     """Return gains at single sites with 95 % intervals over the site's test rows and the seeds.
 
-    Rows that are the same with every seed have an effect in all seeds: what is special about them does not average out.
-    Where each seed has other rows, the rows of each seed are a sample of their own. One row more counts, which shows no
-    difference: a few rows that agree by chance are no certainty.
+    Test rows that are the same with every seed have an effect that does not average out over the seeds. If each seed
+    has other test rows, the rows of each seed are a separate sample. One row without a difference is added, so that a
+    few rows that agree by chance do not yield an interval of length 0.
 
-    How much seeds vary is estimated from all sites together, and from all methods that could have been chosen there
-    (:func:`perfed.report.intervals.pool_spreads`): two or three seeds of one site say little of it.
+    The variance between seeds is pooled over all sites and all methods that could have been chosen there
+    (:func:`perfed.report.intervals.pool_spreads`), since two or three seeds of one site are too few for an estimate.
 
-    The intervals are corrected for the choice of the methods, and for the number of sites: of n sites s are significant
-    by Benjamini and Hochberg's procedure (1995), and every interval has the error 5 % s / n (at least 5 % / n), so that
-    those of significant sites, and no others, leave 0 out (Benjamini and Yekutieli 2005). Where nothing differs, one
-    of the sites is said to gain or to lose in 5 % of the comparisons.
+    The intervals are corrected for the choice of the methods and for the number of sites. If Benjamini and Hochberg's
+    procedure (1995) selects s of n sites, every interval has the error 5 % s / n (at least 5 % / n), so that exactly
+    the intervals of the selected sites exclude 0 (Benjamini and Yekutieli 2005). If no method differs, some site shows
+    a gain or a loss in 5 % of the comparisons.
 
     Args:
-        runs: finished ones, of which some kept what their models said.
+        runs: the finished runs, some of which kept predictions.
         values: the metric of each client, as the runs reported it.
-        metric: its name.
-        pairs: by site the method and what it is compared with.
-        chances: of how many methods those were chosen.
+        metric: the name of the metric.
+        pairs: the method and the method it is compared with, by site.
+        chances: the numbers of methods from which the two were chosen.
 
     Returns:
-        By site. Those are left out for which predictions of some seed are missing, are of other rows for the two
-        methods, or do not give the reported metric; and those where it is not defined without some rows.
+        The gains by site. A site is omitted if predictions of some seed are missing, belong to other rows for the two
+        methods, or do not reproduce the reported metric, or if the metric is undefined without some rows.
     """
-    others = _methods_beside(values, pairs)
-    said = {(run.method, run.seed): judged(run, metric) for run in runs if run.summary and run.method in others}
+    candidates = _list_methods(values, pairs)
+    predictions_of_runs = {
+        (run.method, run.seed): judged(run, metric) for run in runs if run.summary and run.method in candidates
+    }
     spreads: dict[tuple[str, str], Spread] = {}
     for site, (method, base) in pairs.items():
-        federated = [other for other in others if not needs_no_federation(other)]
-        for other in dict.fromkeys([method, *federated][: max(1, MOST_COLUMNS // len(pairs))]):
-            cells = _comparable_cells(said, values, metric, site, (other, base))
+        federated = [candidate for candidate in candidates if not needs_no_federation(candidate)]
+        for candidate in dict.fromkeys([method, *federated][: max(1, MOST_COLUMNS // len(pairs))]):
+            cells = _match_predictions(predictions_of_runs, values, metric, site, (candidate, base))
             spread = _row_spread(cells, metric, len(values.seeds)) if cells else None
             if spread is not None:
-                gains = values.gains(other, base, metric_of(metric))[:, values.sites.index(site)]
-                spreads[site, other] = replace(spread, mean=float(np.nanmean(gains)))
+                gains = values.gains(candidate, base, metric_of(metric))[:, values.sites.index(site)]
+                spreads[site, candidate] = replace(spread, mean=float(np.nanmean(gains)))
     spreads = _pool_seeds(spreads)
-    chosen = {site: spreads[site, method] for site, (method, _) in pairs.items() if (site, method) in spreads}
-    if not chosen:
+    spread_by_site = {site: spreads[site, method] for site, (method, _) in pairs.items() if (site, method) in spreads}
+    if not spread_by_site:
         return {}
-    significant = selected(np.array([spread.p_value(chances) for spread in chosen.values()]))
-    each = chances.times(len(chosen) / max(1, significant))
-    return {site: spread.gain(each) for site, spread in chosen.items()}
+    significant = selected(np.array([spread.p_value(chances) for spread in spread_by_site.values()]))
+    corrected = chances.times(len(spread_by_site) / max(1, significant))
+    return {site: spread.gain(corrected) for site, spread in spread_by_site.items()}
 
 
 def _pool_seeds(spreads: Mapping[tuple[str, str], Spread]) -> dict[tuple[str, str], Spread]:
-    """Return the spreads by site and method with the variance of their seeds estimated from all of them.
+    """Return the spreads, by site and method, with pooled variances of the seeds.
 
     Methods at one site are compared with the same model, so that their differences have a correlation of about 1/2;
-    those of different sites have other rows. Where no row differs in any other way than the site as a whole, the site's
-    variance stays what it is.
+    those of different sites have different rows. A spread without variation between cells keeps its own variance.
     """
     columns = {key: spread for key, spread in spreads.items() if spread.of_seeds > 0 and spread.cells > 0}
     number, sites = len(columns), Counter(site for site, _ in columns)
@@ -160,7 +161,7 @@ def _pool_seeds(spreads: Mapping[tuple[str, str], Spread]) -> dict[tuple[str, st
 
 
 def _row_spread(cells: Cells, metric: str, seeds: int) -> Spread | None:
-    """Return that of the gain on each row, with one row more that shows none; None where the rows do not have it."""
+    """Return the spread of the gains of rows, plus a row without a gain; None if the metric is undefined for a row."""
     gains, sizes = {}, {}
     for seed, (method, base) in cells.items():
         (better, rows), (than, _) = method.by_row, base.by_row
@@ -177,7 +178,7 @@ def _row_spread(cells: Cells, metric: str, seeds: int) -> Spread | None:
 
 
 def _nested_spread(gains: Mapping[int, Values], sizes: Mapping[int, Values], seeds: int) -> Spread:
-    """Return that of rows of which each seed has others: those of its rows are within the differences of the seeds."""
+    """Return the spread of gains if each seed has other rows, so that rows are nested within seeds."""
     means = np.full((seeds, 1), np.nan)
     for seed, column in gains.items():
         means[seed] = (sizes[seed] * column).sum()
@@ -190,26 +191,26 @@ def _nested_spread(gains: Mapping[int, Values], sizes: Mapping[int, Values], see
     return replace(between, clients=variance, cells=variance, of_clients=of_rows)
 
 
-def _methods_beside(values: ClientTable, pairs: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Return the methods chosen at the sites, what they are compared with, and the other federated ones."""
-    chosen = [method for pair in pairs.values() for method in pair]
+def _list_methods(values: ClientTable, pairs: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Return the methods chosen at the sites, those they are compared with, and all other federated methods."""
+    compared = [method for pair in pairs.values() for method in pair]
     federated = [m for m in values.of_method if not needs_no_federation(m) and not m.startswith(POOLED)]
-    return list(dict.fromkeys([*chosen, *federated]))
+    return list(dict.fromkeys([*compared, *federated]))
 
 
-def _comparable_cells(
-    said: Mapping[tuple[str, int], Mapping[str, Judged]],
+def _match_predictions(
+    predictions_of_runs: Mapping[tuple[str, int], Mapping[str, Judged]],
     values: ClientTable,
     metric: str,
     site: str,
     pair: tuple[str, str],
 ) -> Cells:
-    """Return what two methods' models said of a site's rows; nothing where some seed's rows or values do not fit."""
+    """Return the predictions of two methods at a site by seed; empty if rows or reported values of a seed differ."""
     reported = [values.of_method[name][:, values.sites.index(site)] for name in pair]
     seeds = np.flatnonzero(np.isfinite(reported[0] - reported[1])).tolist()
     cells: Cells = {}
     for number in seeds:
-        method, base = (said.get((name, values.seeds[number]), {}).get(site) for name in pair)
+        method, base = (predictions_of_runs.get((name, values.seeds[number]), {}).get(site) for name in pair)
         if method is None or base is None or (method.mark, method.rows) != (base.mark, base.rows):
             return {}
         if not (method.gives(reported[0][number]) and base.gives(reported[1][number])):

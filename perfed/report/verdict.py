@@ -69,8 +69,8 @@ class SiteVerdict:
         local: the best in this way of the models that need no federation; None where none was compared.
         federated: the best of the others; None where there are none.
         gain: of ``federated`` over ``local``; None where it is not known.
-        could_gain: whether the best value that the metric can have would have been a significant gain over ``local``;
-            None where there is no interval.
+        could_gain: whether the best possible value of the metric would be a significant gain over ``local``; None if
+            there is no interval.
     """
 
     site: str
@@ -94,33 +94,36 @@ class Verdict:
 
     @property
     def sentences(self) -> list[str]:
-        """Who is ahead and behind, by what, who is worse off with the best method, the warnings, what to use at the
-        sites, and what the rows of a single site can show.
+        """The sentences of the verdict, in their order.
+
+        They cover the methods ahead and behind, the clients that are worse off, the warnings, the recommendation for
+        the sites, and the evidence from the test rows of single sites.
         """
         return [
             headline(self.methods, self.reference, self.metric),
             *compared_by(self.metric),
             *self.worse_off,
             *self.warnings,
-            *_recommend(self.sites),
-            *_single_sites(self.sites, self.metric, self._site_methods),
+            *_describe_recommendation(self.sites),
+            *_describe_site_evidence(self.sites, self.metric, self._site_methods),
         ]
 
     @property
     def worse_off(self) -> list[str]:
-        """One sentence on who is worse off with the best method; empty where there is none."""
+        """A sentence on the clients that are worse off with the best method; empty if there is no such method."""
         return gainers(self.best_method, self.reference, self.losing_sites)
 
     @property
     def losing_sites(self) -> tuple[int, int] | None:
-        """The number of sites whose own test rows show a loss, and of how many; None where no site's rows are known."""
+        """The number of sites whose own test rows show a loss, and of all sites with an interval; None without any."""
         signs = [site.gain.sign for site in self.sites if site.gain is not None and site.gain.low is not None]
         return (signs.count(-1), len(signs)) if signs else None
 
     @property
     def _site_methods(self) -> int:
-        """The number of methods that a site can have."""
-        return sum(not name.startswith(POOLED) for name in (self.reference, *(of.method for of in self.methods)))
+        """The number of methods that are available to a site, which excludes pooled ones."""
+        names = [self.reference, *(verdict.method for verdict in self.methods)]
+        return sum(not name.startswith(POOLED) for name in names)
 
     @property
     def best_method(self) -> MethodVerdict | None:
@@ -174,11 +177,12 @@ class Verdict:
 
 
 def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None:
-    """What the finished ``runs`` say; None where fewer than two methods have measured clients in common.
+    """Return the verdict of finished runs; None if fewer than two methods have measured clients in common.
 
-    Intervals of methods are over clients and seeds (:func:`perfed.report.intervals.intervals`), corrected for the
-    number of methods; those of a single site over its test rows and the seeds, corrected for that and for the number of
-    sites, where the runs kept what their models say of each row (:func:`perfed.report.site_intervals.row_intervals`).
+    The intervals of methods are over clients and seeds (:func:`perfed.report.intervals.intervals`), and corrected for
+    the number of methods. The intervals of single sites are over test rows and seeds, and corrected for the numbers of
+    methods and sites; they exist if the runs kept predictions
+    (:func:`perfed.report.site_intervals.row_intervals`).
 
     Args:
         runs: of several methods and seeds.
@@ -276,7 +280,7 @@ def _of_sites(
 
 
 def _could_gain(gain: Gain, local: float, known: Metric) -> bool | None:
-    """Return whether the best value of the metric would have been significantly better than the ``local`` one."""
+    """Return whether the best possible value of the metric would be significantly better than the ``local`` value."""
     if gain.low is None:
         return None
     best = known.span[1] if known.higher_is_better else known.span[0]
@@ -287,42 +291,43 @@ def _name(method: str | None) -> str:
     return UNKNOWN if method is None else display_name(method)
 
 
-def _recommend(sites: Sequence[SiteVerdict]) -> list[str]:
-    """Return one sentence on what to use at the sites, and why where it is the result over all clients."""
+def _describe_recommendation(sites: Sequence[SiteVerdict]) -> list[str]:
+    """Return a sentence that recommends methods for the sites, with the reason if it is the result over all clients."""
     if not sites:
         return []
     counts = Counter(site.method for site in sites).most_common()
-    used = [f"{display_name(method)} at {count}" for method, count in counts]
-    used[0] += f" of {len(sites)} clients"
+    choices = [f"{display_name(method)} at {count}" for method, count in counts]
+    choices[0] += f" of {len(sites)} clients"
     ahead = list(dict.fromkeys(display_name(site.method) for site in sites if site.why == AHEAD))
     reason = ": keep the local models" if all(site.why == LEVEL for site in sites) else ""
     if ahead:
         reason = f": {listed(ahead)} {'is' if len(ahead) == 1 else 'are'} ahead over all clients together"
-    return [f"Use {', '.join(used)}{reason}."]
+    return [f"Use {', '.join(choices)}{reason}."]
 
 
-def _single_sites(sites: Sequence[SiteVerdict], metric: str, methods: int) -> list[str]:
-    """Return one sentence on what the test rows of single sites show, and how large a gain must be to show."""
-    judged = [(site, site.gain) for site in sites if site.gain is not None and site.gain.low is not None]
-    if not judged:
-        known = any(site.gain is not None for site in sites)
-        return ["What a single client gains is not known: the runs kept no predictions of test rows."] if known else []
-    signs, number = Counter(gain.sign for _, gain in judged), len(judged)
-    possible = sum(bool(site.could_gain) for site, _ in judged)
+def _describe_site_evidence(sites: Sequence[SiteVerdict], metric: str, methods: int) -> list[str]:
+    """Return a sentence on the evidence from test rows of single sites, and on the gain that they could detect."""
+    tested = [(site, site.gain) for site in sites if site.gain is not None and site.gain.low is not None]
+    if not tested:
+        if all(site.gain is None for site in sites):
+            return []
+        return ["What a single client gains is not known: the runs kept no predictions of test rows."]
+    signs, number = Counter(gain.sign for _, gain in tested), len(tested)
+    detectable = sum(bool(site.could_gain) for site, _ in tested)
     plural = "s" if number > 1 else ""
-    how = (
+    method_text = (
         "the best federated model against the best local one; 95 % intervals over rows and seeds, corrected for "
         f"{methods} methods and {number} client{plural}"
     )
-    if not possible and not signs[1] and not signs[-1]:
+    if not detectable and not signs[1] and not signs[-1]:
         return [
             f"The test rows of a single client are too few to show a gain: at none of {number} client{plural} would "
-            f"even the best possible value have been a significant one ({how})."
+            f"even the best possible value have been a significant one ({method_text})."
         ]
-    some = f", of which {number - possible} could not have shown any gain" if possible < number else ""
-    least = float(np.median([gain.mean - float(gain.low or 0.0) for _, gain in judged]))
+    limit_text = f", of which {number - detectable} could not have shown any gain" if detectable < number else ""
+    threshold = float(np.median([gain.mean - float(gain.low or 0.0) for _, gain in tested]))
     return [
         f"The test rows of a single client show a gain at {signs[1]} of {number} client{plural}, a loss at "
-        f"{signs[-1]}, and leave it open at {signs[0]}{some}; at the median client a gain must exceed "
-        f"{amount(metric, least)} to show ({how})."
+        f"{signs[-1]}, and leave it open at {signs[0]}{limit_text}; at the median client a gain must exceed "
+        f"{amount(metric, threshold)} to show ({method_text})."
     ]

@@ -124,8 +124,8 @@ class CheckpointFiles:
 
         Args:
             keep: makes of each client's state, once it was read, what stands for it.
-            find_changes: of a checkpoint's ``progress``, names other files that are not as they were then. A
-                checkpoint of which it names none is preferred to newer ones.
+            find_changes: a function that returns the files that have changed since a checkpoint, from its ``progress``.
+                A checkpoint without changes is preferred to newer ones with changes.
 
         Raises:
             PerfedError: checkpoints exist and all are damaged.
@@ -139,7 +139,7 @@ class CheckpointFiles:
                 readable.append((manifest, body, find_changes(body["progress"])))
             except _Damaged as error:
                 self._note_damage(manifest, error, notes)
-        for manifest, body, changed in sorted(readable, key=lambda one: bool(one[2])):  # which keeps the order
+        for manifest, body, changed in sorted(readable, key=lambda entry: bool(entry[2])):  # a stable sort
             try:
                 server = self._read(body["server"])
                 clients = {client: keep(self._read(entry)) for client, entry in body["clients"].items()}
@@ -147,10 +147,10 @@ class CheckpointFiles:
                 self._note_damage(manifest, error, notes)
                 continue
             if not changed:
-                for newer, one, files in readable:
-                    if files and one["round"] > body["round"]:
-                        others = f" and {len(files) - 1} more files" if len(files) > 1 else ""
-                        notes.append(f"{files[0]}{others}: damaged; the rounds after {body['round']} are repeated")
+                for newer, newer_body, files in readable:
+                    if files and newer_body["round"] > body["round"]:
+                        count_note = f" and {len(files) - 1} more files" if len(files) > 1 else ""
+                        notes.append(f"{files[0]}{count_note}: damaged; the rounds after {body['round']} are repeated")
                         self._damaged.append(newer)
             self._files = dict(body["clients"])
             return Checkpoint(body["round"], server, clients, body["progress"], notes, self.path)
@@ -172,7 +172,7 @@ class CheckpointFiles:
 
     @property
     def is_intact(self) -> bool:
-        """Whether the newest checkpoint is whole; all its files are read."""
+        """Whether the newest checkpoint is undamaged, which is checked by reading all its files."""
         for manifest in self._manifests()[:1]:
             try:
                 body = _read_manifest(manifest)
@@ -201,11 +201,11 @@ class _Entry(BaseModel):
 
 
 class WrittenFiles(BaseModel):
-    """The checksums of what a run had written when a checkpoint was.
+    """The checksums of the files that a run had written at the time of a checkpoint.
 
     Attributes:
-        rounds: those of ``rounds.jsonl``.
-        arrays: SHA-256 of the files with arrays of rounds, by their names in the directory.
+        rounds: the checksums of ``rounds.jsonl``.
+        arrays: the SHA-256 of each file with arrays of rounds, by its path in the directory.
     """
 
     rounds: RoundChecksums
@@ -213,7 +213,7 @@ class WrittenFiles(BaseModel):
 
 
 def written_files(progress: Mapping[str, Any]) -> WrittenFiles | None:
-    """Return the checksums among a checkpoint's values; ``None`` where an older perfed wrote it."""
+    """Return the checksums in a checkpoint's progress; ``None`` if an older perfed wrote the checkpoint."""
     files = progress.get("files")
     return None if files is None else WrittenFiles.model_validate(files)
 

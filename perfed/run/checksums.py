@@ -1,4 +1,4 @@
-"""``SHA256SUMS``: the checksums of the files in a folder, as ``sha256sum --check`` reads them."""
+"""Checksums of files, and the file ``SHA256SUMS`` with those of a folder, which ``sha256sum --check`` reads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from perfed.errors import PerfedError
 from perfed.system import write_atomic
 
 CHECKSUMS = "SHA256SUMS"
-"""The file with the checksums."""
+"""The name of the file with the checksums of a folder."""
 
 _COMMENT = "# sha256 of the lines below: "
 
 
 def write_checksums(folder: Path, checksums: Mapping[str, str]) -> None:
-    """Write the SHA-256 of files by their names in ``folder``; without any, the file is removed."""
+    """Write checksums of files in ``folder``, by file name, to ``SHA256SUMS``; remove that file if there are none."""
     lines = [f"{checksum}  {name}\n" for name, checksum in sorted(checksums.items())]
     if lines:
         write_atomic(folder / CHECKSUMS, "".join(lines))
@@ -27,10 +27,10 @@ def write_checksums(folder: Path, checksums: Mapping[str, str]) -> None:
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """Return the checksums that :func:`write_checksums` wrote; none where an older perfed wrote the folder.
+    """Return the checksums that :func:`write_checksums` wrote, by file name; empty if an older perfed wrote the folder.
 
     Raises:
-        PerfedError: the file cannot be read, or has a line that is no checksum and name.
+        PerfedError: the file cannot be read, or a line does not consist of a checksum and a name.
     """
     file = folder / CHECKSUMS
     checksums = {}
@@ -43,17 +43,17 @@ def read_checksums(folder: Path) -> dict[str, str]:
 
 
 def hash_file(file: Path) -> str:
-    """Return the SHA-256 of a file.
+    """Return the SHA-256 of a file in hexadecimal digits.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def find_damage(folder: Path, checksums: Mapping[str, str]) -> dict[str, str]:
-    """Return the files that are not as they were written: their names, and what is wrong with each."""
+    """Return the files that are missing, unreadable or changed: a description of the problem by file name."""
     problems = {}
     for name, checksum in checksums.items():
         try:
@@ -67,34 +67,34 @@ def find_damage(folder: Path, checksums: Mapping[str, str]) -> dict[str, str]:
 
 
 def refuse_damage(folder: Path, problems: Mapping[str, str], remedy: str) -> None:
-    """Raise an error where ``problems``, as from :func:`find_damage`, are not empty.
+    """Raise an error if there are any ``problems`` (:func:`find_damage`).
 
     Raises:
-        PerfedError: names the first of the files, and ends with ``remedy``.
+        PerfedError: there are problems; the message names the first file and ends with ``remedy``.
     """
     if problems:
         name, problem = next(iter(problems.items()))
-        others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise PerfedError(f"{folder / name}: {problem}{others}; {remedy}")
+        count_note = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise PerfedError(f"{folder / name}: {problem}{count_note}; {remedy}")
 
 
 def write_checksums_of(folder: Path, names: Iterable[str]) -> None:
-    """Write the checksums of the files with these names as they are now."""
+    """Compute the checksums of files in ``folder`` and write them to ``SHA256SUMS``."""
     write_checksums(folder, {name: hash_file(folder / name) for name in names})
 
 
 def add_checksum(text: str) -> str:
-    """Return a text in TOML behind a comment with its SHA-256."""
+    """Return a TOML text preceded by a comment with its SHA-256."""
     return f"{_COMMENT}{hashlib.sha256(text.encode()).hexdigest()}\n{text}"
 
 
 def matches_comment(text: str) -> bool:
-    """Return whether a text is as :func:`add_checksum` wrote it; one of an older version, without the comment, is."""
-    comment, _, rest = text.partition("\n")
-    checksum = hashlib.sha256(rest.encode()).hexdigest()
+    """Return whether a text matches the comment of :func:`add_checksum`; True if an older perfed wrote no comment."""
+    comment, _, content = text.partition("\n")
+    checksum = hashlib.sha256(content.encode()).hexdigest()
     return not comment.startswith(_COMMENT) or comment == _COMMENT + checksum
 
 
 def set_aside(file: Path) -> None:
-    """Rename a damaged file to ``NAME.damaged``, so that it is not read again and what is in it can still be had."""
+    """Rename a damaged file to ``NAME.damaged``, so that it is not read again but its content remains available."""
     os.replace(file, file.with_name(f"{file.name}.damaged"))

@@ -1,4 +1,4 @@
-"""Differences between the configuration of a run and that of the rounds that are done."""
+"""Detection of changes to the configuration of a run since its finished rounds."""
 
 from __future__ import annotations
 
@@ -12,52 +12,55 @@ from perfed.settings import leaves
 
 
 def check_edits(directory: RunDirectory) -> None:
-    """Refuse a configuration that differs in more than the number of rounds from that of the rounds that are done.
+    """Raise an error if the configuration has changed since the finished rounds, except for a larger number of rounds.
 
     Raises:
-        PerfedError: it does; names the key.
+        PerfedError: a setting has changed; the message names its key.
     """
     edits = find_edits(directory)
-    before, now = edits.get("rounds", (0, 0))
-    if type(now) is int and now >= before:
+    old, new = edits.get("rounds", (0, 0))
+    if type(new) is int and new >= old:
         edits.pop("rounds", None)
     if edits:
-        key, (before, now) = next(iter(edits.items()))
-        more = f" (and {len(edits) - 1} more)" if len(edits) > 1 else ""
+        key, (old, new) = next(iter(edits.items()))
+        count_note = f" (and {len(edits) - 1} more)" if len(edits) > 1 else ""
         config = directory.path / "config.toml"
         raise PerfedError(
-            f"{config}: {key} is {_show_value(now)} and was {_show_value(before)} in the rounds that are done{more}; "
-            f"only rounds may grow; give it back its value, or start another run: 'perfed run {config} --out OTHER'"
+            f"{config}: {key} is {_format_value(new)} but was {_format_value(old)} in the finished rounds{count_note}; "
+            f"only rounds may be increased; restore the value, or start another run: 'perfed run {config} --out OTHER'"
         )
 
 
 def find_edits(directory: RunDirectory) -> dict[str, tuple[Any, Any]]:
-    """Return what ``config.toml`` says otherwise than the newest checkpoint: key -> before and now, ``None`` for none.
+    """Return the settings in which ``config.toml`` differs from the newest checkpoint.
 
-    Left out are the device and the memory that states may take, which a run may change, and choices of the plan, which
-    checkpoints may not have yet.
+    The device and the memory for client states may change during a run, and are left out. So are the paths of the plan,
+    which a checkpoint may not contain yet.
+
+    Returns:
+        The value in the checkpoint and the one in ``config.toml``, by key; ``None`` stands for a missing value.
 
     Raises:
-        PerfedError: the configuration is no TOML.
+        PerfedError: ``config.toml`` is not valid TOML.
     """
-    made_with = directory.newest()[1].get("config")
-    if not made_with:  # no checkpoint, or one of a run that was not made of a configuration
+    checkpoint_config = directory.newest()[1].get("config")
+    if not checkpoint_config:  # no checkpoint, or a run that was started without a configuration
         return {}
     try:
-        now = _flatten_keys(tomllib.loads(directory.read_config()))
+        new = _flatten_keys(tomllib.loads(directory.read_config()))
     except tomllib.TOMLDecodeError as error:
         raise PerfedError(f"{directory.path / 'config.toml'}: not valid TOML: {error}") from None
-    before = _flatten_keys(made_with)
-    if before.get("data.missing") == []:  # a checkpoint of an older perfed, for which that was the default
-        before |= {"data.missing": now.get("data.missing")}
-    free = ("device", "plan.hold_megabytes")
-    keys = [key for key in dict.fromkeys([*before, *now]) if key not in free and not key.startswith("plan.paths.")]
-    return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
+    old = _flatten_keys(checkpoint_config)
+    if old.get("data.missing") == []:  # an older perfed wrote the checkpoint, with this default
+        old |= {"data.missing": new.get("data.missing")}
+    may_change = ("device", "plan.hold_megabytes")
+    keys = [key for key in dict.fromkeys([*old, *new]) if key not in may_change and not key.startswith("plan.paths.")]
+    return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
 def _flatten_keys(table: Mapping[str, Any]) -> dict[str, Any]:
     return {".".join(path): value for path, value in leaves(table).items()}
 
 
-def _show_value(value: Any) -> str:
-    return "not there" if value is None else repr(value)
+def _format_value(value: Any) -> str:
+    return "not set" if value is None else repr(value)

@@ -105,10 +105,10 @@ _AT_THE_END = ("clients.csv", "federation.json", "sites.json", "summary.json")
 
 
 def check_marker(path: Path) -> None:
-    """Refuse a study whose marker has changed since it was written.
+    """Raise an error if the marker of a study has changed since it was written.
 
     Raises:
-        PerfedError: it has; markers of older versions have no checksum, and are not refused.
+        PerfedError: the marker has changed. Markers of older versions have no checksum and are accepted.
     """
     file = marker_file(path)
     if file.is_file() and not matches_comment(read_text(file)):
@@ -179,7 +179,7 @@ class RunDirectory(CheckpointFiles):
         self._write_result("config.toml", text)
 
     def read_config(self) -> str:
-        """Return the experiment, as ``config.toml`` has it and this perfed means it."""
+        """Return the experiment in ``config.toml``, converted to the settings of this version of perfed."""
         try:
             text = (self.path / "config.toml").read_text(encoding="utf-8")
         except OSError:
@@ -190,7 +190,7 @@ class RunDirectory(CheckpointFiles):
             raise PerfedError(f"{self.path / 'config.toml'}: is not text: {error}") from None
         try:
             settings = tomllib.loads(text)
-        except tomllib.TOMLDecodeError:  # which is said where the text is parsed
+        except tomllib.TOMLDecodeError:  # reported where the text is parsed
             return text
         current = current_settings(settings, self.layout)
         return text if current == settings else tomli_w.dumps(current)
@@ -222,21 +222,21 @@ class RunDirectory(CheckpointFiles):
         self._log.append(plain(record))
 
     def truncate_rounds(self, last: int) -> None:
-        """Drop the lines of rounds after ``last`` that this process has written, and a torn last line."""
+        """Remove the lines of rounds after ``last`` that this process has written, and a partial last line."""
         self._log.truncate(last)
 
     # Checksums ---------------------------------------------------------------------------------------------
 
     @property
     def written_files(self) -> dict[str, Any]:
-        """The checksums of what was written of rounds so far, for a checkpoint."""
+        """The checksums of the files with results of rounds so far, for a checkpoint."""
         return WrittenFiles(rounds=self._log.checksums, arrays=self._arrays).model_dump()
 
     def load_to_resume(self, keep: Callable[[Tree], Tree]) -> Checkpoint | None:
-        """Return the checkpoint that a run goes on from; ``None`` if none was written yet.
+        """Return the checkpoint from which a run resumes; ``None`` if none was written yet.
 
-        This is the newest whole one after which ``rounds.jsonl`` and the arrays of rounds are as they were written:
-        later rounds are repeated. If there is none, it is the newest whole one.
+        This is the newest undamaged checkpoint whose ``rounds.jsonl`` and arrays of rounds are undamaged, too; later
+        rounds are repeated. If there is none, it is the newest undamaged checkpoint.
 
         Args:
             keep: as in :meth:`load`.
@@ -247,21 +247,21 @@ class RunDirectory(CheckpointFiles):
         return self.load(keep, lambda progress: self._find_changes(written_files(progress)))
 
     def restore_rounds(self, found: Checkpoint | None) -> tuple[list[dict[str, Any]], list[str]]:
-        """Bring the files of a run that goes on to where its checkpoint was written.
+        """Restore the files of a resumed run to the time of its checkpoint.
 
-        Lines and arrays that are damaged are not used again. The checksums of a finished run stay with the files that
-        it will write anew at its end.
+        Damaged lines and arrays are removed. The checksums of results remain, since a run writes these again at its
+        end.
 
         Args:
-            found: the checkpoint; ``None`` for a run that begins again.
+            found: the checkpoint; ``None`` for a run that starts from the beginning.
 
         Returns:
-            The records of its rounds, and notes of what was damaged.
+            The records of the rounds up to the checkpoint, and notes on damage.
         """
         last, written = (-1, None) if found is None else (found.round, written_files(found.progress))
         records, notes = self._log.restore(last, None if written is None else written.rounds)
         try:
-            results = {name: sum_ for name, sum_ in read_checksums(self.path).items() if name in _AT_THE_END}
+            results = {name: checksum for name, checksum in read_checksums(self.path).items() if name in _AT_THE_END}
         except PerfedError as error:
             results = {}
             notes.append(f"{error}; it is written again at the end of the run")
@@ -270,7 +270,7 @@ class RunDirectory(CheckpointFiles):
         arrays = {} if written is None else written.arrays
         self._arrays = self._without_removed(arrays)
         for folder in sorted({name.partition("/")[0] for name in arrays if name not in self._arrays}):
-            notes.append(f"{folder}/: was removed; what it had of the rounds up to {last} is lost")
+            notes.append(f"{folder}/: was removed; its arrays of the rounds up to {last} are lost")
         for name, problem in find_damage(self.path, self._arrays).items():
             del self._arrays[name]
             with suppress(FileNotFoundError):
@@ -280,7 +280,7 @@ class RunDirectory(CheckpointFiles):
         return records, notes
 
     def _find_changes(self, written: WrittenFiles | None) -> list[str]:
-        """Return which of the files that a checkpoint knows have changed since."""
+        """Return the files that have changed since a checkpoint."""
         if written is None:
             return []
         file = self.path / ROUNDS
@@ -289,19 +289,19 @@ class RunDirectory(CheckpointFiles):
         return [*rounds, *find_damage(self.path, self._without_removed(written.arrays))]
 
     def _without_removed(self, checksums: Mapping[str, str]) -> dict[str, str]:
-        """Leave out the files of a folder of arrays that is not there: a directory may be passed on without it."""
+        """Return the checksums except those of removed folders of arrays, which users may omit from a copy."""
         folders = {name.partition("/")[0] for name in checksums if "/" in name}
         removed = {folder for folder in folders if not (self.path / folder).exists()}
         return {name: checksum for name, checksum in checksums.items() if name.partition("/")[0] not in removed}
 
     def find_damage(self, names: Sequence[str] | None = None) -> dict[str, str]:
-        """Return the files that are not as the run wrote them: their names, and what is wrong with each.
+        """Return the files that have changed since the run wrote them: a description of the problem by file name.
 
-        Files of a finished run are compared with ``SHA256SUMS``, the rounds of one that goes on with its newest
-        checkpoint.
+        The files of a finished run are compared with ``SHA256SUMS``, and the rounds of an unfinished one with its
+        newest checkpoint.
 
         Args:
-            names: of the files to compare; ``None``: all.
+            names: the files to compare; ``None`` for all.
 
         Raises:
             PerfedError: ``SHA256SUMS`` cannot be read.
@@ -315,10 +315,10 @@ class RunDirectory(CheckpointFiles):
         return problems
 
     def refuse_damage(self, names: Sequence[str] | None = None) -> None:
-        """Raise an error where a file is not as the run wrote it; parameter as of :meth:`find_damage`.
+        """Raise an error if a file has changed since the run wrote it; ``names`` as in :meth:`find_damage`.
 
         Raises:
-            PerfedError: names the file.
+            PerfedError: a file has changed; the message names it.
         """
         whose = self.path if self.checkpoints.is_dir() else "the comparison that it is of"
         refuse_damage(self.path, self.find_damage(names), f"'perfed resume' of {whose} restores what can be restored")
@@ -328,13 +328,13 @@ class RunDirectory(CheckpointFiles):
         self._results[name] = hashlib.sha256(text.encode()).hexdigest()
 
     def seal(self, names: Sequence[str] = ()) -> None:
-        """Write the checksums of all files of a run that has finished into ``SHA256SUMS``.
+        """Write the checksums of all files of a finished run to ``SHA256SUMS``.
 
-        The configuration of a run with checkpoints is not among them: it may ask for more rounds later, and is compared
-        with that in the checkpoint.
+        The configuration of a run with checkpoints is omitted: its number of rounds may be increased later, and it is
+        compared with that in the checkpoint.
 
         Args:
-            names: of further files of the directory that were written in another way.
+            names: further files of the directory that were not written by this object.
         """
         checksums = {name: hash_file(self.path / name) for name in names} | self._results | self._arrays
         if self.checkpoints.is_dir():
@@ -356,7 +356,7 @@ class RunDirectory(CheckpointFiles):
         self._write_result("sites.json", json.dumps(content, separators=(",", ":")) + "\n")
 
     def read_sites(self) -> dict[str, Any] | None:
-        """Return what :meth:`write_sites` wrote; ``None`` where nothing was, as by older runs.
+        """Return what :meth:`write_sites` wrote; ``None`` if it wrote nothing, as in older runs.
 
         Raises:
             PerfedError: the file is damaged.
@@ -370,7 +370,7 @@ class RunDirectory(CheckpointFiles):
         self._write_result("summary.json", json.dumps(plain(summary), indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
-        """Return the summary of a run that is finished, from ``summary.json``.
+        """Return the summary of a finished run from ``summary.json``.
 
         Raises:
             PerfedError: the file is damaged.
@@ -380,10 +380,10 @@ class RunDirectory(CheckpointFiles):
         return content
 
     def check_summary(self) -> dict[str, Any]:
-        """Return the content of ``summary.json``, whether it is that which the run wrote or not.
+        """Return the content of ``summary.json`` without comparison with its checksum.
 
         Raises:
-            PerfedError: it is no summary.
+            PerfedError: the file is not a valid summary.
         """
         file = self.path / "summary.json"
         content: dict[str, Any] = read_json(file)

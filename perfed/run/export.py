@@ -26,8 +26,8 @@ from perfed.system import write_atomic
 Format = Literal["onnx", "pt2", "safetensors"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
-_DRAWN = 64  # rows like those of the site
-_ROWS = 4096  # that onnxruntime gets at once
+_DRAWN = 64  # number of random rows
+_ROWS = 4096  # number of rows in a batch for onnxruntime
 _TOLERANCE = 1e-4  # of a probability, or of the largest value
 
 
@@ -67,7 +67,7 @@ def export(model: SiteModel, file: Path | str, format_: Format) -> dict[str, Any
 def onnx_file(model: SiteModel) -> tuple[bytes, float]:
     """Return an ONNX model and its largest difference to what ``model`` says.
 
-    The network is compared on all training rows of the site, where they are at hand, and the whole file on drawn ones.
+    The network is compared on all training rows of the site, if they are available, and the whole file on random rows.
 
     Raises:
         PerfedError: as :func:`export`.
@@ -98,7 +98,7 @@ def onnx_file(model: SiteModel) -> tuple[bytes, float]:
 
 
 def _network(model: SiteModel) -> Any:
-    """Return the network, from ``x`` (and ``domain``) to ``probabilities`` or ``values``, its parameters by name."""
+    """Return the ONNX network from ``x`` (and ``domain``) to ``probabilities`` or ``values``, with named parameters."""
     if isinstance(model, EstimatorSite):
         return model.network()
     output = output_name(model.facts["classes"], None)
@@ -135,11 +135,11 @@ def _compare_answers(
     """Return the largest difference between the answers of onnxruntime and of perfed.
 
     Args:
-        model: of perfed.
-        onnx_model: the exported one.
-        feeds: rows by name of an ONNX input.
-        arguments: the same rows as the network gets them.
-        what: the rows, for the message.
+        model: the model of perfed.
+        onnx_model: the exported model.
+        feeds: the rows, by the name of the ONNX input.
+        arguments: the same rows as arguments of the network.
+        what: a description of the rows for the message.
 
     Raises:
         PerfedError: it is more than rounding, or onnxruntime cannot run the model.
@@ -167,7 +167,7 @@ def _compare_answers(
 
 
 def _drawn_rows(model: SiteModel) -> tuple[dict[str, NDArray[Any]], tuple[torch.Tensor, ...]]:
-    """Return rows like those of the site: by name of an ONNX input, and as the network gets them."""
+    """Return random rows in the format of the site: by the name of the ONNX input, and as arguments of the network."""
     generator = np.random.default_rng(0)
     if model.table is not None:
         frame = pandas().DataFrame(example_columns(model.table, _DRAWN, generator))

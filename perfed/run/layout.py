@@ -21,7 +21,7 @@ FORMAT = 3
 OLDEST = 1
 """The oldest format that is read and resumed: that of the last minor version at least."""
 
-_ALL_TEXTS_OFF = 3  # from this format on ``missing = []`` of tables says that no text such as NA means missing
+_ALL_TEXTS_OFF = 3  # from this format on, no text such as NA means missing with ``missing = []``
 
 FILE = "version.json"
 FIRST = "0.1"  # version of perfed that wrote format 1
@@ -73,9 +73,9 @@ def readable_layout(path: Path, said: Mapping[str, Any], file: Path) -> Layout:
 
 
 def current_settings(settings: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
-    """Return the settings of a directory, nested or not, as this perfed means them.
+    """Return the settings of a directory, nested or not, converted to their meaning in this version of perfed.
 
-    Up to format 2 ``missing = []`` of tables was what stands for its absence today.
+    Up to format 2, ``missing = []`` of tables meant what its absence means today.
 
     Example:
         >>> current_settings({"data": {"name": "tables", "missing": []}}, Layout(format=2))

@@ -34,7 +34,7 @@ def onnx_package(name: str) -> Any:
 
 
 def output_name(classes: Sequence[Any] | None, table: TablePreprocessor | None) -> str:
-    """Return what the output of an ONNX file is called, which is no column of ``table``.
+    """Return a name for the output of an ONNX file that is not the name of a column of ``table``.
 
     Returns:
         ``probabilities`` or, without classes, ``values``, with underscores behind it where a column is called so.
@@ -53,15 +53,15 @@ def _input_names(table: TablePreprocessor) -> tuple[str, ...]:
 def with_preprocessing(table: TablePreprocessor, network: Any, output: str) -> Any:
     """Return preprocessing and network as one ONNX model, from columns ``(batch, 1)``.
 
-    The inputs are called as the columns. Numbers are float32: booleans 0 and 1, dates days since 1970-01-01, NaN where
-    missing. Categories are texts, "missing" where they are, in every spelling that tables may have
-    (:func:`spellings`); so is the domain, where it counts. The preprocessing is computed in float64, operation by
+    The inputs have the names of the columns. Numbers are float32: booleans 0 and 1, dates days since 1970-01-01, NaN
+    if missing. Categories are texts, "missing" where they are, in every spelling that tables may have
+    (:func:`match_spellings`); so is the domain, where it counts. The preprocessing is computed in float64, operation by
     operation as scikit-learn computes it, so that the network's inputs are the same to the bit.
 
     Args:
         table: the site's.
         network: an ONNX model of preprocessed inputs and, where the method needs them, domain ids.
-        output: name of the output.
+        output: the name of the output.
     """
     onnx, compose = onnx_package("onnx"), onnx_package("onnx.compose")
     helper, takes_domain = onnx.helper, len(network.graph.input) > 1
@@ -71,7 +71,7 @@ def with_preprocessing(table: TablePreprocessor, network: Any, output: str) -> A
     numbers = _convert_transformer(graph) if table.own else _add_preprocessing(graph)
     ids = _encode_domain(graph) if takes_domain or table.domain_input else None
     if table.domain_input:
-        hot = graph.add("Gather", [graph.constant(np.eye(len(table.domains))), ids])
+        hot = graph.add("Gather", [graph.add_constant(np.eye(len(table.domains))), ids])
         numbers = graph.add("Concat", [numbers, hot], axis=1)
     numbers = graph.add("Cast", [numbers], to=number)
     links = [numbers, *([ids] if takes_domain else [])]
@@ -93,17 +93,17 @@ def with_preprocessing(table: TablePreprocessor, network: Any, output: str) -> A
 
 
 class _Graph:
-    """Nodes and constants of an ONNX graph from the columns of a site, whose names begin with a prefix of their own.
+    """A builder of an ONNX graph whose inputs are the columns of a site.
 
     Args:
-        table: the site's.
+        table: the preprocessing of the site.
         takes_domain: whether the network needs domain ids.
 
     Attributes:
-        table: the site's.
-        prefix: that no column's name begins with.
-        inputs, nodes, constants: as ONNX has them.
-        versions: of operators beside those of the network.
+        table: the preprocessing of the site.
+        prefix: the prefix of the names of nodes and constants, with which no column's name begins.
+        inputs, nodes, constants: the ONNX objects added so far.
+        versions: the versions of operator sets that the network does not use.
     """
 
     def __init__(self, table: TablePreprocessor, takes_domain: bool) -> None:
@@ -123,40 +123,40 @@ class _Graph:
             self.inputs.append(onnx.helper.make_tensor_value_info(name, type_, ["batch", 1]))
 
     def add(self, operator: str, inputs: Sequence[str | None], **attributes: Any) -> str:
-        """Add a node; return the name of its output."""
+        """Add a node and return the name of its output."""
         name = f"{self.prefix}{len(self.nodes)}"
         self.nodes.append(onnx_package("onnx.helper").make_node(operator, inputs, [name], **attributes))
         return name
 
-    def constant(self, array: NDArray[Any]) -> str:
-        """Add a constant; return its name."""
+    def add_constant(self, array: NDArray[Any]) -> str:
+        """Add a constant and return its name."""
         name = f"{self.prefix}constant {len(self.constants)}"
         self.constants.append(onnx_package("onnx.numpy_helper").from_array(array, name))
         return name
 
-    def double(self, tensor: str) -> str:
-        """Return ``tensor`` in float64."""
+    def cast_to_double(self, tensor: str) -> str:
+        """Add a conversion of ``tensor`` to float64 and return the name of its output."""
         return self.add("Cast", [tensor], to=onnx_package("onnx").TensorProto.DOUBLE)
 
-    def column(self, name: str) -> str:
-        """Return the column ``name`` ``(batch, 1)``, which is missing in every row where the site does not have it."""
+    def get_column(self, name: str) -> str:
+        """Return the tensor of a column ``(batch, 1)``; if the site lacks the column, add one with missing values."""
         column = next(column for column in self.table.inputs if column.name == name)
         if not column.absent:
             return name
         empty = np.array([[column.filling]], object if column.kind == "category" else np.float32)
-        return self.add("Expand", [self.constant(empty), self.add("Shape", [self.table.columns[0].name])])
+        return self.add("Expand", [self.add_constant(empty), self.add("Shape", [self.table.columns[0].name])])
 
-    def matches(self, column: str, patterns: Sequence[str]) -> str:
-        """Return 1 where a text is of a pattern, ``(batch, patterns)``, as float64."""
-        each = [self.add("RegexFullMatch", [column], pattern=pattern) for pattern in patterns]
-        return self.double(self.add("Concat", each, axis=1))
+    def match_patterns(self, column: str, patterns: Sequence[str]) -> str:
+        """Return a tensor ``(batch, patterns)`` in float64: 1 if the text matches the pattern, otherwise 0."""
+        flags = [self.add("RegexFullMatch", [column], pattern=pattern) for pattern in patterns]
+        return self.cast_to_double(self.add("Concat", flags, axis=1))
 
 
 # Preprocessing -------------------------------------------------------------------------------------------------
 
 
 def _add_preprocessing(graph: _Graph) -> str:
-    """Return the inputs ``(batch, p)`` that a :func:`~perfed.data.tables.preprocess.column_transformer` makes."""
+    """Add the nodes of a :func:`~perfed.data.tables.preprocess.column_transformer`; return its output."""
     parts = [
         _PARTS[name.removeprefix("own_")](graph, estimator, names)
         for name, estimator, names in graph.table.transformer.transformers_
@@ -166,24 +166,26 @@ def _add_preprocessing(graph: _Graph) -> str:
 
 
 def _read_numbers(graph: _Graph, names: Sequence[str]) -> str:
-    return graph.add("Concat", [graph.double(graph.column(name)) for name in names], axis=1)
+    return graph.add("Concat", [graph.cast_to_double(graph.get_column(name)) for name in names], axis=1)
 
 
 def _fill_missing(graph: _Graph, imputer: Any, names: Sequence[str]) -> str:
     numbers = _read_numbers(graph, names)
-    return graph.add("Where", [graph.add("IsNaN", [numbers]), graph.constant(imputer.statistics_[None]), numbers])
+    return graph.add("Where", [graph.add("IsNaN", [numbers]), graph.add_constant(imputer.statistics_[None]), numbers])
 
 
 def _scale_numbers(graph: _Graph, pipeline: Any, names: Sequence[str]) -> str:
     scaler, numbers = pipeline["scale"], _fill_missing(graph, pipeline["fill"], names)
-    centred = graph.add("Sub", [numbers, graph.constant(scaler.mean_[None])])
-    return graph.add("Div", [centred, graph.constant(scaler.scale_[None])])
+    centred = graph.add("Sub", [numbers, graph.add_constant(scaler.mean_[None])])
+    return graph.add("Div", [centred, graph.add_constant(scaler.scale_[None])])
 
 
 def _encode_categories(graph: _Graph, encoder: Any, names: Sequence[str]) -> str:
     columns = {column.name: column for column in graph.table.inputs}
     hot = [
-        graph.matches(graph.column(name), [_pattern_of(graph.table, columns[name], level) for level in levels])
+        graph.match_patterns(
+            graph.get_column(name), [_category_pattern(graph.table, columns[name], level) for level in levels]
+        )
         for name, levels in zip(names, encoder.categories_, strict=True)
         if len(levels)
     ]
@@ -191,7 +193,7 @@ def _encode_categories(graph: _Graph, encoder: Any, names: Sequence[str]) -> str
 
 
 def _mask_missing(graph: _Graph, pipeline: Any, names: Sequence[str]) -> str:
-    return graph.double(graph.add("IsNaN", [_read_numbers(graph, names)]))
+    return graph.cast_to_double(graph.add("IsNaN", [_read_numbers(graph, names)]))
 
 
 _PARTS: Mapping[str, Callable[[_Graph, Any, Sequence[str]], str]] = {
@@ -204,62 +206,66 @@ _PARTS: Mapping[str, Callable[[_Graph, Any, Sequence[str]], str]] = {
 
 
 def _convert_transformer(graph: _Graph) -> str:
-    """Return what a transformer of the user's own makes, as skl2onnx converts it; its categories get their names."""
+    """Add a user's transformer as skl2onnx converts it, with texts mapped to its categories; return its output."""
     onnx, table = onnx_package("onnx"), graph.table
     types = onnx_package("skl2onnx.common.data_types")
     kinds = [types.StringTensorType if c.kind == "category" else types.FloatTensorType for c in table.inputs]
     columns = [(c.name, kind([None, 1])) for c, kind in zip(table.inputs, kinds, strict=True)]
     versions = {"": OPSET, ML: ML_VERSION}
-    made = onnx_package("skl2onnx").convert_sklearn(table.transformer, initial_types=columns, target_opset=versions)
-    made = onnx_package("onnx.compose").add_prefix(made, f"{graph.prefix}table/")
-    for column, value in zip(table.inputs, made.graph.input, strict=True):
-        tensor = graph.column(column.name)
+    converted = onnx_package("skl2onnx").convert_sklearn(
+        table.transformer, initial_types=columns, target_opset=versions
+    )
+    converted = onnx_package("onnx.compose").add_prefix(converted, f"{graph.prefix}table/")
+    for column, value in zip(table.inputs, converted.graph.input, strict=True):
+        tensor = graph.get_column(column.name)
         for category in column.categories if column.kind == "category" else ():
-            match = graph.add("RegexFullMatch", [tensor], pattern=_pattern_of(table, column, category))
-            tensor = graph.add("Where", [match, graph.constant(np.array([[category]], object)), tensor])
+            match = graph.add("RegexFullMatch", [tensor], pattern=_category_pattern(table, column, category))
+            tensor = graph.add("Where", [match, graph.add_constant(np.array([[category]], object)), tensor])
         graph.nodes.append(onnx.helper.make_node("Identity", [tensor], [value.name]))
-    graph.nodes.extend(made.graph.node)
-    graph.constants.extend(made.graph.initializer)
-    graph.versions |= {entry.domain: versions.get(entry.domain, entry.version) for entry in made.opset_import}
-    return graph.double(made.graph.output[0].name)
+    graph.nodes.extend(converted.graph.node)
+    graph.constants.extend(converted.graph.initializer)
+    graph.versions |= {entry.domain: versions.get(entry.domain, entry.version) for entry in converted.opset_import}
+    return graph.cast_to_double(converted.graph.output[0].name)
 
 
 def _encode_domain(graph: _Graph) -> str:
-    """Return the domain's ids ``(batch,)``; an unknown domain is out of range, which onnxruntime refuses."""
+    """Add the conversion of domains to ids and return these ``(batch,)``; an unknown domain gets an id out of range."""
     table = graph.table
     assert table.domain is not None
     column = Column(table.domain, "category")
     replacements = table.conversions.replacements(table.domain)
-    hot = graph.matches(table.domain, [spellings(name, column, (), replacements) for name in table.domains])
+    hot = graph.match_patterns(
+        table.domain, [match_spellings(name, column, (), replacements) for name in table.domains]
+    )
     ids = graph.add("ArgMax", [hot], axis=1, keepdims=0)
-    axis, zero = graph.constant(np.array([1])), graph.constant(np.array(0.0))
-    known = graph.add("Greater", [graph.add("ReduceSum", [hot, axis], keepdims=0), zero])
-    return graph.add("Where", [known, ids, graph.constant(np.array(len(table.domains)))])
+    axis, zero = graph.add_constant(np.array([1])), graph.add_constant(np.array(0.0))
+    is_known = graph.add("Greater", [graph.add("ReduceSum", [hot, axis], keepdims=0), zero])
+    return graph.add("Where", [is_known, ids, graph.add_constant(np.array(len(table.domains)))])
 
 
 # Texts ---------------------------------------------------------------------------------------------------------
 
 
-def _pattern_of(table: TablePreprocessor, column: Column, category: str) -> str:
-    return spellings(category, column, table.missing, table.conversions.replacements(column.name))
+def _category_pattern(table: TablePreprocessor, column: Column, category: str) -> str:
+    return match_spellings(category, column, table.missing, table.conversions.replacements(column.name))
 
 
-def spellings(
+def match_spellings(
     category: str, column: Column, missing: Sequence[str], replacements: Mapping[str, str] | None = None
 ) -> str:
-    """Return a regular expression of all texts that tables may have for ``category`` of ``column``.
+    """Return a regular expression that matches all spellings of a category in tables.
 
     There may be spaces around a text, accents may be composed or decomposed, and a whole number may end with ``.0``
     (:func:`perfed.data.tables.kinds.read`). What is missing may be empty or one of the codes that mean missing.
 
     Args:
-        category: its name; :data:`~perfed.data.tables.kinds.MISSING_CATEGORY` for what is missing.
-        column: that holds it.
-        missing: the site's codes (:class:`perfed.data.tables.options.TableOptions`).
+        category: the category; :data:`~perfed.data.tables.kinds.MISSING_CATEGORY` for missing values.
+        column: the column with the category.
+        missing: the site's codes for missing values (:class:`perfed.data.tables.options.TableOptions`).
         replacements: by text the one that a study replaces it by (``values``).
 
     Example:
-        >>> bool(re.fullmatch(spellings("1", Column("code", "category"), ()), " 1.0"))
+        >>> bool(re.fullmatch(match_spellings("1", Column("code", "category"), ()), " 1.0"))
         True
     """
     replaced = replacements or {}
@@ -280,7 +286,7 @@ def _text_pattern(text: str) -> str:
 
 
 def _code_pattern(code: str) -> str:
-    """Return the pattern of a code for missing values, of whole numbers also with zeros before and behind."""
+    """Return the pattern of a code for missing values; an integer may have leading zeros and decimal zeros."""
     if not _WHOLE.fullmatch(code):
         return _text_pattern(code)
     sign = "-" if code.startswith("-") else r"\+?"

@@ -1,4 +1,4 @@
-"""``rounds.jsonl``: one line per round, and the checksums by which a resumed run knows whether all are still there."""
+"""The file ``rounds.jsonl``, which has one line per round, and its checksums, by which a resumed run detects damage."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from perfed.system import write_atomic
 
 
 class RoundChecksums(BaseModel):
-    """The checksums of the lines that ``rounds.jsonl`` had when a checkpoint was written.
+    """The checksums of the lines of ``rounds.jsonl`` at the time of a checkpoint.
 
     Attributes:
-        bytes: length of these lines.
-        sha256: of all of them.
-        crc32: eight hexadecimal digits for each line, which say what line is damaged if the file is.
+        bytes: the total length of the lines.
+        sha256: the checksum of all lines together.
+        crc32: the checksum of each line, in eight hexadecimal digits, by which damaged lines are identified.
     """
 
     bytes: int
@@ -35,7 +35,7 @@ class RoundChecksums(BaseModel):
 
 
 class _Line(Round):
-    """A line of ``rounds.jsonl`` with what a run needs to go on."""
+    """A line of ``rounds.jsonl`` with the values that a resumed run needs."""
 
     train_loss: Number | None
     virtual_time: float
@@ -56,7 +56,7 @@ class RoundLog:
 
     def _forget_lines(self) -> None:
         self._rounds: list[int] = []
-        self._ends: list[int] = []  # offsets behind each line
+        self._ends: list[int] = []  # byte offset of the end of each line
         self._line_checksums: list[str] = []
         self._digest = hashlib.sha256()
 
@@ -80,7 +80,7 @@ class RoundLog:
         return RoundChecksums(bytes=end, sha256=self._digest.hexdigest(), crc32="".join(self._line_checksums))
 
     def truncate(self, last: int) -> None:
-        """Drop the lines of rounds after ``last``, and what a write that failed has left of a line."""
+        """Remove the lines of rounds after ``last``, and a partial line that a failed write has left."""
         lines = sum(number <= last for number in self._rounds)
         if not self._file.exists():
             return
@@ -90,17 +90,17 @@ class RoundLog:
         self._digest = hashlib.sha256(content)
 
     def restore(self, last: int, checksums: RoundChecksums | None) -> tuple[list[dict[str, Any]], list[str]]:
-        """Go back to the end of round ``last``: later lines are dropped, and so are lines that are damaged.
+        """Restore the file to the end of round ``last`` by removing later lines and damaged lines.
 
-        A damaged file is kept under another name (:func:`perfed.run.checksums.set_aside`).
+        The original of a damaged file is renamed (:func:`perfed.run.checksums.set_aside`).
 
         Args:
-            last: the round of the checkpoint that the run goes on from.
-            checksums: as the checkpoint has them; ``None`` for one that an older perfed wrote: then only lines that are
-                missing or no records are noticed.
+            last: the round of the checkpoint from which the run resumes.
+            checksums: the checksums in the checkpoint. ``None`` if an older perfed wrote it; only lines that are
+                missing or that are no valid records are detected then.
 
         Returns:
-            The records of the rounds up to ``last``, and a note if lines were damaged or some of these rounds are lost.
+            The records of the rounds up to ``last``, and a list with a note if lines were damaged or records are lost.
         """
         content = self._file.read_bytes() if self._file.exists() else b""
         if checksums is not None and matches_checksums(content, checksums):
@@ -124,7 +124,7 @@ class RoundLog:
 
 
 def _split_lines(content: bytes) -> list[bytes]:
-    """Return the lines that are whole, with the line break at their end; a killed process may leave half a line."""
+    """Return the complete lines, including line breaks; a partial one, which a killed process may leave, is omitted."""
     return [line + b"\n" for line in content.split(b"\n")[:-1]]
 
 
@@ -140,7 +140,10 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def _select_lines(content: bytes, checksums: RoundChecksums | None, last: int) -> tuple[list[bytes], int]:
-    """Return the lines of rounds up to ``last`` that are as they were written, and the number of damaged lines."""
+    """Return the undamaged lines of rounds up to ``last``, and the number of damaged lines.
+
+    Without checksums, every line that is a valid record counts as undamaged.
+    """
     expected = [] if checksums is None else textwrap.wrap(checksums.crc32, 8)
     selected, damaged = [], 0
     for line in _split_lines(content):
@@ -164,7 +167,7 @@ def _describe_loss(damaged: int, lost: Sequence[int]) -> str:
 
 
 def matches_checksums(content: bytes, checksums: RoundChecksums) -> bool:
-    """Return whether ``content`` begins with the lines that the checksums are of."""
+    """Return whether ``content`` begins with the lines to which the checksums belong."""
     beginning = memoryview(content)[: checksums.bytes]
     return len(beginning) == checksums.bytes and hashlib.sha256(beginning).hexdigest() == checksums.sha256
 
@@ -181,9 +184,9 @@ def find_lost_rounds(records: Sequence[Mapping[str, Any]], last: int) -> list[in
 
 
 def was_evaluated(number: int, records: Sequence[Mapping[str, Any]], settings: Evaluation, rounds: int) -> bool:
-    """Return whether the last round of ``records``, which should be round ``number`` of ``rounds``, has metrics.
+    """Return whether round ``number`` of ``rounds``, the last one of ``records``, was evaluated.
 
-    If its record is lost, the settings say so.
+    If its record is lost, the evaluation settings decide.
     """
     if records and records[-1]["round"] == number:
         return "metrics" in records[-1]
@@ -191,7 +194,7 @@ def was_evaluated(number: int, records: Sequence[Mapping[str, Any]], settings: E
 
 
 def name_rounds(rounds: Sequence[int]) -> str:
-    """Return ascending numbers of rounds as text.
+    """Return ascending numbers of rounds as a text in which consecutive numbers are joined to ranges.
 
     Example:
         >>> name_rounds([2]), name_rounds([1, 4, 5, 6])

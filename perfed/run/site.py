@@ -82,7 +82,7 @@ class SiteModel:
             raise AttributeError(f"site '{self.site}' predicts values, which have no classes")
         labels = self.facts["classes"]
         if self.table is not None and isinstance(labels[0], str):
-            labels = [self.table.original(label) for label in labels]
+            labels = [self.table.original_name(label) for label in labels]
         return np.array(labels)
 
     @property
@@ -91,7 +91,7 @@ class SiteModel:
         if self.table is None:
             return np.array([*self.facts["features"], *([DOMAIN] if self.takes_domain else [])])
         needed = self.takes_domain or self.table.domain_input
-        domain = [] if self.table.domain is None or not needed else [self.table.original(self.table.domain)]
+        domain = [] if self.table.domain is None or not needed else [self.table.original_name(self.table.domain)]
         return np.array([*self.table.feature_names_in_, *domain])
 
     @property

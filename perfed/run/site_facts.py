@@ -96,7 +96,7 @@ def read_facts(file: Path) -> dict[str, Any]:
 
 
 def write_facts(facts: Mapping[str, Any], file: Path) -> None:
-    """Write what :func:`read_facts` returns, with a checksum of all but the name of the site, which may be changed."""
+    """Write the facts that :func:`read_facts` reads, with a checksum that excludes the name of the site."""
     content = {"format": FORMAT, **facts}
     write_atomic(file, json.dumps({**seal(_without_name(content)), **content}, indent=2) + "\n")
 
@@ -106,7 +106,7 @@ def _without_name(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_file_checksums(file: Path) -> dict[str, str]:
-    """Return the SHA-256 of the files beside ``site.json`` by their names; none where an older perfed wrote it.
+    """Return the SHA-256 of each file beside ``site.json`` by its name; empty if an older perfed wrote it.
 
     Raises:
         PerfedError: ``site.json`` itself has changed since it was written.

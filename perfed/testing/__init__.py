@@ -72,7 +72,7 @@ def _run(name: str, label: str, make: Make) -> None:
 
 
 def _label_and_maker(method: object) -> tuple[str, Make]:
-    """Return what messages call the method, and a function that builds it with some other settings."""
+    """Return the name of the method for messages, and a function that builds it with changed settings."""
     if isinstance(method, str):
         registered = entry(method)
         return registered.name, partial(_build, registered)
@@ -88,7 +88,7 @@ def _label_and_maker(method: object) -> tuple[str, Make]:
 
 
 def _entry_of(method: type[Method]) -> Entry:
-    """Return how a class is registered: where it is also registered without extensions, so."""
+    """Return the entry with which a class is registered, preferably the one without extensions."""
     registered = [known for known in METHODS.values() if known.method is method and not known.base]
     plain = [known for known in registered if not known.extensions]
     if len(registered) > 1 and not plain:

@@ -327,7 +327,7 @@ def evaluation_changes_nothing(make: Make) -> None:
 
 
 LEARNT = 0.67
-"""Mean accuracy that :func:`learns` asks for; to say the same class of every sample gives 0.5."""
+"""Mean accuracy that :func:`learns` requires; predicting one class for all samples yields 0.5."""
 
 
 def learns(make: Make) -> None:

@@ -117,7 +117,7 @@ def quick(kind: type[Method] | type[Extension], **settings: Any) -> Any:
 
 
 def quick_entry(registered: Entry, *more_extensions: Extension, **settings: Any) -> Method:
-    """Return :func:`quick` of a registered method, with the defaults and the extensions that it is registered with."""
+    """Return :func:`quick` of a registered method, with the defaults and extensions of its entry."""
     defaults, extensions = dict(registered.defaults or {}), []
     for kind in registered.extensions:
         values = {key: defaults.pop(key) for key in list(defaults) if key in kind.model_fields}

@@ -60,7 +60,7 @@ class Cohort(View):
         watch: sees what is fitted before it is (:class:`perfed.training.fit.LossCurve`).
         private: how rows are kept private in all that is fitted and counted; ``None``: not at all.
         noise: where noise on what leaves comes from.
-        discreet: whether losses stay at the client, so that no error may tell that one of them is not finite.
+        discreet: whether losses stay at the client, so that no error message may reveal a loss that is not finite.
     """
 
     def __init__(
@@ -393,7 +393,7 @@ class Cohort(View):
         )
 
     def _check(self, losses: Tensor) -> None:
-        """Raise an error if some of the ``losses`` ``(clients,)`` are not finite and may be told to be so."""
+        """Raise an error if some of the ``losses`` ``(clients,)`` are not finite, unless the cohort is discreet."""
         if self.discreet:
             return
         bad = torch.nonzero(~torch.isfinite(losses)).flatten().tolist()

@@ -23,7 +23,7 @@ from perfed.system import processor
 from perfed.training import choices
 
 MOST_THREADS = 4096
-"""Most torch threads that a plan may ask for."""
+"""Largest number of torch threads in a plan."""
 
 EngineName = Literal["auto", "stacked", "sequential", "ray"]
 ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "sequential", "ray")

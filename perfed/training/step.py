@@ -249,8 +249,8 @@ def by_turns(x: Tensor, params: Parameters, per_domain: frozenset[str], first: i
 def with_penalties(loss: Loss, penalties: Sequence[Penalty]) -> Loss:
     """Return ``loss`` with all ``penalties`` added, in order.
 
-    The function that is returned raises :class:`~perfed.errors.PerfedError` where one of them does not give one number
-    for each client.
+    The returned function raises :class:`~perfed.errors.PerfedError` if one of them does not return one number for each
+    client.
     """
     if loss is mean_loss and not penalties:
         return loss
@@ -268,7 +268,7 @@ def with_penalties(loss: Loss, penalties: Sequence[Penalty]) -> Loss:
 
 
 def _check_shape(kind: str, function: Loss | Penalty, value: object, step: Step) -> None:
-    """Refuse what is not one number for each client of the step."""
+    """Raise an error if ``value`` is not one number for each client of the step."""
     clients = len(step.rows)
     if isinstance(value, Tensor) and value.shape == (clients,) and value.is_floating_point():
         return

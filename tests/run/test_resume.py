@@ -403,11 +403,11 @@ def edit(directory: Path, before: str, after: str) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "says"),
     [
-        ("seed = 0\n", "seed = 5\n", "seed is 5 and was 0 in the rounds that are done; only rounds may grow"),
-        ("local_epochs = 2\n", "local_epochs = 3\n", "training.local_epochs is 3 and was 2"),
-        ("rounds = 12\n", "rounds = 8\n", "rounds is 8 and was 12"),
-        ("rounds = 12\n", "rounds = 20\nname = 'other'\n", "name is 'other' and was 'flic-digits-views'"),
-        ("rate = 0.5\n", "", "participation.rate is not there and was 0.5"),
+        ("seed = 0\n", "seed = 5\n", "seed is 5 but was 0 in the finished rounds; only rounds may be increased"),
+        ("local_epochs = 2\n", "local_epochs = 3\n", "training.local_epochs is 3 but was 2"),
+        ("rounds = 12\n", "rounds = 8\n", "rounds is 8 but was 12"),
+        ("rounds = 12\n", "rounds = 20\nname = 'other'\n", "name is 'other' but was 'flic-digits-views'"),
+        ("rate = 0.5\n", "", "participation.rate is not set but was 0.5"),
     ],
 )
 def test_a_run_does_not_go_on_with_another_configuration(whole, interrupted, tmp_path, finished, before, after, says):

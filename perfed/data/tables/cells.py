@@ -1,4 +1,4 @@
-"""Names and cells of a data frame in one form, whatever it was read from: CSV, Excel, Parquet, or made in Python."""
+"""Normalisation of the names and cells of a data frame, whether it comes from CSV, Excel, Parquet or Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DAY = np.timedelta64(1, "D")
 
 
 def compose_text(text: str) -> str:
-    """Return a text with composed accents (Unicode's form NFC), in which names and values are compared.
+    """Return a text with composed accents (Unicode's form NFC), the form in which names and values are compared.
 
     Example:
         >>> compose_text("Ko\\u0308ln") == "K\\u00f6ln"
@@ -27,7 +27,7 @@ def compose_text(text: str) -> str:
 
 
 def column_names(frame: Frame) -> list[str]:
-    """Return the names of the columns as texts; names of several levels are joined by spaces."""
+    """Return the column names as texts; the levels of a multi-index are joined by spaces."""
     names = frame.columns
     if getattr(names, "nlevels", 1) > 1:
         return [" ".join(str(level).strip() for level in name if str(level).strip()) for name in names]
@@ -35,32 +35,33 @@ def column_names(frame: Frame) -> list[str]:
 
 
 def clean_frame(frame: Frame, codes: Sequence[str] = (), originals: dict[str, str] | None = None) -> Frame:
-    """Return the rows with composed names, cells as :func:`clean_cells` gives them, and missing ones as ``None``.
+    """Return the frame with composed column names and normalised cells (:func:`clean_cells`), ``None`` if missing.
 
     Args:
-        frame: as the site has it.
+        frame: the frame as the site has it.
         codes: values that mean missing (:attr:`perfed.data.tables.options.TableOptions.missing`).
-        originals: gets each text that was not composed, by the one that it became.
+        originals: a dictionary to which each text that was not composed is added, by its composed form.
     """
     names = column_names(frame)
     composed = [compose_text(name) for name in names]
     texts = {} if originals is None else originals
-    texts.update((new, old) for new, old in zip(composed, names, strict=True) if new != old)
-    columns = [frame.iloc[:, at] for at in range(len(names))]
+    texts.update((text, name) for text, name in zip(composed, names, strict=True) if text != name)
+    columns = [frame.iloc[:, position] for position in range(len(names))]
     cleaned = [clean_cells(column, texts) for column in columns]
-    if any(new is not old for new, old in zip(cleaned, columns, strict=True)):
+    if any(result is not column for result, column in zip(cleaned, columns, strict=True)):
         frame = pandas().concat(cleaned, axis=1)
     return without_codes(frame.set_axis(composed, axis=1), codes)
 
 
 def clean_cells(values: Series, originals: dict[str, str] | None = None) -> Series:
-    """Return a column of numbers, booleans or dates as it is, durations as days, any other column as objects.
+    """Return a column with normalised cells.
 
-    Of objects numbers stay, texts are stripped and composed, dates are texts in ISO format, durations are days, all
-    else is the text that Python writes for it, and empty cells are ``None``.
+    Columns of numbers, booleans or dates are returned unchanged, and durations as numbers of days. Any other column
+    becomes one of objects: numbers stay, texts are stripped and composed, dates become texts in ISO format, durations
+    numbers of days, other objects their ``str``, and empty cells ``None``.
 
     Args:
-        values: of the column.
+        values: the cells of the column.
         originals: as in :func:`clean_frame`.
     """
     kinds = pandas().api.types

@@ -122,9 +122,10 @@ def checked(
     """
     if not isinstance(frames, Mapping) or not frames:
         raise PerfedError("frames must be a mapping from the name of a site to its data frame, with one site at least")
-    for names in (frames, tests or {}):
-        if twice := [site for site, count in Counter(compose_text(str(site)) for site in names).items() if count > 1]:
-            raise PerfedError(f"two sites are called {listed(twice)}; names must differ")
+    for tables in (frames, tests or {}):
+        counts = Counter(compose_text(str(site)) for site in tables)
+        if repeated := [site for site, count in counts.items() if count > 1]:
+            raise PerfedError(f"two sites are called {listed(repeated)}; names must differ")
     sites = {compose_text(str(site)): str(site) for site in frames}
     strange = [site for site in tests or {} if compose_text(str(site)) not in sites]
     if strange:
@@ -138,14 +139,14 @@ def checked(
     refuse([problem for site in frames if (problem := describe_control_character("site", str(site))) is not None])
     refuse(_lines(_structure(part) for part in parts))
     refuse(_lines(_roles(part, options) for part in parts))
-    refuse(_lines(_too_long(part, options) for part in parts))
+    refuse(_lines(_describe_long_texts(part, options) for part in parts))
     names = list(dict.fromkeys(name for part in parts for name in part.frame.columns))
     refuse([] if alone else nowhere(options.named, names, names))
     tested = {part.site: part for part in given}
     columns = {part.site: _columns(part, tested.get(part.site), options) for part in main}
     values, task, problems = _targets(parts, options, alone=alone)
     questions = _ask_about_marks(main, columns)
-    problems += _lines(_unfit(part, columns[part.site], options, questions) for part in main)
+    problems += _lines(_describe_unusable_columns(part, columns[part.site], options, questions) for part in main)
     read_as: Mapping[str, Sequence[Column]] = columns
     if options.columns != "own" and not alone:
         read_as, found = agreed_kinds(columns, {part.site: part.source for part in main})
@@ -188,7 +189,7 @@ def _targets(
 
 
 def _is_marked_target(cells: Cells) -> bool:
-    """Return whether a target holds numbers with marks or units, and too many different ones for classes."""
+    """Return whether a target holds numbers with marks or units that are too many to be classes."""
     texts = cells.texts
     return len(set(texts)) > FEW and bool(cells.numbers.isna().any()) and are_marked_numbers(texts)
 
@@ -238,8 +239,11 @@ def _structure(part: Part) -> list[Problem]:
     return part.said(found)
 
 
-def _too_long(part: Part, options: TableOptions) -> list[Problem]:
-    """Return where texts are too long for a class, a domain or a category; free text and ids are refused as such."""
+def _describe_long_texts(part: Part, options: TableOptions) -> list[Problem]:
+    """Return problems with texts that are too long for a class, a domain or a category.
+
+    Columns of free text and ids are reported elsewhere.
+    """
     roles = [name for name in (options.target, options.domain) if name is not None]
     left_out = {*roles, options.event, options.group, *options.drop}
     names = [name for name in part.frame.columns if name not in left_out and part.frame[name].dtype == object]
@@ -279,7 +283,7 @@ def _roles(part: Part, options: TableOptions) -> list[Problem]:
 
 
 def _ask_about_marks(parts: Sequence[Part], columns: Mapping[str, Sequence[Column]]) -> dict[str, str]:
-    """Return by name what to ask about columns of numbers with marks, from the texts of all sites where they are so."""
+    """Return the question about each column of numbers with marks, by name, from the texts of all sites."""
     texts: dict[str, list[str]] = {}
     for part in parts:
         for column in columns[part.site]:
@@ -288,10 +292,13 @@ def _ask_about_marks(parts: Sequence[Part], columns: Mapping[str, Sequence[Colum
     return {name: describe_marks(name, of_column) for name, of_column in texts.items()}
 
 
-def _unfit(part: Part, columns: Sequence[Column], options: TableOptions, questions: Mapping[str, str]) -> list[Problem]:
-    """Return what is wrong with columns that look like ids, free text, decimal commas or numbers with marks.
+def _describe_unusable_columns(
+    part: Part, columns: Sequence[Column], options: TableOptions, questions: Mapping[str, str]
+) -> list[Problem]:
+    """Return problems with columns that look like ids, free text, decimal commas or numbers with marks.
 
-    A transformer of the user's own gets all of them. The ``questions`` are about columns of the last kind, by name.
+    With a transformer of the user there are none, since it handles all columns. ``questions`` are those of
+    :func:`_ask_about_marks`.
     """
     if options.preprocess is not None:
         return []
@@ -323,7 +330,7 @@ def unreadable(part: Part, columns: Sequence[Column], but: Set[Kind] = frozenset
 
 
 def _too_small(part: Part, options: TableOptions, given: Sequence[Part], *, alone: bool) -> list[Problem]:
-    """Refuse a site that cannot be split; with ``alone`` it is split for one seed, and its groups may be few."""
+    """Return problems with a site that cannot be split; ``alone``: only for its seed, and few groups suffice."""
     if any(test.site == part.site for test in given):
         return []
     groups = None if options.group is None else part.rows[options.group].groups
@@ -350,15 +357,15 @@ def _too_small(part: Part, options: TableOptions, given: Sequence[Part], *, alon
 
 
 def _find_trained_groups(part: Part, options: TableOptions, main: Sequence[Part]) -> list[Problem]:
-    """Refuse test rows of groups that are among the training rows of some site."""
+    """Return problems with test rows whose groups are among the training rows of some site."""
     if options.group is None:
         return []
     groups = np.unique(part.rows[options.group].groups)
-    shared = {other.source: np.isin(groups, other.rows[options.group].groups) for other in main}
-    number = int(np.any(list(shared.values()), axis=0).sum())
-    if not number:
+    shared = {table.source: np.isin(groups, table.rows[options.group].groups) for table in main}
+    count = int(np.any(list(shared.values()), axis=0).sum())
+    if not count:
         return []
-    where = shorten_list([source for source, which in shared.items() if which.any()])
+    tables = shorten_list([source for source, mask in shared.items() if mask.any()])
     remedy = f"leave these out of one of the two, or name '{options.group}' in drop if this is meant"
-    what = f"values of the group '{options.group}' that rows to train on have too"
-    return part.said([f"it has {number} {what} ({where}); {remedy}"])
+    values = f"values of the group '{options.group}' that rows to train on have too"
+    return part.said([f"it has {count} {values} ({tables}); {remedy}"])

@@ -1,4 +1,4 @@
-"""Conversions of cells that a study asks for: texts that are replaced, units and separators that are removed."""
+"""Conversions of cells that a study configures: replaced texts, and removed units and separators."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _DECIMAL = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
 
 @dataclass(frozen=True)
 class Conversions:
-    """What happens to the cells of some columns before anything else reads them; the same at all sites.
+    """Conversions that are applied to the cells of some columns before anything else reads them, at all sites alike.
 
     Attributes:
-        values: column, text and the text that replaces it.
-        units: column and a unit or mark that is removed in front of a number or behind it.
+        values: triples of a column, a text and its replacement.
+        units: pairs of a column and a unit or mark that is removed in front of a number or behind it.
         thousands: columns in which a comma, point, apostrophe or space before three digits separates thousands.
-        decimals: columns in which a comma separates decimals.
+        decimals: columns with a decimal comma.
 
     Example:
         >>> import pandas as pd
-        >>> conversions = Conversions.of({"sex": {"female": "F"}}, ["crp=<", "crp=mg/l"])
+        >>> conversions = Conversions.from_settings({"sex": {"female": "F"}}, ["crp=<", "crp=mg/l"])
         >>> frame = pd.DataFrame({"sex": ["F", "female"], "crp": ["<0.5 mg/l", "7.1"]})
         >>> conversions.apply(frame).to_numpy().tolist()
         [['F', '0.5'], ['F', '7.1']]
@@ -43,19 +43,19 @@ class Conversions:
     decimals: tuple[str, ...] = ()
 
     @classmethod
-    def of(
+    def from_settings(
         cls,
         values: Mapping[str, Mapping[str, str]],
         numbers: Sequence[str] = (),
         thousands: Sequence[str] = (),
         decimals: Sequence[str] = (),
     ) -> Conversions:
-        """Return the conversions of these settings of a study.
+        """Return the conversions that the settings of a study define.
 
         Args:
-            values: by column and text, the text that replaces it.
-            numbers: columns of numbers, of which those with a unit (``COLUMN=UNIT``) matter.
-            thousands, decimals: columns.
+            values: the replacement of each text, by column and text.
+            numbers: columns of numbers; only entries with a unit (``COLUMN=UNIT``) define a conversion.
+            thousands, decimals: the columns of these attributes.
         """
         units = [(name, unit) for name, unit in map(split_code, numbers) if name is not None]
         replaced = [(name, old, new) for name, texts in values.items() for old, new in texts.items()]
@@ -63,11 +63,11 @@ class Conversions:
 
     @property
     def columns(self) -> frozenset[str]:
-        """Names of the columns that are converted."""
+        """The names of the columns that are converted."""
         return frozenset((*(name for name, *_ in (*self.values, *self.units)), *self.thousands, *self.decimals))
 
     def settings(self, columns: Collection[str]) -> dict[str, Any]:
-        """Return the settings of a study that convert those of ``columns`` in this way."""
+        """Return the settings of a study that define these conversions, limited to ``columns``."""
         values: dict[str, dict[str, str]] = {}
         for name, old, new in self.values:
             if name in columns:
@@ -80,11 +80,11 @@ class Conversions:
         }
 
     def replacements(self, column: str) -> dict[str, str]:
-        """Return the texts of a column that are replaced, and by what."""
+        """Return the replacement of each replaced text of a column."""
         return {old: new for name, old, new in self.values if name == column}
 
     def apply(self, frame: Frame) -> Frame:
-        """Return the rows of a data frame, whose names are texts, with converted cells."""
+        """Return a data frame, whose column names are texts, with converted cells."""
         columns = self.columns
         positions = [position for position, name in enumerate(frame.columns) if name in columns]
         if not positions:
@@ -103,30 +103,30 @@ class Conversions:
             text = remove_units(text, units)
             text = remove_separators(text) if name in self.thousands else text
             converted[position] = text.replace(",", ".") if name in self.decimals and _DECIMAL.fullmatch(text) else text
-        for replaced, new in _matches(cells, self.replacements(name)):
+        for replaced, new in _find_cells(cells, self.replacements(name)):
             converted[replaced] = new
         return pandas().Series(converted, index=cells.index, name=cells.name, dtype=object)
 
 
 def remove_units(text: str, units: Sequence[str]) -> str:
-    """Return the number in ``text`` without the units and marks around it; ``text`` itself if that is no number.
+    """Return ``text`` without units and marks if a number remains, otherwise ``text`` itself.
 
-    Units are removed in capital and in small letters.
+    The case of letters is ignored.
 
     Example:
         >>> remove_units("< 5.4 mmol/l", ["mmol/l", "<"]), remove_units("none", ["<"])
         ('5.4', 'none')
     """
-    number, before = text, ""
-    while number != before:
-        before = number
+    number, previous = text, ""
+    while number != previous:
+        previous = number
         for unit in units:
             number = re.sub(rf"^{re.escape(unit)}|{re.escape(unit)}$", "", number, flags=re.IGNORECASE).strip()
     return number if _PLAIN.fullmatch(number) else text
 
 
 def remove_separators(text: str) -> str:
-    """Return a number without the separators between its thousands, with a decimal point; other texts as they are.
+    """Return a number with thousands separators in plain notation with a decimal point; other texts are returned as is.
 
     Example:
         >>> [remove_separators(text) for text in ("1,250", "1.234.567,5", "1'000.25", "985", "1.25")]
@@ -150,18 +150,18 @@ def groups_thousands(text: str) -> bool:
 
 
 def read_values(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the table ``values`` of a study as texts.
+    """Check the table ``values`` of a study, and return its texts and replacements by column.
 
     Raises:
-        PerfedError: it does not map a column's texts to others; names the column.
+        PerfedError: an entry does not map texts of a column to replacements; the message names the column.
     """
     checked = {}
     for name, texts in values.items():
-        plain = isinstance(texts, Mapping) and all(
+        is_valid = isinstance(texts, Mapping) and all(
             isinstance(new, str | int | float) and not isinstance(new, bool) and str(new).strip()
             for new in texts.values()
         )
-        if not plain:
+        if not is_valid:
             raise PerfedError(
                 f"values.{name} = {texts!r} is not allowed; allowed: texts of the column and what replaces them, such "
                 'as {female = "F", male = "M"}'
@@ -170,8 +170,8 @@ def read_values(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     return checked
 
 
-def _matches(cells: Series, replacements: Mapping[str, str]) -> list[tuple[Any, str]]:
-    """Return which cells hold each of the texts, as texts or as numbers, and what replaces it."""
+def _find_cells(cells: Series, replacements: Mapping[str, str]) -> list[tuple[Any, str]]:
+    """Return a mask of the cells that equal each replaced text, as texts or as numbers, and its replacement."""
     if not replacements:
         return []
     texts = np.array([normalize("NFC", str(cell).strip()) for cell in cells.astype(object)], object)
@@ -179,6 +179,6 @@ def _matches(cells: Series, replacements: Mapping[str, str]) -> list[tuple[Any, 
     matches = []
     for old, new in replacements.items():
         number = pandas().to_numeric(old, errors="coerce")
-        same = texts == old
-        matches.append((same if np.isnan(number) else same | (numbers == number), new))
+        is_equal = texts == old
+        matches.append((is_equal if np.isnan(number) else is_equal | (numbers == number), new))
     return matches

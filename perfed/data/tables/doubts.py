@@ -1,5 +1,4 @@
-"""What makes results doubtful before anything trains: columns that hold the answer, values that may mean missing,
-cells that can be read in two ways.
+"""Warnings before training: columns that give away the target, values that may mean missing, and ambiguous cells.
 
 Each column is judged alone, by what it says of a row without that row, at each site by a rule of the site's own.
 """
@@ -40,8 +39,8 @@ Ints = NDArray[np.int64]
 
 
 def doubts(data: Checked, columns: Mapping[str, Sequence[Column]], options: TableOptions) -> list[str]:
-    """Return a line for each column that alone predicts the target, for each value that may mean missing, and for each
-    column whose cells can be read in another way.
+    """Return a line for each column that predicts the target by itself, each value that may mean missing, and each
+    column with ambiguous cells.
 
     Args:
         data: the tables of all sites.
@@ -60,8 +59,8 @@ def doubts(data: Checked, columns: Mapping[str, Sequence[Column]], options: Tabl
     if options.event is not None:
         found += _telling(sites, columns, [y[:, 1].astype(np.int64) for y in targets], options.event)
     found += suspected(_numbers(sites, columns))
-    found += _doubtful_readings(data.main, columns, options)
-    found += _codes_read_as_numbers(data, columns, options)
+    found += _describe_ambiguous_columns(data.main, columns, options)
+    found += _describe_possible_codes(data, columns, options)
     return found
 
 
@@ -105,20 +104,20 @@ def _numbers(sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]]) ->
     return found
 
 
-def _doubtful_readings(
+def _describe_ambiguous_columns(
     parts: Sequence[Part], columns: Mapping[str, Sequence[Column]], options: TableOptions
 ) -> Iterator[str]:
-    """Yield a line for each column of numbers or dates whose cells can be read in another way, which is likely."""
+    """Yield a line for each column of numbers or dates for which another reading of the cells is plausible."""
     sites: dict[tuple[str, str], list[str]] = {}
     for part in parts:
         for column in columns[part.site]:
-            if (reading := _doubtful_reading(part, column, options)) is not None:
+            if (reading := _describe_ambiguous_cells(part, column, options)) is not None:
                 sites.setdefault((column.name, reading), []).append(part.site)
     for (name, reading), where in sites.items():
         yield f"column '{name}' at {shorten_list(where, 3)}: {reading}"
 
 
-def _doubtful_reading(part: Part, column: Column, options: TableOptions) -> str | None:
+def _describe_ambiguous_cells(part: Part, column: Column, options: TableOptions) -> str | None:
     cells = part.rows[column.name]
     if column.kind == "number" and cells.found.dtype == object and column.name not in options.decimals:
         if column.format == "thousands":
@@ -138,9 +137,9 @@ def _doubtful_reading(part: Part, column: Column, options: TableOptions) -> str 
 
 
 def _has_whole_hundreds(numbers: Floats) -> bool:
-    """Return whether some of the numbers are whole and from 100 to 999, and others are not whole."""
-    whole = numbers == np.round(numbers)
-    return not whole.all() and bool((whole & (np.abs(numbers) >= 100) & (np.abs(numbers) < 1000)).any())
+    """Return whether some numbers are integers from 100 to 999 and others are not integers."""
+    is_integer = numbers == np.round(numbers)
+    return not is_integer.all() and bool((is_integer & (np.abs(numbers) >= 100) & (np.abs(numbers) < 1000)).any())
 
 
 # Classes -------------------------------------------------------------------------------------------------------
@@ -249,12 +248,12 @@ def _ordered(values: Floats, y: Floats) -> float:
     return abs(float(np.corrcoef(rankdata(values), rankdata(y))[0, 1]))
 
 
-def _codes_read_as_numbers(
+def _describe_possible_codes(
     data: Checked, columns: Mapping[str, Sequence[Column]], options: TableOptions
 ) -> Iterator[str]:
-    """Yield a line for each column of numbers with texts that look like codes: leading zeros, or 1E2.
+    """Yield a line for each column of numbers that look like codes, with leading zeros or written like 1E2.
 
-    A column that the study names in numbers is left out.
+    Columns that the study names in ``numbers`` are omitted.
     """
     forms = (
         (_LEADING_ZERO, "have leading zeros, which numbers lose"),

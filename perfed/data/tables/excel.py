@@ -1,4 +1,4 @@
-"""Excel files: the cells of the one sheet that holds a table, and what a reader of the sheet does not see."""
+"""Reading of Excel files: the cells of the one sheet with a table, and notes on what the sheet hides."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def read_sheet(path: Path) -> tuple[list[list[Any]], list[str]]:
     Texts are stripped; an empty cell and an error such as #N/A are ``None``.
 
     Raises:
-        PerfedError: a damaged file, no sheet with cells or several, a merged header, or formulas without stored values.
+        PerfedError: the file is damaged, holds no table or several, has a merged header, or has formulas without stored
+            values.
     """
     openpyxl = optional_package("openpyxl", "reading Excel files", extra="tables")
     try:
@@ -30,30 +31,30 @@ def read_sheet(path: Path) -> tuple[list[list[Any]], list[str]]:
         formulas = openpyxl.load_workbook(path) if _has_formulas(path) else None
     except PerfedError:
         raise
-    except Exception as error:  # openpyxl lets through whatever zipfile and its own parsers raise
+    except Exception as error:  # openpyxl passes on the errors of zipfile and of its parsers
         raise PerfedError(f"{path}: cannot be read as Excel ({reason_of(error)})") from None
-    sheet = _only_sheet(path, book.worksheets)
-    rows = [[_cell_value(cell) for cell in row] for row in sheet.iter_rows()]
-    while not _holds_something(rows[-1]):
+    sheet = _select_sheet(path, book.worksheets)
+    rows = [[_read_cell(cell) for cell in row] for row in sheet.iter_rows()]
+    while not _has_values(rows[-1]):
         del rows[-1]
-    while not _holds_something(row[-1] for row in rows):  # cells that only have a format
+    while not _has_values(row[-1] for row in rows):  # columns of cells that have a format but no value
         rows = [row[:-1] for row in rows]
-    if not _holds_something(rows[0]):
+    if not _has_values(rows[0]):
         raise PerfedError(f"{path}: row 1 of the sheet is empty; {_ONE_HEADER} in row 1")
     for cells in sorted(sheet.merged_cells.ranges, key=lambda cells: (cells.min_row, cells.min_col)):
         if cells.min_row == 1:
             raise PerfedError(f"{path}: cells {cells.coord} of the header are merged; {_ONE_HEADER}")
-    if formulas is not None and (cells := list(_cells_without_value(sheet, formulas[sheet.title]))):
+    if formulas is not None and (cells := list(_find_missing_values(sheet, formulas[sheet.title]))):
         raise PerfedError(
             f"{path}: {len(cells)} cells hold formulas without stored values ({shorten_list(cells, 5)}); open the file "
             "in Excel or LibreOffice and save it there, or replace the formulas by their values"
         )
-    return rows, list(_notes_on_hidden_cells(sheet, rows))
+    return rows, list(_describe_hidden_cells(sheet, rows))
 
 
-def _only_sheet(path: Path, sheets: Sequence[Any]) -> Any:
-    """Return the sheet that holds cells, which must be a visible one."""
-    filled = [sheet for sheet in sheets if any(_holds_something(map(_cell_value, row)) for row in sheet.iter_rows())]
+def _select_sheet(path: Path, sheets: Sequence[Any]) -> Any:
+    """Return the only sheet that holds cells; raise an error if there are several, or if it is hidden."""
+    filled = [sheet for sheet in sheets if any(_has_values(map(_read_cell, row)) for row in sheet.iter_rows())]
     if not filled:
         raise PerfedError(f"{path}: holds no cells; one sheet with the table is needed")
     visible = [sheet for sheet in filled if sheet.sheet_state == "visible"]
@@ -65,11 +66,11 @@ def _only_sheet(path: Path, sheets: Sequence[Any]) -> Any:
     raise PerfedError(f"{path}: holds cells only in the sheet {names}; unhide it, or put the table on a visible sheet")
 
 
-def _holds_something(cells: Any) -> bool:
+def _has_values(cells: Any) -> bool:
     return any(cell is not None for cell in cells)
 
 
-def _cell_value(cell: Any) -> Any:
+def _read_cell(cell: Any) -> Any:
     value = cell.value
     if isinstance(value, str):
         return None if cell.data_type == "e" else value.strip() or None
@@ -82,8 +83,8 @@ def _has_formulas(path: Path) -> bool:
         return any(b"<f>" in (content := file.read(name)) or b"<f " in content for name in sheets)
 
 
-def _cells_without_value(values: Any, formulas: Any) -> Iterator[str]:
-    """Yield the cells whose formula has no stored value; one that gives an empty text has one."""
+def _find_missing_values(values: Any, formulas: Any) -> Iterator[str]:
+    """Yield the coordinates of cells whose formula has no stored value; an empty text is a value."""
     for row in formulas.iter_rows():
         for cell in row:
             if cell.data_type == "f":
@@ -92,14 +93,15 @@ def _cells_without_value(values: Any, formulas: Any) -> Iterator[str]:
                     yield cell.coordinate
 
 
-def _notes_on_hidden_cells(sheet: Any, rows: Sequence[Sequence[Any]]) -> Iterator[str]:
-    """Yield a note for hidden rows, for hidden columns and for merged cells, all of which are read."""
-    hidden = [at for at, row in enumerate(rows, start=1) if sheet.row_dimensions[at].hidden and _holds_something(row)]
+def _describe_hidden_cells(sheet: Any, rows: Sequence[Sequence[Any]]) -> Iterator[str]:
+    """Yield a note each on hidden rows, hidden columns and merged cells, all of which are read."""
+    filled = [number for number, row in enumerate(rows, start=1) if _has_values(row)]
+    hidden = [number for number in filled if sheet.row_dimensions[number].hidden]
     if hidden:
         yield f"{len(hidden)} rows are hidden in the sheet and are read like the others, {in_rows(hidden)}"
     groups = [group for group in sheet.column_dimensions.values() if group.hidden]
-    places = {at for group in groups for at in range(group.min, group.max + 1)}
-    if names := [str(name) for at, name in enumerate(rows[0], start=1) if at in places and name is not None]:
+    places = {number for group in groups for number in range(group.min, group.max + 1)}
+    if names := [str(name) for number, name in enumerate(rows[0], start=1) if number in places and name is not None]:
         yield f"columns are hidden in the sheet and are read like the others: {listed(names)}"
     if merged := [cells.coord for cells in sheet.merged_cells.ranges]:
         yield f"of merged cells only the first holds a value, the others are missing: {shorten_list(merged, 5)}"

@@ -73,7 +73,7 @@ def read_sites(paths: Sequence[Path], site_column: str | None = None, missing: S
         paths: files, or folders whose tables are taken (:func:`tables_in`). Without ``site_column`` each file is one
             site, called as the file is, without its ending.
         site_column: names the site of every row.
-        missing: values that name no site (:attr:`perfed.data.tables.options.TableOptions.missing`).
+        missing: values that mean a missing site name (:attr:`perfed.data.tables.options.TableOptions.missing`).
 
     Raises:
         TableProblems: files that cannot be read, two sites of one name, no such column or rows without a site.
@@ -150,18 +150,20 @@ def table_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _by_site(path: Path, frame: Frame, column: str, codes: Sequence[str]) -> dict[str, Frame]:
-    """Return the rows of each site, called as its first row calls it."""
-    place = next((at for at, name in enumerate(frame.columns) if compose_text(name) == compose_text(column)), None)
-    if place is None:
+    """Return the rows of each site, by the name that its first row has in ``column``."""
+    position = next(
+        (number for number, name in enumerate(frame.columns) if compose_text(name) == compose_text(column)), None
+    )
+    if position is None:
         raise PerfedError(f"{path}: {unknown(column, list(frame.columns))}")
-    names = frame.iloc[:, place]
+    names = frame.iloc[:, position]
     cleaned = clean_frame(names.to_frame(column), codes)[compose_text(column)]
     if len(empty := frame.index[cleaned.isna()]):
         raise PerfedError(f"{path}: column '{column}' names no site {in_rows(empty)}")
     sites: dict[str, Frame] = {}
     for site, rows in frame.groupby(cleaned.astype(str), sort=True):
         first = names[rows.index[0]]
-        sites[first.strip() if isinstance(first, str) else site] = rows.drop(columns=frame.columns[place])
+        sites[first.strip() if isinstance(first, str) else site] = rows.drop(columns=frame.columns[position])
     return sites
 
 
@@ -192,15 +194,13 @@ def _read_text(path: Path) -> tuple[Frame, list[str]]:
     text, notes = _decoded(path)
     lines = list(io.StringIO(text, newline=""))
     if _SEPARATOR.fullmatch(lines[0].strip()):
-        raise PerfedError(f"{path}: row 1 tells Excel the delimiter ('sep='), and is no header; remove this row")
-    delimiter = _delimiter(path, lines)
+        raise PerfedError(f"{path}: row 1 tells Excel the delimiter ('sep=') and is not a header; remove this row")
+    delimiter = _detect_delimiter(path, lines)
     rows, numbers = _read_records(path, lines, delimiter)
     width, mark = len(rows[0]), _DELIMITERS[delimiter]
     for row, number in zip(rows, numbers, strict=True):
         if len(row) > width and not any(row[width:]):
-            raise PerfedError(
-                f"{path}: row {number} ends with a {mark} that the header lacks, which makes a cell more; remove it"
-            )
+            raise PerfedError(f"{path}: row {number} ends with a {mark} that the header lacks; remove the {mark}")
         if len(row) != width:
             raise PerfedError(
                 f"{path}: row {number} is not as wide as the header ({len(row)} and {width} cells, if a {mark} "
@@ -212,10 +212,10 @@ def _read_text(path: Path) -> tuple[Frame, list[str]]:
 
 
 def _read_records(path: Path, lines: Sequence[str], delimiter: str) -> tuple[list[list[str]], list[int]]:
-    """Return the records of a CSV file that hold something, and the row of each, which is that of its last line.
+    """Return the records of a CSV file that are not empty, and the number of each record's last line.
 
     Raises:
-        PerfedError: a stray quotation mark, which would merge rows, or a cell that csv does not take.
+        PerfedError: a stray quotation mark would merge rows, or a cell is too long for the module csv.
     """
     reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
     rows, numbers, starts = [], [], []
@@ -227,12 +227,12 @@ def _read_records(path: Path, lines: Sequence[str], delimiter: str) -> tuple[lis
                 rows.append([cell.strip() for cell in row])
                 numbers.append(reader.line_num)
             starts.append(reader.line_num)
-    except csv.Error:  # a cell that is longer than csv takes, which a stray mark can be the reason of
+    except csv.Error:  # a cell that is too long for csv, possibly because of a stray mark
         error = f"row {starts[-1] + 1}: a cell holds more than {csv.field_size_limit():,} characters; shorten it"
     else:
         del starts[-1]
     width = len(rows[0]) if rows else len(split_line(lines[0], delimiter))
-    if problem := QuoteCheck(lines, starts, width, delimiter).problem() or error:
+    if problem := QuoteCheck(lines, starts, width, delimiter).find_problem() or error:
         raise PerfedError(f"{path}: {problem}")
     return rows, numbers
 
@@ -256,7 +256,7 @@ def _decoded(path: Path) -> tuple[str, list[str]]:
 
 
 def _is_utf16(content: bytes) -> bool:
-    """Return whether bytes without a byte-order mark are lines of text in UTF-16."""
+    """Return whether bytes without a byte-order mark look like UTF-16 text."""
     for encoding in ("utf-16-le", "utf-16-be"):
         with suppress(UnicodeDecodeError):
             text = content.decode(encoding)
@@ -265,23 +265,23 @@ def _is_utf16(content: bytes) -> bool:
     return False
 
 
-def _delimiter(path: Path, lines: Sequence[str]) -> str:
-    """Return the delimiter with which the first rows are as wide as the header; of several that with most columns.
+def _detect_delimiter(path: Path, lines: Sequence[str]) -> str:
+    """Return the delimiter with which the first rows are as wide as the header, preferably with most columns.
 
     Raises:
-        PerfedError: with none of them the first row has several columns.
+        PerfedError: the first row has a single column with every delimiter.
     """
     sample = list(islice((line.rstrip("\r\n") for line in lines if line.strip()), _TRIED))
     fits: dict[str, tuple[bool, int]] = {}
     for delimiter in _DELIMITERS:
         widths: list[int] = []
-        with suppress(csv.Error):  # a cell that is too long, which is refused by its row later
+        with suppress(csv.Error):  # a cell is too long; _read_records reports its row
             widths += (len(row) for row in csv.reader(sample, delimiter=delimiter, skipinitialspace=True))
         if widths and widths[0] > 1:
             fits[delimiter] = (len(set(widths)) == 1, widths[0])
     if not fits:
         likely = max(_DELIMITERS, key=lambda delimiter: len(split_line(lines[0], delimiter)))
-        if problem := QuoteCheck(lines, [0], len(split_line(lines[0], likely)), likely).problem():
+        if problem := QuoteCheck(lines, [0], len(split_line(lines[0], likely)), likely).find_problem():
             raise PerfedError(f"{path}: {problem}")
         allowed = ", ".join(_DELIMITERS.values())
         raise PerfedError(f"{path}: the first row holds one column only; delimiters that are known: {allowed}")
@@ -294,25 +294,32 @@ def _has_decimal_commas(rows: Iterable[Sequence[str]]) -> bool:
 
 
 def _replace_decimal_commas(rows: list[list[str]]) -> list[str]:
-    """Write decimal commas as points, but in columns whose commas separate thousands; return what was guessed.
+    """Replace decimal commas by points, except in columns whose commas separate thousands, and return notes on it.
 
     Args:
-        rows: the header and all cells; they are changed.
+        rows: the header and all cells, which are changed in place.
     """
     columns = [[cell for cell in column if cell not in MISSING_TEXTS] for column in zip(*rows[1:], strict=True)]
-    with_commas = [at for at, column in enumerate(columns) if any(map(_COMMA.fullmatch, column))]
-    grouped = [at for at in with_commas if all(groups_thousands(cell) for cell in columns[at] if "," in cell)]
+    with_commas = [position for position, column in enumerate(columns) if any(map(_COMMA.fullmatch, column))]
+    grouped = [
+        position for position in with_commas if all(groups_thousands(cell) for cell in columns[position] if "," in cell)
+    ]
     # One cell that can only have a decimal comma (12,5 or 0,985) decides for the whole file.
-    thousands = [at for at in grouped if separates_thousands(columns[at], ",")] if grouped == with_commas else []
-    decimals = [at for at in with_commas if at not in thousands]
+    thousands = (
+        [position for position in grouped if separates_thousands(columns[position], ",")]
+        if grouped == with_commas
+        else []
+    )
+    decimals = [position for position in with_commas if position not in thousands]
     for row in rows[1:]:
-        for at in decimals:
-            row[at] = row[at].replace(",", ".") if _COMMA.fullmatch(row[at]) else row[at]
+        for position in decimals:
+            row[position] = row[position].replace(",", ".") if _COMMA.fullmatch(row[position]) else row[position]
     if not decimals:
         return []
     note = "numbers are read with a decimal comma"
-    if grouped == with_commas:  # each has three digits behind it
-        note += f"; if commas separate thousands in {listed(rows[0][at] for at in decimals)}, put these into thousands"
+    if grouped == with_commas:  # each comma has three digits behind it
+        names = listed(rows[0][position] for position in decimals)
+        note += f"; if commas separate thousands in {names}, put these into thousands"
     return [note]
 
 
@@ -355,7 +362,7 @@ def _read_excel(path: Path) -> tuple[Frame, list[str]]:
 def _frame(path: Path, header: Sequence[Any], rows: Sequence[Sequence[Any]], numbers: Iterable[int]) -> Frame:
     names = ["" if name is None else str(name) for name in header]
     if "" in names:
-        empty = [all(row[at] in (None, "") for row in rows) for at in range(len(names))]
+        empty = [all(row[position] in (None, "") for row in rows) for position in range(len(names))]
         raise PerfedError(f"{path}: {_explain_missing_name(names, empty)}")
     _check_header(path, names)
     cells = [[None if cell == "" else cell for cell in row] for row in rows]
@@ -364,14 +371,14 @@ def _frame(path: Path, header: Sequence[Any], rows: Sequence[Sequence[Any]], num
 
 
 def _explain_missing_name(names: Sequence[str], empty: Sequence[bool]) -> str:
-    """Return why columns have no names, and what to do; ``empty``: which columns hold nothing."""
-    columns = [at for at, name in enumerate(names) if not name]
-    which = f"column {columns[0] + 1} has no name"
-    if all(name == "" and none for name, none in zip(names[columns[0] :], empty[columns[0] :], strict=True)):
-        return f"{which} and holds nothing, as where each row ends with a delimiter; remove it"
+    """Return a message on columns without names and the remedy; ``empty`` flags columns without values."""
+    columns = [position for position, name in enumerate(names) if not name]
+    problem = f"column {columns[0] + 1} has no name"
+    if all(name == "" and is_empty for name, is_empty in zip(names[columns[0] :], empty[columns[0] :], strict=True)):
+        return f"{problem} and holds nothing, as where each row ends with a delimiter; remove it"
     if columns == [0]:
-        return f"{which}; name it or leave it out (pandas writes its row numbers so, unless it is told index=False)"
-    return f"{which}, as where one header cell stands for several columns; name each column, in one row"
+        return f"{problem}; name it or leave it out (pandas writes its row numbers so, unless it is told index=False)"
+    return f"{problem}, as where one header cell stands for several columns; name each column, in one row"
 
 
 def _check_header(path: Path, names: Sequence[str]) -> None:

@@ -54,8 +54,8 @@ class Column:
     Attributes:
         name: in the site's table.
         kind: what it holds; "empty" where every value is missing.
-        format: of dates, as pandas reads it; "" where it could be read in two ways. Of numbers, "thousands" where
-            commas separate these, and "" otherwise.
+        format: the format of dates for pandas, "" if it is ambiguous. For numbers, "thousands" if these are separated,
+            and "" otherwise.
         missing: values that are missing in the training rows.
         constant: whether the training rows hold one value alone.
         categories: of a category, those that occur in the training rows, sorted.
@@ -66,9 +66,9 @@ class Column:
         silent: of one that is absent, whether its inputs are 0 in place of that (``columns = "named"``).
         scale: of numbers and dates, mean and deviation over all sites, by which they are scaled; ``None`` for the
             site's own.
-        letters: the single letters that stand for truth values, of "y" and "n" or of "t" and "f"; other letters are
-            refused. ``None`` allows all four, in columns saved before perfed 0.2.
-        swapped: of dates, whether day and month of those that a spreadsheet recognised are swapped back.
+        letters: the single letters that stand for truth values in this column, "y" and "n" or "t" and "f"; other
+            letters are refused. ``None``, in columns saved before perfed 0.2, allows all four.
+        swapped: whether day and month of the dates that a spreadsheet recognised are swapped back.
     """
 
     name: str
@@ -110,12 +110,12 @@ class Cells:
 
     @cached_property
     def filled(self) -> NDArray[np.bool_]:
-        """Which cells are not missing."""
+        """A mask of the cells that are not missing."""
         return np.asarray(self.found.notna().to_numpy(), bool)
 
     @property
     def texts(self) -> list[str]:
-        """The cells that are not missing, as texts."""
+        """The texts of the cells that are not missing."""
         return [str(cell) for cell in self.found.to_numpy()[self.filled]]
 
     @cached_property
@@ -125,7 +125,7 @@ class Cells:
 
     @cached_property
     def groups(self) -> NDArray[np.int64]:
-        """Return the number of each row's group; see :func:`perfed.data.groups.hash_groups`."""
+        """The hash of each row's group; see :func:`perfed.data.groups.hash_groups`."""
         return hash_groups(self.found)
 
     def read(self, column: Column) -> tuple[Series, list[str]]:
@@ -137,18 +137,18 @@ class Cells:
 
 
 def guess(values: Series | Cells, name: str, said: Kind | None = None, *, swapped: bool = False) -> Column:
-    """Return what the column ``name`` holds, unless it is ``said``: "date", "category" or "number".
+    """Return the column ``name`` with the kind that its cells suggest, or with the kind that the study sets.
 
-    Numbers written as texts are numbers, also where all are 0 or 1. A column of yes and no, y and n, true and false, or
-    t and f is a boolean, in any case of the letters; words of two such pairs are categories. A column where most values
-    are numbers, or look like dates, is taken for that, and :func:`read` then names the rows that are not. Numbers with
-    decimal commas are "comma", and those of which most have a mark or a unit "marked number".
+    Numbers written as texts are numbers, even if all are 0 or 1. A column of yes and no, y and n, true and false, or t
+    and f, in upper or lower case, is a boolean; words of two such pairs are categories. A column in which most values
+    are numbers, or look like dates, has that kind, and :func:`read` names the rows that do not fit. Numbers with
+    decimal commas have the kind "comma", and numbers most of which have a mark or a unit the kind "marked number".
 
     Args:
-        values: the column's cells.
-        name: of the column.
-        said: its kind, where a study says it.
-        swapped: whether a study says that a spreadsheet may have swapped day and month.
+        values: the cells of the column.
+        name: the name of the column.
+        said: the kind "date", "category" or "number" if the study sets it.
+        swapped: whether the study lists the column among those in which a spreadsheet may have swapped day and month.
     """
     cells = values if isinstance(values, Cells) else Cells(values)
     filled = cells.filled
@@ -159,7 +159,7 @@ def guess(values: Series | Cells, name: str, said: Kind | None = None, *, swappe
         return _date_column(found, name, swapped=swapped)
     if said == "category":
         return Column(name, "category")
-    if found.dtype == bool or (words := _truth_words(found)):
+    if found.dtype == bool or (words := _find_truth_words(found)):
         letters = () if found.dtype == bool else tuple(sorted(word for word in words if len(word) == 1))
         return Column(name, said or "boolean", binary=said is not None, letters=letters)
     numbers = cells.numbers.to_numpy()[filled]
@@ -167,11 +167,11 @@ def guess(values: Series | Cells, name: str, said: Kind | None = None, *, swappe
     if share == 1:
         kind = said or _kind_of_numbers(numbers, name)
         return Column(name, kind, binary=kind == "number" and bool(np.isin(numbers, (0.0, 1.0)).all()))
-    return _of_texts(found, name, share, said, swapped=swapped)
+    return _guess_from_texts(found, name, share, said, swapped=swapped)
 
 
-def _truth_words(cells: Series) -> set[str]:
-    """Return the words that a column holds, in small letters, if all are of one pair for true and false; else none."""
+def _find_truth_words(cells: Series) -> set[str]:
+    """Return the words of a column in lower case if all belong to one pair for true and false, otherwise no words."""
     first = str(cells.iloc[0]).lower()
     pair = next((words for words in _TRUTH_WORDS if first in words), ())
     return {str(cell).lower() for cell in cells} if all(str(cell).lower() in pair for cell in cells) else set()
@@ -183,11 +183,13 @@ def _kind_of_numbers(numbers: Any, name: str) -> Kind:
     return "id" if whole and (counted or (_called_id(name) and not set(numbers) <= {0.0, 1.0})) else "number"
 
 
-def _of_texts(found: Series, name: str, numeric: float, said: Kind | None = None, *, swapped: bool = False) -> Column:
-    """Return what a column holds of which only the part ``numeric`` are numbers; ``said``: what a study says of it."""
-    texts = [str(cell) for cell in found]
+def _guess_from_texts(
+    cells: Series, name: str, numeric: float, said: Kind | None = None, *, swapped: bool = False
+) -> Column:
+    """Return the column with the kind that its texts suggest; ``numeric`` is the share of numbers among them."""
+    texts = [str(cell) for cell in cells]
     if said is None and sum(_DATE.fullmatch(text) is not None for text in texts) > len(texts) / 2:
-        return _date_column(found, name, swapped=swapped)
+        return _date_column(cells, name, swapped=swapped)
     if any(separates_thousands(texts, sign) for sign in ",.'’ \u00a0\u202f"):
         return Column(name, "number", "thousands")
     if all(map(_COMMA.fullmatch, texts)):
@@ -198,10 +200,10 @@ def _of_texts(found: Series, name: str, numeric: float, said: Kind | None = None
 
 
 def separates_thousands(texts: Sequence[str], sign: str) -> bool:
-    """Return whether ``sign``, a comma or a point, separates the thousands of the numbers ``texts``, for all we see.
+    """Return whether ``sign``, such as a comma or a point, separates the thousands of the numbers ``texts``.
 
-    That is so where each number that has the sign has three digits behind it, and numbers without it have at most
-    three, and some just three; or where one has it twice, or the sign can mean nothing else.
+    Each number with the sign must have groups of three digits behind it, and numbers without it at most three digits.
+    If the sign is a comma or a point, some number must also have exactly three digits or contain the sign twice.
 
     Example:
         >>> separates_thousands(["1,250", "985", "1,147"], ","), separates_thousands(["1,250", "0,985", "2"], ",")
@@ -248,33 +250,37 @@ def _format_of(found: Series) -> str:
     return "" if any(not other.equals(parsed[best]) for other in others) else best
 
 
-def _date_column(found: Series, name: str, *, swapped: bool) -> Column:
-    """Return the column of dates, in which day and month may have been ``swapped`` by a spreadsheet."""
-    form = format_of_swapped(found)
-    return Column(name, "date", _format_of(found) if form is None else form, swapped=swapped and form is not None)
+def _date_column(cells: Series, name: str, *, swapped: bool) -> Column:
+    """Return a column of dates; ``swapped`` as in :func:`guess`."""
+    form = format_of_swapped(cells)
+    return Column(name, "date", _format_of(cells) if form is None else form, swapped=swapped and form is not None)
 
 
 def format_of_swapped(cells: Series) -> str | None:
-    """Return the format of the texts in a column of dates where a spreadsheet took days for months; else ``None``.
+    """Return the format of the texts in a column of dates if a spreadsheet took days for months, otherwise ``None``.
 
-    A spreadsheet that expects the month first makes a date of 03/04/2024 and leaves 25/04/2024 a text. All dates
-    that it recognised have a day up to 12 then, and all texts a later one.
+    A spreadsheet that expects the month first converts 03/04/2024 into a date and leaves 25/04/2024 as text. All dates
+    that it recognised then have a day up to 12, and all texts a later one.
     """
     recognised = _are_recognised(cells)
-    texts, real = cells[~recognised], cells[recognised]
-    if len(texts) == 0 or len(real) == 0:
+    texts, dates = cells[~recognised], cells[recognised]
+    if len(texts) == 0 or len(dates) == 0:
         return None
-    form = _format_of(texts)
-    if form in ("", "ISO8601"):
+    date_format = _format_of(texts)
+    if date_format in ("", "ISO8601"):
         return None
-    days, real_days = _dates(texts, form).dt.day, _dates(real, "ISO8601").dt.day
-    swapped = bool(days.notna().all()) and bool((days > _MONTHS).all()) and bool((real_days <= _MONTHS).all())
-    chance = _EARLY ** len(real) * (1 - _EARLY) ** len(texts)
-    return form if swapped and chance < _UNLIKELY else None
+    days_of_texts, days_of_dates = _dates(texts, date_format).dt.day, _dates(dates, "ISO8601").dt.day
+    swapped = (
+        bool(days_of_texts.notna().all())
+        and bool((days_of_texts > _MONTHS).all())
+        and bool((days_of_dates <= _MONTHS).all())
+    )
+    chance = _EARLY ** len(dates) * (1 - _EARLY) ** len(texts)
+    return date_format if swapped and chance < _UNLIKELY else None
 
 
 def _are_recognised(cells: Series) -> Series:
-    """Return which cells are dates, not texts: of the type of a date, or written as a program writes one."""
+    """Return a mask of the cells that are dates instead of texts: objects of a date type, or texts in ISO format."""
     return cells.map(lambda cell: _ISO.fullmatch(str(cell)) is not None).astype(bool)
 
 
@@ -341,7 +347,7 @@ def _read(cells: Cells, column: Column) -> tuple[Series, list[str]]:
     if column.format == "thousands" and found.dtype == object:
         numbers = Cells(found.map(lambda cell: remove_separators(cell) if isinstance(cell, str) else cell)).numbers
     if (column.kind == "boolean" or column.binary) and found.dtype == object:
-        numbers = numbers.where(numbers.notna(), found.map(_truth_values(column.letters))).astype(float)
+        numbers = numbers.where(numbers.notna(), found.map(_create_truth_reader(column.letters))).astype(float)
     values, problems = numbers.to_numpy(), []
     if (bad := np.isnan(values) & cells.filled).any():
         way = f"write numbers alone, {_CODES}, or name the column in categories"
@@ -357,7 +363,7 @@ def _read(cells: Cells, column: Column) -> tuple[Series, list[str]]:
 
 
 def describe_control_characters(texts: Series, where: str) -> list[str]:
-    """Return a line on the rows of a column whose texts, names of categories or classes, hold control characters."""
+    """Return a line on the rows whose categories or classes hold control characters; empty if none do."""
     characters = {text: find_control_character(str(text)) for text in texts.dropna().unique()}
     bad = texts[texts.map(characters).notna()]
     if bad.empty:
@@ -365,50 +371,50 @@ def describe_control_characters(texts: Series, where: str) -> list[str]:
     return [f"{where} holds the control character {characters[bad.iloc[0]]} {in_rows(bad.index)}; {ALLOWED}"]
 
 
-def _read_dates(found: Series, column: Column, where: str) -> tuple[Series, list[str]]:
-    form = column.format
-    if form == "":
+def _read_dates(cells: Series, column: Column, where: str) -> tuple[Series, list[str]]:
+    date_format = column.format
+    if date_format == "":
         way = f"write dates as {date_shown('ISO8601')}"
-        return found, [f"{where}: its dates can be read with the day or the month first; {way}"]
-    filled = found.notna().to_numpy()
-    dates = found[filled] if found.dtype != object else _dates_or_iso(found[filled], form)
+        return cells, [f"{where}: its dates can be read with the day or the month first; {way}"]
+    filled = cells.notna().to_numpy()
+    dates = cells[filled] if cells.dtype != object else _dates_or_iso(cells[filled], date_format)
     if dates.dt.tz is not None:
         dates = dates.dt.tz_convert("UTC").dt.tz_localize(None)
     if column.swapped:
-        recognised = _are_recognised(found[filled])
+        recognised = _are_recognised(cells[filled])
         late = recognised & (dates.dt.day > _MONTHS)
         if late.any():
-            what = "day and month of real dates are swapped back at this site, but the day is above 12"
-            return found, [f"{where}: {what} {in_rows(dates.index[late])}; write {date_shown(form)} there"]
+            problem = "day and month of real dates are swapped back at this site, but the day is above 12"
+            return cells, [f"{where}: {problem} {in_rows(dates.index[late])}; write {date_shown(date_format)} there"]
         dates = dates.where(~recognised, _swap_days(dates))
-    values = np.full(len(found), np.nan)
+    values = np.full(len(cells), np.nan)
     values[filled] = (dates.to_numpy() - np.datetime64(0, "s")) / np.timedelta64(1, "D")
-    days = pandas().Series(values, index=found.index)
-    far = days.abs() > _LAST_DAY
+    days = pandas().Series(values, index=cells.index)
+    out_of_range = days.abs() > _LAST_DAY
     unreadable = days.isna() & filled
-    if found.dtype == object and unreadable.any():
-        far |= unreadable & found.map(_is_far_date)
+    if cells.dtype == object and unreadable.any():
+        out_of_range |= unreadable & cells.map(_is_far_date)
     problems = []
-    if len(rows := found.index[unreadable & ~far]):
-        ways = " or ".join(map(date_shown, dict.fromkeys((form, "ISO8601"))))
-        problems.append(f"{where} holds dates, and something else {in_rows(rows)}; write {ways}, or {_CODES}")
-    if len(rows := found.index[far]):
+    if len(rows := cells.index[unreadable & ~out_of_range]):
+        formats = " or ".join(map(date_shown, dict.fromkeys((date_format, "ISO8601"))))
+        problems.append(f"{where} holds dates, and something else {in_rows(rows)}; write {formats}, or {_CODES}")
+    if len(rows := cells.index[out_of_range]):
         problems.append(f"{where} holds dates outside 1677-09-22 to 2262-04-11 {in_rows(rows)}; {_CODES}")
     return days, problems
 
 
 def _is_far_date(cell: Any) -> bool:
-    """Return whether a text that pandas has not read is a date beyond its range."""
+    """Return whether a text that pandas could not parse is a date outside its range."""
     day = re.split("[T ]", str(cell))[0]
-    for form in _FORMATS:
+    for date_format in _FORMATS:
         with suppress(ValueError):
-            year = datetime.strptime(day, "%Y-%m-%d" if form == "ISO8601" else form).year
+            year = datetime.strptime(day, "%Y-%m-%d" if date_format == "ISO8601" else date_format).year
             return not 1677 < year < 2262
     return False
 
 
-def _truth_values(letters: tuple[str, ...] | None) -> Callable[[Any], float]:
-    """Return what reads a cell as 1 or 0, NaN for other words; of single letters those count whose pair has one."""
+def _create_truth_reader(letters: tuple[str, ...] | None) -> Callable[[Any], float]:
+    """Return a function that maps a cell to 1 or 0, or to NaN; single letters count if their pair is in ``letters``."""
     pairs = [words for words in _TRUTH_WORDS if len(words[0]) > 1 or letters is None or set(letters) & set(words)]
     values = {word: value for words in pairs for word, value in zip(words, (1.0, 0.0), strict=True)}
     return lambda cell: values.get(str(cell).lower(), np.nan)
@@ -419,11 +425,11 @@ class Parsed:
 
     Args:
         frame: as the site has it; its index names the rows in messages.
-        originals: texts as the site writes them, by the composed ones in ``frame``, where these differ.
-        uncleaned: the frame that ``frame`` was made of by :meth:`clean`.
+        originals: the site's spelling of each text whose composed form in ``frame`` differs from it.
+        uncleaned: the frame from which :meth:`clean` created ``frame``.
 
     Attributes:
-        frame, originals: the same.
+        frame, originals: the arguments of the same names.
     """
 
     def __init__(
@@ -443,7 +449,7 @@ class Parsed:
         return self._cells[name]
 
     def clean(self, codes: Sequence[str]) -> Parsed:
-        """Return the same rows as :func:`perfed.data.tables.cells.clean_frame` gives them with ``codes``."""
+        """Return the rows after :func:`perfed.data.tables.cells.clean_frame` with these missing values."""
         key = tuple(codes)
         if key not in self._cleaned:
             originals: dict[str, str] = {}
@@ -452,12 +458,12 @@ class Parsed:
         return self._cleaned[key]
 
     def missing_texts(self, name: str) -> list[str]:
-        """Return which of :data:`perfed.data.tables.missing.MISSING_TEXTS` a column holds, whatever they mean there."""
+        """Return the :data:`perfed.data.tables.missing.MISSING_TEXTS` in a column, even if they are values there."""
         cells = clean_cells(self._uncleaned.iloc[:, list(self.frame.columns).index(name)])
         return sorted(set(MISSING_TEXTS) & set(cells.dropna())) if cells.dtype == object else []
 
     def converted(self, conversions: Conversions) -> Parsed:
-        """Return the same rows with converted cells."""
+        """Return the rows with converted cells (:meth:`Conversions.apply`)."""
         if not conversions.columns:
             return self
         if conversions not in self._converted:
@@ -467,7 +473,7 @@ class Parsed:
     def guess(
         self, name: str, said: Kind | None = None, more: Parsed | None = None, *, swapped: bool = False
     ) -> Column:
-        """What the column ``name`` holds, by its rows and those of ``more``: :func:`perfed.data.tables.kinds.guess`."""
+        """Return :func:`perfed.data.tables.kinds.guess` of the column ``name``, from its rows and those of ``more``."""
         key = name, said, more, swapped
         if key not in self._guessed:
             both = more is not None and name in more.frame

@@ -1,4 +1,4 @@
-"""What lets a model know its test rows from training: groups at several sites, and rows that are there twice."""
+"""Warnings about test rows that training rows give away: groups at several sites, and rows with equal values."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from perfed.data.tables.problems import Series, pandas
 from perfed.errors import shorten_list
 
 FEWEST_COPIES = 0.02
-"""Share of the rows below which equal rows are not mentioned; they change no accuracy by more than about that."""
+"""Share of rows below which equal rows are not reported; they change an accuracy by about that share at most."""
 MORE_THAN_CHANCE = 2.0
-"""How many times as many pairs of rows as in independent columns are put down to chance; columns are never quite so."""
+"""Ratio up to which equal pairs are attributed to chance: observed pairs over those expected of independent columns.
 
-_SITES = 5  # that a line names
+It exceeds 1 because real columns are never quite independent.
+"""
+
+_SITES = 5  # largest number of sites that a line names
 
 Hashes = NDArray[np.uint64]
 
@@ -33,15 +36,15 @@ Hashes = NDArray[np.uint64]
 
 
 def describe_shared_groups(data: Checked, options: TableOptions) -> list[str]:
-    """Return a line with the number of groups that occur at several sites; none where there are no such."""
+    """Return a line with the number of groups that occur at several sites; an empty list if there are none."""
     if options.group is None:
         return []
-    each = {part.site: np.unique(part.rows[options.group].groups) for part in data.main}
-    groups, times = np.unique(np.concatenate(list(each.values())), return_counts=True)
-    shared = groups[times > 1]
+    groups_by_site = {part.site: np.unique(part.rows[options.group].groups) for part in data.main}
+    groups, counts = np.unique(np.concatenate(list(groups_by_site.values())), return_counts=True)
+    shared = groups[counts > 1]
     if not len(shared):
         return []
-    sites = [site for site, of_site in each.items() if np.isin(of_site, shared).any()]
+    sites = [site for site, members in groups_by_site.items() if np.isin(members, shared).any()]
     return [
         f"{len(shared)} of {len(groups)} values of the group '{options.group}' occur at several sites "
         f"({shorten_list(sites, _SITES)}); all rows of one value are on the same side of the split at every site"
@@ -49,8 +52,11 @@ def describe_shared_groups(data: Checked, options: TableOptions) -> list[str]:
 
 
 def site_groups(clients: Iterable[Client], task: Task) -> list[SiteGroups]:
-    """Return the groups of clients whose rows have some, with the class of each row, of survival the event."""
-    made = []
+    """Return the groups and classes of the rows of each client that has groups.
+
+    The class of a row is its event for survival, and 0 for regression.
+    """
+    groups_of_sites = []
     for client in clients:
         splits = [split for name in ("train", "test") if (split := client.split(name)) is not None]
         groups = [split.group.numpy() for split in splits if split.group is not None]
@@ -58,17 +64,17 @@ def site_groups(clients: Iterable[Client], task: Task) -> list[SiteGroups]:
             continue
         y = np.concatenate([split.y.numpy() for split in splits])
         classes = y if task == "classification" else y[:, 1] if task == "survival" else np.zeros(len(y))
-        made.append(SiteGroups(client.id, np.concatenate(groups), classes.astype(np.int64)))
-    return made
+        groups_of_sites.append(SiteGroups(client.id, np.concatenate(groups), classes.astype(np.int64)))
+    return groups_of_sites
 
 
 def describe_gaps(clients: Iterable[Client], task: Task, classes: Classes | None, options: TableOptions) -> list[str]:
-    """Return a line with the sites that the division of groups leaves without test rows or without rows of a class.
+    """Return a line that names the sites without training or test rows, in total or of a class, and suggests a remedy.
 
     Args:
-        clients: of all sites.
-        task, classes: of the federation.
-        options: what the columns are for.
+        clients: the clients of all sites.
+        task, classes: the task of the federation and its classes.
+        options: the options of the tables, which define how groups are split.
     """
     split = options.group_split
     sites = site_groups(clients, task) if split.folds or split.fraction else []
@@ -79,78 +85,80 @@ def describe_gaps(clients: Iterable[Client], task: Task, classes: Classes | None
     by_site: dict[str, list[str]] = {}
     for gap in gaps:
         by_site.setdefault(gap.site, []).append(_describe_gap(gap, task, classes))
-    each = [f"site '{site}' has {', '.join(of_site)}" for site, of_site in list(by_site.items())[:_SITES]]
-    each += [f"so have {len(by_site) - _SITES} more sites"] if len(by_site) > _SITES else []
+    descriptions = [f"site '{site}' has {', '.join(of_site)}" for site, of_site in list(by_site.items())[:_SITES]]
+    descriptions += [f"so have {len(by_site) - _SITES} more sites"] if len(by_site) > _SITES else []
     draw = best_draw(sites, split)
-    other = f"group_draw = {draw} is more even" if draw != split.draw else "no other group_draw is more even"
+    alternative = f"group_draw = {draw} is more even" if draw != split.draw else "no other group_draw is more even"
     remedy = "fewer folds help" if split.folds else "a larger test_fraction helps"
-    return [f"divided by the group '{options.group}', {'; '.join(each)}; {other}, and {remedy}, or another group"]
+    sites_text = "; ".join(descriptions)
+    return [f"divided by the group '{options.group}', {sites_text}; {alternative}, and {remedy}, or another group"]
 
 
 def _describe_gap(gap: Gap, task: Task, classes: Classes | None) -> str:
-    of_class = ""
+    class_text = ""
     if gap.label is not None and task == "survival":
-        of_class = " with an event"
+        class_text = " with an event"
     elif gap.label is not None and classes is not None:
-        of_class = f" of class '{classes[gap.label]}'"
+        class_text = f" of class '{classes[gap.label]}'"
     seeds = ", ".join(map(str, gap.seeds))
     rows = "training rows" if gap.split == "train" else "test rows"
-    return f"no {rows}{of_class} with seed{'s' if len(gap.seeds) > 1 else ''} {seeds}"
+    return f"no {rows}{class_text} with seed{'s' if len(gap.seeds) > 1 else ''} {seeds}"
 
 
-# Rows that are there several times -------------------------------------------------------------------------------
+# Rows with equal values ------------------------------------------------------------------------------------------
 
 
 def describe_copies(
     main: Sequence[Part],
-    given: Sequence[Part],
+    test_parts: Sequence[Part],
     columns: Mapping[str, Sequence[Column]],
     task: Task,
     options: TableOptions,
 ) -> list[str]:
-    """Return a line with the number of rows that may be tested on while a row with equal values is trained on.
+    """Return a line with the number of possible test rows that equal a training row; an empty list if they are few.
 
-    Rows are equal if all columns that may enter and the target are, once they are parsed. Rows of one group do not
-    count, since they stay together. Where columns hold few values, as many equal rows as chance explains are not
-    mentioned: nothing can be learnt by heart from them.
+    Rows are equal if their target and all their input columns are equal after parsing. Equal rows of one group do not
+    count, since they stay together. Columns with few different values have equal rows by chance, which do no harm;
+    nothing is reported unless there are clearly more than that.
 
     Args:
-        main: the rows of each site.
-        given: rows that sites are tested on, in place of a split.
-        columns: per site, what the columns hold.
-        task: what the targets are for.
-        options: what the columns are for.
+        main: the table of each site.
+        test_parts: separate tables of test rows, which replace a split.
+        columns: the parsed columns of each site.
+        task: the task of the federation.
+        options: the options of the tables.
     """
-    rows = _Rows.of([*main, *given], columns, task, options)
+    rows = _Rows.from_parts([*main, *test_parts], columns, task, options)
     tested = rows.part >= len(main)
-    if given:
+    if test_parts:
         copied = tested & np.isin(rows.hashes, rows.hashes[~tested])
-        number, candidates = int(copied.sum()), int(tested.sum())
+        copies, candidates = int(copied.sum()), int(tested.sum())
     else:
         copied = rows.count_units() > 1
-        number, candidates = int(copied.sum()), len(copied)
-    if not number or number < FEWEST_COPIES * candidates or not rows.more_than_chance:
+        copies, candidates = int(copied.sum()), len(copied)
+    if not copies or copies < FEWEST_COPIES * candidates or not rows.more_than_chance:
         return []
-    elsewhere = int((copied & (rows.count_sites() > 1)).sum())
-    also = f" ({elsewhere} of them a row of another site)" if elsewhere else ""
-    what = "test rows equal a training row" if given else "rows equal another row"
+    from_other_sites = int((copied & (rows.count_sites() > 1)).sum())
+    site_note = f" ({from_other_sites} of them a row of another site)" if from_other_sites else ""
+    subject = "test rows equal a training row" if test_parts else "rows equal another row"
     return [
-        f"{number} of {candidates} {what} in all columns and in '{options.target}'{also}: a model may know a test row "
-        "from its copy; if these are copies, leave them out, or name as group what they belong to, such as a patient"
+        f"{copies} of {candidates} {subject} in all columns and in '{options.target}'{site_note}: a model may "
+        "know a test row from its copy; if these are copies, leave them out, or name as group what they belong to, "
+        "such as a patient"
     ]
 
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """The rows of all tables.
+    """The rows of all tables, as hashes of their values.
 
     Attributes:
-        hashes: of each row's values.
-        unit: what stays together: rows of one group, or each row.
-        part: which table each row is of.
-        site: which site each row is of.
-        pairs: of rows that are equal and not of one unit.
-        pairs_by_chance: how many pairs would be equal if columns were independent.
+        hashes: the hash of each row's values.
+        unit: the number of each row's unit, whose rows stay together: its group, or the row itself without groups.
+        part: the number of each row's table.
+        site: the number of each row's site.
+        pairs: the number of pairs of equal rows from different units.
+        pairs_by_chance: the expected number of pairs of equal rows if columns were independent.
     """
 
     hashes: Hashes
@@ -161,11 +169,12 @@ class _Rows:
     pairs_by_chance: float
 
     @classmethod
-    def of(
+    def from_parts(
         cls, parts: Sequence[Part], columns: Mapping[str, Sequence[Column]], task: Task, options: TableOptions
     ) -> _Rows:
+        """Hash the rows of tables and count pairs of equal rows."""
         cells = [dict(_hash_columns(part, columns[part.site], task, options)) for part in parts]
-        hashes = [_combine(of_part) for of_part in cells]
+        hashes = [_combine_hashes(hashes_of_part) for hashes_of_part in cells]
         lengths = [len(part.frame) for part in parts]
         total = sum(lengths)
         if options.group is None:
@@ -173,42 +182,46 @@ class _Rows:
         else:
             unit = np.concatenate([part.rows[options.group].groups for part in parts])
         chance = 0.0
-        for names in dict.fromkeys(tuple(of_part) for of_part in cells):
-            same = [of_part for of_part in cells if tuple(of_part) == names]
-            probability = [_match_probability(np.concatenate([of_part[name] for of_part in same])) for name in names]
-            number = sum(len(of_part[names[0]]) for of_part in same)
+        for names in dict.fromkeys(tuple(hashes_of_part) for hashes_of_part in cells):
+            alike = [hashes_of_part for hashes_of_part in cells if tuple(hashes_of_part) == names]
+            probability = [
+                _match_probability(np.concatenate([hashes_of_part[name] for hashes_of_part in alike])) for name in names
+            ]
+            number = sum(len(hashes_of_part[names[0]]) for hashes_of_part in alike)
             chance += number * (number - 1) / 2 * float(np.prod(probability))
         sites = {site: number for number, site in enumerate(columns)}
-        every = np.concatenate(hashes)
-        frame = pandas().DataFrame({"hash": every, "unit": unit})
+        all_hashes = np.concatenate(hashes)
+        frame = pandas().DataFrame({"hash": all_hashes, "unit": unit})
         by_unit = frame.value_counts().to_numpy()
         pairs = _count_pairs(frame["hash"].value_counts().to_numpy()) - _count_pairs(by_unit)
         part = np.repeat(np.arange(len(parts)), lengths)
-        return cls(every, unit, part, np.array([sites[p.site] for p in parts])[part], pairs, chance)
+        return cls(
+            all_hashes, unit, part, np.array([sites[part_of_site.site] for part_of_site in parts])[part], pairs, chance
+        )
 
     @property
     def more_than_chance(self) -> bool:
-        """Whether there are clearly more equal pairs than chance explains: by three standard deviations of a count."""
+        """Whether the number of equal pairs exceeds what chance explains by three standard deviations of a count."""
         most = MORE_THAN_CHANCE * self.pairs_by_chance
         return self.pairs > most + 3 * math.sqrt(most)
 
     def count_units(self) -> NDArray[np.int64]:
-        """Return for each row in how many units a row is equal to it."""
+        """Return for each row the number of units that contain an equal row."""
         return self._count_different(self.unit)
 
     def count_sites(self) -> NDArray[np.int64]:
-        """Return for each row at how many sites a row is equal to it."""
+        """Return for each row the number of sites that have an equal row."""
         return self._count_different(self.site)
 
-    def _count_different(self, what: NDArray[np.int64]) -> NDArray[np.int64]:
-        frame = pandas().DataFrame({"hash": self.hashes, "what": what})
+    def _count_different(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        frame = pandas().DataFrame({"hash": self.hashes, "what": ids})
         return np.asarray(frame.groupby("hash")["what"].transform("nunique"), np.int64)
 
 
 def _hash_columns(
     part: Part, columns: Sequence[Column], task: Task, options: TableOptions
 ) -> Iterator[tuple[str, Hashes]]:
-    """Yield the columns that make rows equal, by name and in the order of names, with a number for each value."""
+    """Yield the name of each column that is compared, in alphabetical order, with a hash for each of its values."""
     for column in sorted(columns, key=lambda column: column.name):
         if column.name in part.frame:
             yield column.name, _hash_values(part.rows[column.name].read(column)[0])
@@ -227,8 +240,8 @@ def _hash_values(values: Series) -> Hashes:
     return np.asarray(pandas().util.hash_array(values.to_numpy(np.float64) + 0.0))  # -0 is 0
 
 
-def _combine(columns: Mapping[str, Hashes]) -> Hashes:
-    """Return a number for each row, which says what all its columns hold."""
+def _combine_hashes(columns: Mapping[str, Hashes]) -> Hashes:
+    """Return one hash for each row from the hashes of its columns."""
     total = np.zeros(len(next(iter(columns.values()))), np.uint64)
     for name, hashes in columns.items():
         total = np.asarray(pandas().util.hash_array(total ^ np.uint64(zlib.crc32(name.encode())))) + hashes

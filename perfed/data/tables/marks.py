@@ -1,4 +1,4 @@
-"""Columns of numbers in which most cells carry a mark or a unit: ``<0.5``, ``ND``, ``55 %``, ``5.4 mmol/l``."""
+"""Detection of columns whose numbers carry marks or units: ``<0.5``, ``ND``, ``55 %``, ``5.4 mmol/l``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import NamedTuple
 from perfed.data.tables.problems import listed
 
 FEWEST = 5
-"""Rows of a site that hold a text at least before a message shows it, or the site tells it to anybody."""
+"""Least number of rows of a site that must hold a text before a message shows it or the site sends it."""
 
 CODES = "or name the column in categories if these are codes"
-"""The last answer to the question about such a column."""
+"""The last of the possible answers to the question about such a column (:func:`describe_marks`)."""
 
-_SHOWN = 4  # texts that a message shows
-_LONGEST = 20  # characters of a unit
-_WORDS = 3  # words of a unit
-_RANGES = 0.1  # share of the distinct texts from which on ranges make categories of a column
+_SHOWN = 4  # largest number of texts that a message shows
+_LONGEST = 20  # largest number of characters of a unit
+_WORDS = 3  # largest number of words of a unit
+_RANGES = 0.1  # share of ranges among the distinct texts from which on a column is a category
 _NUMBER = r"[+-]?(?:\d{1,3}(?:[,'’]\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)?|[.,]\d+)(?:[eE][+-]?\d+)?"
 _MARK = r"(?:[<>≤≥=~≈±$€£¥*]+|(?:ca|approx)\.?\s|circa\s|about\s)*"
 _TEXT = re.compile(rf"(?P<mark>{_MARK})\s*(?P<number>{_NUMBER})(?P<unit>\D.*)?", re.IGNORECASE)
@@ -27,12 +27,12 @@ _RANGE = re.compile(r"[<>≤≥]?\s*\d+(?:[.,]\d+)?\s*(?:[-–—]|to|bis)\s*\d+
 
 
 class MarkedNumber(NamedTuple):
-    """A text that holds one number.
+    """A text that consists of one number with an optional mark and unit.
 
     Attributes:
-        mark: in front of the number, such as "<".
-        number: as it is written.
-        unit: behind the number, such as "mmol/l".
+        mark: the text in front of the number, such as "<".
+        number: the number as it is written.
+        unit: the text behind the number, such as "mmol/l".
     """
 
     mark: str
@@ -46,9 +46,9 @@ class MarkedNumber(NamedTuple):
 
 
 def parse_number(text: str) -> MarkedNumber | None:
-    """Return the number in ``text`` and what stands around it; ``None`` where the text is something else.
+    """Split ``text`` into a number and the mark and unit around it; return ``None`` if it is no such number.
 
-    Codes (``I21``, ``A1``), ranges (``10-19``), times of day, fractions and phrases are something else.
+    Codes (``I21``, ``A1``), ranges (``10-19``), times of day, fractions and phrases are no such numbers.
 
     Example:
         >>> parse_number("<5.4 mmol/l")
@@ -67,7 +67,7 @@ def parse_number(text: str) -> MarkedNumber | None:
 
 
 def are_marked_numbers(texts: Iterable[str]) -> bool:
-    """Return whether most distinct ``texts`` of a column hold a number, and the column is none of codes or ranges.
+    """Return whether most distinct ``texts`` of a column hold a number and they are neither codes nor ranges.
 
     Example:
         >>> are_marked_numbers(["."] * 9 + ["4.4", "5.6"]), are_marked_numbers(["1A", "1B", "2A", "."])
@@ -81,7 +81,7 @@ def are_marked_numbers(texts: Iterable[str]) -> bool:
 
 
 def _are_codes(numbers: Sequence[MarkedNumber]) -> bool:
-    """Return whether each number is whole and has one letter behind it, not always the same: 1A, 1B, 2A."""
+    """Return whether all numbers are integers followed by one letter, and the letters differ: 1A, 1B, 2A."""
     letters = {number.unit.casefold() for number in numbers}
     return len(letters) > 1 and all(
         len(number.unit) == 1 and number.unit.isalpha() and number.number.isdecimal() for number in numbers
@@ -89,7 +89,7 @@ def _are_codes(numbers: Sequence[MarkedNumber]) -> bool:
 
 
 def count_texts(texts: Sequence[str]) -> Counter[str]:
-    """Return how many rows hold each text that is no plain number, as far as a message may show it.
+    """Count the rows of each text that is not a plain number and that a message may show.
 
     Texts in fewer than :data:`FEWEST` rows count by their form, such as "… mmol/l", if they hold a number.
 
@@ -106,7 +106,7 @@ def count_texts(texts: Sequence[str]) -> Counter[str]:
 
 
 def list_texts(counts: Counter[str]) -> str:
-    """Return the most frequent texts of :func:`count_texts` in brackets; nothing where there are none."""
+    """Return the most frequent texts of :func:`count_texts` in brackets, or an empty text if there are none."""
     rows = [f"'{text}' in {count} rows" for text, count in counts.most_common(_SHOWN)]
     return f" ({', '.join(rows)})" if rows else ""
 
@@ -115,23 +115,25 @@ def describe_marks(name: str, texts: Sequence[str]) -> str:
     """Return the question about a column of numbers with marks: its most frequent texts, and the possible answers.
 
     Args:
-        name: of the column.
-        texts: all that are there.
+        name: the name of the column.
+        texts: all texts of the column.
     """
     counts, units = count_texts(texts), Counter[str]()
     for number in filter(None, map(parse_number, texts)):
         units.update(filter(None, (number.mark, number.unit)))
     missing = next((text for text in counts if parse_number(text) is None and "…" not in text), None)
     frequent = [unit for unit, count in units.most_common() if count >= FEWEST]
-    answers = [f"put what means a missing value into missing{_example(name, missing)}"]
+    answers = [f"put what means a missing value into missing{_format_example(name, missing)}"]
     if units:
-        answers.append(f"a unit or mark that is to be removed into numbers{_example(name, next(iter(frequent), None))}")
+        answers.append(
+            f"a unit or mark that is to be removed into numbers{_format_example(name, next(iter(frequent), None))}"
+        )
     answers.append(CODES)
     different = sorted({unit.casefold() for unit in frequent if unit[0].isalpha()})
     warning = f"; its units differ ({listed(different)}), and removing them converts nothing"
-    what = f"column '{name}' holds numbers, and marks, units or other texts{list_texts(counts)}"
-    return f"{what}; {', '.join(answers)}{warning if len(different) > 1 else ''}"
+    problem = f"column '{name}' holds numbers, and marks, units or other texts{list_texts(counts)}"
+    return f"{problem}; {', '.join(answers)}{warning if len(different) > 1 else ''}"
 
 
-def _example(name: str, text: str | None) -> str:
+def _format_example(name: str, text: str | None) -> str:
     return "" if text is None else f' ("{name}={text}")'

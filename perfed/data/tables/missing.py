@@ -12,7 +12,7 @@ from perfed.data.tables.problems import Frame, pandas
 from perfed.errors import shorten_list
 
 MISSING_TEXTS = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "?")
-"""Texts that stand for a missing value unless ``missing`` switches them off."""
+"""Texts that mean a missing value unless the setting ``missing`` switches them off."""
 
 _FEWEST = 5  # rows of a site that hold a value at least before a message names it
 _SHARE = (0.01, 0.5)  # of a site's rows that hold a value that stands for a missing one
@@ -32,9 +32,9 @@ def split_code(code: str) -> tuple[str | None, str]:
 
 
 def missing_values(codes: Sequence[str], column: str) -> list[str]:
-    """Return the texts that mean missing in a column: those of ``codes``, and :data:`MISSING_TEXTS`.
+    """Return the texts that mean missing in a column: those of ``codes`` and :data:`MISSING_TEXTS`.
 
-    An empty code switches these off, in every column ("") or in one ("ward=").
+    An empty code switches :data:`MISSING_TEXTS` off, in every column ("") or in one ("ward=").
 
     Example:
         >>> missing_values(["-9", "age=999", "ward="], "ward"), "NA" in missing_values(["-9"], "age")
@@ -49,24 +49,25 @@ def _values_of(codes: Sequence[str], column: str) -> list[str]:
 
 
 def without_codes(frame: Frame, codes: Sequence[str]) -> Frame:
-    """Return the rows, missing where a cell means that; numbers are the same however they are written.
+    """Return the frame with missing cells in place of ``codes``; numbers are compared by value.
 
     Args:
-        frame: with texts as names, and cells as :func:`perfed.data.tables.cells.clean_frame` gives them.
+        frame: a frame with texts as column names and cells normalised by
+            :func:`perfed.data.tables.cells.clean_cells`.
         codes: each a value, or ``COLUMN=VALUE``; columns that are not there are left out.
     """
     columns = {}
-    for at, name in enumerate(frame.columns):
-        cells = frame.iloc[:, at]
+    for position, name in enumerate(frame.columns):
+        cells = frame.iloc[:, position]
         values = missing_values(codes, name) if cells.dtype == object else _values_of(codes, name)
-        if values and (hit := _holds(cells, values)).any():
-            columns[at] = cells.where(~hit)
-    parts = [columns.get(at, frame.iloc[:, at]) for at in range(frame.shape[1])]
+        if values and (hit := _equals_any(cells, values)).any():
+            columns[position] = cells.where(~hit)
+    parts = [columns.get(position, frame.iloc[:, position]) for position in range(frame.shape[1])]
     return pandas().concat(parts, axis=1) if columns else frame
 
 
-def _holds(cells: Any, values: Sequence[str]) -> NDArray[np.bool_]:
-    """Return which of the cells are one of the values, as numbers or as texts."""
+def _equals_any(cells: Any, values: Sequence[str]) -> NDArray[np.bool_]:
+    """Return a mask of the cells that equal one of the values, as numbers or as texts."""
     pd = pandas()
     known = [number for number in pd.to_numeric(pd.Series(values), errors="coerce") if not np.isnan(number)]
     if cells.dtype == object and not known:

@@ -73,7 +73,7 @@ def agreed_kinds(
             where = " and ".join(f"a {kind} in {shorten_list(sites, 3)}" for kind, sites in rarest)
             ways = "give it one kind (a name in numbers, categories or dates), replace its texts (values), or drop it"
             problems.append(f"column '{name}' is {where}; {ways}")
-        elif found.keys() == {"boolean"} and _ambiguous(letters.get(name, [])):
+        elif found.keys() == {"boolean"} and _is_ambiguous(letters.get(name, [])):
             one[name] = "category"
         elif "boolean" in found and others in ([], ["number"]) and name not in counts:
             one[name] = "boolean"
@@ -86,10 +86,10 @@ def agreed_kinds(
     return changed, problems
 
 
-def _ambiguous(letters: Sequence[tuple[str, ...]]) -> bool:
-    """Return whether the letters of sites are of both pairs, y and n, t and f, and a site has only one of a pair."""
-    pairs = {frozenset("yn") if set(each) <= set("yn") else frozenset("tf") for each in letters}
-    return len(pairs) > 1 and any(len(each) == 1 for each in letters)
+def _is_ambiguous(letters: Sequence[tuple[str, ...]]) -> bool:
+    """Return whether sites use letters of both pairs, y and n, and t and f, and some site only one letter of a pair."""
+    pairs = {frozenset("yn") if set(letters_of_site) <= set("yn") else frozenset("tf") for letters_of_site in letters}
+    return len(pairs) > 1 and any(len(letters_of_site) == 1 for letters_of_site in letters)
 
 
 def shared_columns(
@@ -142,7 +142,7 @@ def words(
     scaled: Sequence[str] = (),
     most: int = sys.maxsize,
 ) -> list[str]:
-    """Return what sites tell each other, a line each.
+    """Return a line for each kind of metadata that sites tell each other.
 
     Args:
         task: of the targets.
@@ -150,7 +150,7 @@ def words(
         columns: where sites have one schema, their booleans, and their categories that do not enter and that do.
         named: columns that the study names and that a site may lack.
         scaled: columns of which sites tell what a common scale is made of.
-        most: names that a line lists at most.
+        most: the largest number of names in a line.
     """
     of_task: dict[Task, list[str]] = {
         "classification": ["the names of the classes"],
@@ -169,7 +169,7 @@ def words(
     return lines + [f"{what}: {shorten_list(names, most)}" for what, names in zip(told, columns, strict=True) if names]
 
 
-def _composed(names: Sequence[str]) -> tuple[str, ...]:
+def _compose_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(compose_text(name) for name in ((names,) if isinstance(names, str) else names))
 
 
@@ -187,19 +187,20 @@ class TableOptions:
             known beyond it (0, no, false); without it, the task is another.
         domain: column that says the domain of a row; it is no input (``domain_input`` of a data set makes it one).
         drop: columns that do not enter: ids, free text; here and below a text is one name.
-        numbers, dates, categories: columns that are so, whatever they look like. In "crp=mg/l" the unit or mark behind
-            the name is removed from the column's cells first; a column may have several.
+        numbers, dates, categories: columns of this kind, whatever they look like. With "crp=mg/l" the unit or mark is
+            removed from the cells of the column first; a column may have several such entries.
         thousands: columns of numbers whose thousands are separated, as in 1,250 or 1.250.
-        decimals: columns of numbers with a decimal comma.
-        swapped: columns of dates in which a spreadsheet took the day for the month where it could: at a site whose
-            real dates all have a day up to 12, and whose other texts all a later one, these are swapped back.
-        values: by column, texts that are replaced by others wherever the column is read, so that sites share codes:
+        decimals: columns of numbers with decimal commas.
+        swapped: columns of dates in which a spreadsheet took the day for the month where possible. At a site whose
+            recognised dates all have a day up to 12 and whose texts all have a later one, the recognised dates are
+            swapped back.
+        values: replacements of texts, by column, wherever the column is read, so that sites share codes:
             ``{"sex": {"female": "F"}}``.
-        group: column whose rows of one value (a patient's) are never on both sides of a split, not even at two sites.
-        group_draw: which of many random divisions of the groups is used; another one may be more even.
-        missing: values that mean missing, beside empty cells and NA, None, ? and the like
-            (:data:`perfed.data.tables.missing.MISSING_TEXTS`): each in all columns ("-9"), or in one ("age=999").
-            None of these texts means missing with an empty list, nor with "" in it; with "ward=", not in that column.
+        group: column whose rows of one value (a patient) are never on both sides of a split, not even at two sites.
+        group_draw: the number of the random division of the groups; another one may be more even.
+        missing: values that mean missing in all columns ("-9") or in one ("age=999"), besides empty cells and texts
+            such as NA, None and ? (:data:`perfed.data.tables.missing.MISSING_TEXTS`). With an empty list, or with "" in
+            it, these texts are values in all columns; with "ward=", in that column.
         task: "classification" or "regression"; by default what the targets look like.
         test_fraction: share of each site's rows that is tested on, by class.
         folds: k > 0: instead, one of k folds by class. Which, says ``seed``: seeds 0, ..., k - 1 test every row once,
@@ -243,9 +244,9 @@ class TableOptions:
             column = getattr(self, name)
             object.__setattr__(self, name, compose_text(column) if isinstance(column, str) else column)
         for name in _LISTS:
-            object.__setattr__(self, name, _composed(getattr(self, name)))
+            object.__setattr__(self, name, _compose_names(getattr(self, name)))
         if self.missing is not None:
-            object.__setattr__(self, "missing", _composed(self.missing) or ("",))
+            object.__setattr__(self, "missing", _compose_names(self.missing) or ("",))
         object.__setattr__(self, "public", read_public(self.public, self.dates))
         composed = {
             compose_text(name): {compose_text(old): compose_text(new) for old, new in texts.items()}
@@ -304,12 +305,12 @@ class TableOptions:
 
     @property
     def group_split(self) -> GroupSplit:
-        """How groups are divided, whichever site has them."""
+        """The division of the groups, which is the same at all sites."""
         return GroupSplit(self.folds, self.test_fraction, self.seed, self.group_draw)
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """The values of ``missing``; () where only the usual texts mean missing, ("",) where no text does."""
+        """The values of ``missing``; () if only the usual texts mean missing, ("",) if no text does."""
         return tuple(self.missing or ())
 
     @property
@@ -326,8 +327,8 @@ class TableOptions:
 
     @property
     def conversions(self) -> Conversions:
-        """What happens to cells before anything else reads them."""
-        return Conversions.of(self.values, self.numbers, self.thousands, self.decimals)
+        """The conversions of cells before anything else reads them."""
+        return Conversions.from_settings(self.values, self.numbers, self.thousands, self.decimals)
 
     def _columns_of(self, option: str) -> list[str]:
         """Return the columns that an option names, each once."""

@@ -21,7 +21,7 @@ Problem = tuple[str, str]
 """Where it is, and what."""
 
 LONGEST = 1000
-"""Characters that the name of a column, a class, a category or a domain has at most."""
+"""Largest number of characters in the name of a column, class, category or domain."""
 
 _SHOWN = 5  # rows that a line names
 
@@ -46,10 +46,10 @@ def refuse(problems: Sequence[str]) -> None:
 
 
 def refuse_complex(frame: Frame, where: str) -> None:
-    """Raise :class:`TableProblems` where a column holds complex numbers; the message starts with ``where``."""
+    """Raise :class:`TableProblems` if a column holds complex numbers; the message starts with ``where``."""
     problems = []
-    for at, name in enumerate(frame.columns):
-        cells = frame.iloc[:, at]
+    for position, name in enumerate(frame.columns):
+        cells = frame.iloc[:, position]
         if cells.dtype == object:
             cells = cells[[isinstance(cell, complex | np.complexfloating) for cell in cells]]
         if len(cells) and (cells.dtype == object or cells.dtype.kind == "c"):

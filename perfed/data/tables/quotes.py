@@ -1,4 +1,4 @@
-"""Quotation marks in CSV: which cells hold line breaks, and which marks are stray, so that rows would be lost."""
+"""Detection of stray quotation marks in CSV files, which would merge rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, islice
 
-_SAMPLE = 1000  # rows that show which columns hold numbers
+_SAMPLE = 1000  # number of rows from which numeric columns are detected
 _NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d+)?")
 _REMOVE = 'remove the mark, or write "" for a mark inside a cell in quotes'
 
@@ -19,8 +19,8 @@ class _QuotedCell:
     """A quoted cell that holds line breaks.
 
     Attributes:
-        first, last: the lines of the record, from 0, in which it begins and ends.
-        ending: the character behind its closing mark, "" at the end of the line; ``None`` without such a mark.
+        first, last: the lines of the record, from 0, in which the cell begins and ends.
+        ending: the character behind the closing mark, "" at the end of the line; ``None`` if the cell is not closed.
     """
 
     first: int
@@ -29,13 +29,13 @@ class _QuotedCell:
 
 
 class QuoteCheck:
-    """A check of the records of one file, each of which spans one line or several.
+    """A check of the records of one file, each of which spans one or more lines.
 
     Args:
-        lines: of the file, with their ends.
-        records: the number of the first line of each record, from 0, as csv reads them; the first is the header.
+        lines: the lines of the file, including line ends.
+        records: the number, from 0, of each record's first line as the module csv reads them; the first is the header.
         width: the number of cells of the header.
-        delimiter: between cells.
+        delimiter: the character between cells.
     """
 
     def __init__(self, lines: Sequence[str], records: Sequence[int], width: int, delimiter: str) -> None:
@@ -45,20 +45,20 @@ class QuoteCheck:
         self._width = width
         self._delimiter = delimiter
 
-    def problem(self) -> str | None:
-        """Return why the first stray quotation mark is one, which starts with its row; ``None`` without any.
+    def find_problem(self) -> str | None:
+        """Return a message about the first stray quotation mark, which begins with its row; ``None`` if there is none.
 
-        A cell in quotes may hold line breaks. A mark is stray where its cell ends nowhere, or in the middle of a text
-        of a later line, or where most lines of its record look like rows of the table.
+        A quoted cell may hold line breaks. A mark is stray if its cell never ends, ends in the middle of a text in a
+        later line, or spans lines most of which look like rows of the table.
         """
         for start, end in zip(self._records, self._ends, strict=True):
             if end - start > 1 or end == len(self._lines):
-                for cell in _cells_with_breaks(self._lines[start:end], self._delimiter):
-                    if (reason := self._reason(cell, start)) is not None:
+                for cell in _find_multiline_cells(self._lines[start:end], self._delimiter):
+                    if (reason := self._explain_stray_mark(cell, start)) is not None:
                         return f"row {start + cell.first + 1}: a quotation mark opens a cell that {reason}"
         return None
 
-    def _reason(self, cell: _QuotedCell, start: int) -> str | None:
+    def _explain_stray_mark(self, cell: _QuotedCell, start: int) -> str | None:
         if cell.ending is None:
             return f"never ends; {_REMOVE}"
         ends = f"ends in row {start + cell.last + 1}"
@@ -71,15 +71,15 @@ class QuoteCheck:
         return None
 
     def _looks_like_a_row(self, line: str) -> bool:
-        """Return whether a line alone has as many cells as the header, with numbers where other rows have them."""
+        """Return whether a single line has as many cells as the header, and numbers in the numeric columns."""
         cells = split_line(line, self._delimiter)
         return len(cells) == self._width and all(
-            not cell or _is_number(cell) for cell, numeric in zip(cells, self._numeric, strict=True) if numeric
+            not cell or _is_number(cell) for cell, numeric in zip(cells, self._numeric_columns, strict=True) if numeric
         )
 
     @cached_property
-    def _numeric(self) -> list[bool]:
-        """Which columns hold numbers in most of the rows that are one line each."""
+    def _numeric_columns(self) -> list[bool]:
+        """A flag for each column: whether most rows that span one line hold a number there."""
         pairs = zip(self._records[1:], self._ends[1:], strict=True)
         lines = islice((self._lines[start] for start, end in pairs if end - start == 1), _SAMPLE)
         rows = [row for row in (split_line(line, self._delimiter) for line in lines) if len(row) == self._width]
@@ -92,7 +92,7 @@ def _is_number(cell: str) -> bool:
 
 
 def split_line(line: str, delimiter: str) -> list[str]:
-    """Return the cells of one line, in which a cell in quotes begins and ends, without marks around them.
+    """Return the cells of a line in which every quoted cell also ends, without the quotation marks around them.
 
     Example:
         >>> split_line('"Bad, Ems",5" pipe,"stray', ",")
@@ -103,36 +103,37 @@ def split_line(line: str, delimiter: str) -> list[str]:
     return [cell.strip().strip('"') for cell in cells]
 
 
-def _cells_with_breaks(lines: Sequence[str], delimiter: str) -> Iterator[_QuotedCell]:
-    """Yield the quoted cells of a record that hold line breaks, and one that is not closed.
+def _find_multiline_cells(lines: Sequence[str], delimiter: str) -> Iterator[_QuotedCell]:
+    """Yield the quoted cells of a record that hold line breaks, and a cell that is not closed.
 
-    It follows csv.reader: spaces before a cell are left out, and what stands behind a closing mark belongs to the cell.
+    The rules are those of csv.reader: spaces before a cell are skipped, and text behind a closing mark belongs to the
+    cell.
     """
     text, starts = "".join(lines), [0, *accumulate(map(len, lines))]
     end_of_cell = re.compile(rf"[{re.escape(delimiter)}\r\n]")
-    at = 0
-    while at < len(text):
-        while text[at : at + 1] == " ":
-            at += 1
-        if text[at : at + 1] == '"':
-            close = _closing_mark(text, at + 1)
-            first = bisect_right(starts, at) - 1
+    position = 0
+    while position < len(text):
+        while text[position : position + 1] == " ":
+            position += 1
+        if text[position : position + 1] == '"':
+            close = _find_closing_mark(text, position + 1)
+            first = bisect_right(starts, position) - 1
             if close is None:
                 yield _QuotedCell(first, len(lines) - 1, None)
                 return
             last = bisect_right(starts, close) - 1
             if last > first:
                 yield _QuotedCell(first, last, text[close + 1 :].lstrip(" ")[:1].strip("\r\n"))
-            at = close + 1
-        end = end_of_cell.search(text, at)
-        at = len(text) if end is None else end.end()
+            position = close + 1
+        end = end_of_cell.search(text, position)
+        position = len(text) if end is None else end.end()
 
 
-def _closing_mark(text: str, start: int) -> int | None:
-    """Return where the mark is that closes a cell; two marks in a row stand for one inside it."""
-    at = text.find('"', start)
-    while at >= 0:
-        if text[at + 1 : at + 2] != '"':
-            return at
-        at = text.find('"', at + 2)
+def _find_closing_mark(text: str, start: int) -> int | None:
+    """Return the position of the mark that closes a cell; two marks in a row stand for one inside the cell."""
+    position = text.find('"', start)
+    while position >= 0:
+        if text[position + 1 : position + 2] != '"':
+            return position
+        position = text.find('"', position + 2)
     return None

@@ -55,9 +55,8 @@ class TablePreprocessor:
         shared: how many of ``inputs``, the first, mean the same at all sites (``columns = "named"``); ``None`` where
             all do, or none.
         missing: values that mean missing (:attr:`perfed.data.tables.options.TableOptions.codes`).
-        originals: names of columns and classes as the site writes them, by the ones with composed accents, where these
-            differ.
-        conversions: what happens to the cells of some columns before anything else reads them.
+        originals: the site's spelling of each name of a column or class that differs from the composed name.
+        conversions: the conversions of cells before anything else reads them.
         own: whether ``transformer`` is the user's: it gets categories with NaN where missing, and dates as dates.
         domain_input: whether the domain is also an input, one-hot behind the others.
         event: of survival the column of events.
@@ -95,10 +94,10 @@ class TablePreprocessor:
 
     @property
     def feature_names_in_(self) -> tuple[str, ...]:
-        """Names of the site's columns that enter, as the site writes them."""
-        return tuple(self.original(column.name) for column in self.columns)
+        """The names of the site's input columns as the site writes them."""
+        return tuple(self.original_name(column.name) for column in self.columns)
 
-    def original(self, name: str) -> str:
+    def original_name(self, name: str) -> str:
         """Return the name of a column or a class as the site writes it."""
         return self.originals.get(name, name)
 
@@ -174,7 +173,7 @@ class TablePreprocessor:
         return {name: count for name, count in counts.items() if count}
 
     def _checked(self, frame: Frame) -> Frame:
-        """Return the frame with composed names and clean cells; refuses columns that are not the site's."""
+        """Return the frame with composed names and normalised cells; raise an error for missing or unknown columns."""
         where = f"site '{self.site}'"
         if not hasattr(frame, "columns") or not hasattr(frame, "index"):
             raise PerfedError(f"{where}: a {type(frame).__name__} was given; a pandas DataFrame is needed")

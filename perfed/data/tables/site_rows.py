@@ -100,9 +100,9 @@ class SiteTableData:
 
     @cached_property
     def _held(self) -> NDArray[np.bool_]:
-        """Return which of the site's rows it is tested on: by class, unless that would say how many rows are of each.
+        """A mask of the site's test rows, stratified by class unless that would disclose the numbers of rows per class.
 
-        With groups it depends on each row's group alone, so that the group is tested on at every site.
+        With groups, it only depends on each row's group, so that a group is tested on at every site or at none.
         """
         options, site = self.options, self.main.site
         if options.group is not None:
@@ -154,7 +154,7 @@ class SiteTableData:
         return merged(self.main.said(filter(None, found)))
 
     def describe_copies(self) -> list[str]:
-        """Return a line with the number of rows that are there several times; none where there are no such."""
+        """Return a line with the number of possible test rows that equal a training row; empty if they are few."""
         given = [] if self.given is None else [self.given]
         return describe_copies([self.main], given, {self.main.site: self.columns}, self.task, self.options)
 
@@ -245,12 +245,12 @@ class SiteTableData:
         if self.given is not None:
             return (self.given if split == "test" else self.main).rows[column.name].read(column)[0]
         values = self.main.rows[column.name].read(column)[0].to_numpy()
-        rows, index = self._split_rows[split == "test"]  # many times faster than to index the series
+        rows, index = self._split_rows[split == "test"]  # much faster than indexing the series
         return pandas().Series(values[rows], index=index, name=column.name)
 
     @cached_property
     def _split_rows(self) -> tuple[tuple[NDArray[np.bool_], Any], tuple[NDArray[np.bool_], Any]]:
-        """The rows to train on and to test on, each with its index."""
+        """The masks and the indices of the training rows and of the test rows."""
         index = self.main.frame.index
         return (~self._held, index[~self._held]), (self._held, index[self._held])
 
@@ -314,7 +314,7 @@ class SiteTableData:
         return self._with_groups(replace(made.client(agreement), table=table, held=table.held))
 
     def _with_groups(self, client: Client) -> Client:
-        """Return ``client`` with the groups of its rows, by which they are divided further."""
+        """Return ``client`` with the groups of its rows, by which later splits divide them."""
         if (name := self.options.group) is None:
             return client
         groups = self.main.rows[name].groups
@@ -380,7 +380,7 @@ class SiteTableData:
             constant=tuple(column.name for column in known if column.constant and column.name not in names),
             shared=shared,
             missing=options.codes,
-            originals=self._originals(),
+            originals=self._find_original_names(),
             conversions=options.conversions,
         )
         frame = self._arranged(table, "train")
@@ -389,8 +389,8 @@ class SiteTableData:
             set_scales(table.transformer, frame, entering, filled=bool(options.public))
         return table
 
-    def _originals(self) -> dict[str, str]:
-        """Return the names of columns and classes as the site writes them, where they are not composed."""
+    def _find_original_names(self) -> dict[str, str]:
+        """Return the site's spelling of the names of columns and classes that it does not write in composed form."""
         names = {*self.main.frame.columns, *(label for part in self._labels.names for label in part.tolist())}
         return {composed: text for composed, text in self.main.rows.originals.items() if composed in names}
 

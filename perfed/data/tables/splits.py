@@ -1,4 +1,4 @@
-"""Which rows of a site are tested on where each row stands alone: a part of them, or one of k folds, by class.
+"""Splits of a site's rows without groups, stratified by class: a random fraction, or one of k folds.
 
 Rows with groups are split by :mod:`perfed.data.groups`.
 """
@@ -15,9 +15,9 @@ from perfed.data.partition.shards import generator
 
 
 def fold_of(strata: NDArray[Any], folds: int, seed: int, purpose: str) -> NDArray[np.int64]:
-    """Return the fold, 0..folds - 1, of every row.
+    """Return the fold (0 to ``folds - 1``) of each row.
 
-    The folds' sizes, and their numbers of rows of each class, differ by at most one.
+    The sizes of the folds differ by at most one, and so do their numbers of rows of each class.
     """
     order = _shuffle_by_class(strata, seed, purpose)
     fold = np.empty(len(order), dtype=np.int64)
@@ -26,22 +26,23 @@ def fold_of(strata: NDArray[Any], folds: int, seed: int, purpose: str) -> NDArra
 
 
 def held_out(strata: NDArray[Any], fraction: float, seed: int, purpose: str) -> NDArray[np.bool_]:
-    """Return which rows are in the part ``fraction``, drawn by class.
+    """Return a mask of a random ``fraction`` of the rows, stratified by class.
 
-    Of n rows floor or ceil of ``fraction`` n are, and so of every class. A class of one row stays out of the part.
+    Its size is ``fraction`` n, rounded up or down, for all n rows and within each class. A class with a single row is
+    never drawn.
     """
     order, classes = _shuffle_by_class(strata, seed, purpose), strata.tolist()
-    alone = {label for label, count in Counter(classes).items() if count == 1}
-    drawn = np.array([row for row in order if classes[row] not in alone], dtype=np.int64)
+    single_classes = {label for label, count in Counter(classes).items() if count == 1}
+    candidates = np.array([row for row in order if classes[row] not in single_classes], dtype=np.int64)
     start = generator(seed, f"start of {purpose}").uniform()
-    steps = np.floor(np.arange(len(drawn) + 1) * fraction + start)
+    steps = np.floor(np.arange(len(candidates) + 1) * fraction + start)
     chosen = np.zeros(len(order), dtype=bool)
-    chosen[drawn[np.diff(steps) > 0]] = True
+    chosen[candidates[np.diff(steps) > 0]] = True
     return chosen
 
 
 def _shuffle_by_class(strata: NDArray[Any], seed: int, purpose: str) -> NDArray[np.int64]:
-    """Return the rows in random order, class by class."""
+    """Return the row numbers in random order within each class, one class after the other."""
     _, codes = np.unique(strata, return_inverse=True)
     shuffled = generator(seed, purpose).permutation(len(strata))
     return shuffled[np.argsort(codes[shuffled], kind="stable")]

@@ -1,4 +1,4 @@
-"""Columns of numbers that one site has in another unit, from the counts, sums and squares that sites send."""
+"""Detection of columns that a site has in another unit, from the counts, sums and squares that sites send."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from perfed.data.tables.kinds import words
 from perfed.data.target_scale import Sums
 from perfed.errors import shorten_list
 
-_SEPARATION = 3.5  # spreads between the other sites from which on a site differs from them
-_LEAST_SPREAD = 0.15  # of the logarithm of means between sites of one population, at least
+_SEPARATION = 3.5  # a site differs if it is this many spreads of the other sites away from them
+_LEAST_SPREAD = 0.15  # least spread of the logarithms of means between sites of one population
 _CLOSE = log(1.3)  # largest deviation of a ratio of means from a unit's factor
-_CLOSE_SPREAD = log(1.7)  # the same for a ratio of deviations
-_STRANGE = 20.0  # ratio that is reported without a known factor
-_LARGE = 15.0  # factor from which on units of a substance are suspected whatever the column is called
+_CLOSE_SPREAD = log(1.7)  # largest deviation of a ratio of standard deviations from a unit's factor
+_STRANGE = 20.0  # ratio from which on a difference is reported without a known factor
+_LARGE = 15.0  # factor from which on units of a substance are considered for any column name
 _POWERS = "powers of ten"
-_SHORT = 3  # letters of words that have to be equal
+_SHORT = 3  # words up to this many letters must be equal, longer ones need only begin alike
 _FEWEST = 5  # rows of a site below which its mean says little
-_CENTRED = 0.3  # mean in deviations below which only the deviations are compared
+_CENTRED = 0.3  # mean over standard deviation below which only standard deviations are compared
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean and deviation of a column in the training rows of a site.
+    """The mean and standard deviation of a column in the training rows of a site.
 
     Attributes:
-        rows: that hold a value.
-        mean, std: of these.
+        rows: the number of rows that hold a value.
+        mean, std: the mean and standard deviation of these values.
     """
 
     rows: int
@@ -37,20 +37,21 @@ class Moments:
     std: float
 
     @classmethod
-    def of_sums(cls, sums: Sums) -> Moments:
-        """Return those of the first value of what a site sends."""
+    def from_sums(cls, sums: Sums) -> Moments:
+        """Return the moments of the first value in the sums that a site sends."""
         return cls(sums.number, sums.total[0] / sums.number, sqrt(sums.squares[0] / sums.number))
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """Two units of one quantity: a value in the smaller unit is ``factor`` times that in the larger, plus ``offset``.
+    """The conversion between two units of one quantity.
 
     Attributes:
-        factor, offset: ``small = factor * large + offset``.
-        larger, smaller: names of the units.
-        quantity: what they are of.
-        words: beginnings of words in the names of columns of this quantity; up to three letters are the whole word.
+        factor, offset: ``number_in_smaller_unit = factor * number_in_larger_unit + offset``.
+        larger, smaller: the names of the two units.
+        quantity: the name of the quantity.
+        words: beginnings of words in the names of columns of this quantity; one of up to three letters is a whole
+            word.
     """
 
     factor: float
@@ -61,7 +62,7 @@ class Conversion:
     offset: float = 0.0
 
     def is_of(self, name: str) -> bool:
-        """Return whether the column ``name`` is called like the quantity."""
+        """Return whether the name of a column suggests this quantity."""
         names = {*words(name), name.casefold()}  # the words of "FiO2" are "fi" and "o2"
         return any(
             word.startswith(start) if len(start) > _SHORT else word == start for word in names for start in self.words
@@ -123,20 +124,20 @@ CONVERSIONS = (
     ),
     *(Conversion(10.0**power, f"10^{power} of a unit", "that unit", _POWERS) for power in range(1, 10)),
 )
-"""The units that are looked for; :attr:`Conversion.is_of` says in which columns."""
+"""The conversions that are considered; :meth:`Conversion.is_of` tells for which columns."""
 _SUBSTANCES = [unit for unit in CONVERSIONS if unit.factor >= _LARGE and unit.larger in ("mg/dl", "mmol/l")]
-"""Those that are looked for where the name of a column says nothing."""
+"""The conversions that are considered if the name of a column suggests no quantity."""
 
 
 @dataclass(frozen=True)
 class _Difference:
-    """How the numbers of a site relate to those of most others.
+    """The relation of a site's numbers to those of most other sites.
 
     Attributes:
-        ratio: of the means (of the deviations where means are near zero), the larger by the smaller; ``None`` where the
+        ratio: the larger mean over the smaller one (standard deviations in place of means near zero); ``None`` if the
             units have different zeros.
         larger: whether the site's numbers are the larger ones.
-        conversion: between the two units, if it is known.
+        conversion: the conversion between the two units; ``None`` if none is known.
     """
 
     ratio: float | None
@@ -145,37 +146,37 @@ class _Difference:
 
 
 def describe_units(columns: Mapping[str, Mapping[str, Sums]], sources: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each column that some sites seem to have in another unit than most.
+    """Yield a line for each column that some sites seem to have in another unit than most sites.
 
     Args:
-        columns: by name, what each site sends of a column of numbers.
-        sources: what messages call the sites.
+        columns: the sums of each site, by the name of the column.
+        sources: the name of each site in messages.
     """
     for name, sums in columns.items():
-        moments = {site: Moments.of_sums(of_site) for site, of_site in sums.items()}
-        different = _different_sites(name, moments)
+        moments = {site: Moments.from_sums(site_sums) for site, site_sums in sums.items()}
+        different = _find_different_sites(name, moments)
         groups: dict[tuple[Conversion | None, bool], list[str]] = {}
         for site, difference in different.items():
             groups.setdefault((difference.conversion, difference.larger), []).append(site)
         for sites in groups.values():
-            others = [site for site in moments if site not in different]
-            yield _describe(name, different[sites[0]], sites, others, moments, sources)
+            other_sites = [site for site in moments if site not in different]
+            yield _describe_difference(name, different[sites[0]], sites, other_sites, moments, sources)
 
 
-def _describe(
+def _describe_difference(
     name: str,
     difference: _Difference,
     sites: Sequence[str],
-    others: Sequence[str],
+    other_sites: Sequence[str],
     moments: Mapping[str, Moments],
     sources: Mapping[str, str],
 ) -> str:
-    means = [f"{median(moments[site].mean for site in group):.3g}" for group in (sites, others)]
-    there = shorten_list([sources[site] for site in sites], 3)
-    elsewhere = sources[others[0]] if len(others) == 1 else f"the other {len(others)} sites"
-    how = "differs from"
+    means = [f"{median(moments[site].mean for site in group):.3g}" for group in (sites, other_sites)]
+    site_list = shorten_list([sources[site] for site in sites], 3)
+    other_list = sources[other_sites[0]] if len(other_sites) == 1 else f"the other {len(other_sites)} sites"
+    relation = "differs from"
     if difference.ratio is not None:
-        how = f"is about {difference.ratio:.3g} times {'as large as' if difference.larger else 'smaller than'} at"
+        relation = f"is about {difference.ratio:.3g} times {'as large as' if difference.larger else 'smaller than'} at"
     conversion = difference.conversion
     question = "is it in another unit there"
     if conversion is not None and conversion.is_of(name):
@@ -186,52 +187,52 @@ def _describe(
         if conversion.quantity != _POWERS:
             question += f", as {conversion.larger} and {conversion.smaller} of {conversion.quantity}"
         question += ")"
-    where = "at one of the two sites" if len(others) == 1 and len(sites) == 1 else f"at {there}"
-    numbers = f"means {means[0]} and {means[1]}"
-    return f"column '{name}' at {there} {how} {elsewhere} ({numbers}): {question}? Convert it {where}"
+    place = "at one of the two sites" if len(other_sites) == 1 and len(sites) == 1 else f"at {site_list}"
+    means_text = f"means {means[0]} and {means[1]}"
+    return f"column '{name}' at {site_list} {relation} {other_list} ({means_text}): {question}? Convert it {place}"
 
 
-def _different_sites(name: str, moments: Mapping[str, Moments]) -> dict[str, _Difference]:
-    """Return the sites whose numbers differ from those of most others as numbers in another unit do."""
-    usable = {site: of for site, of in moments.items() if of.std > 0 and of.rows >= _FEWEST}
+def _find_different_sites(name: str, moments: Mapping[str, Moments]) -> dict[str, _Difference]:
+    """Return the sites whose numbers differ from those of most sites as numbers in another unit do."""
+    usable = {site: values for site, values in moments.items() if values.std > 0 and values.rows >= _FEWEST}
     different = {}
-    for site, of_site in usable.items():
-        others = [of for other, of in usable.items() if other != site]
-        if others and (difference := _difference(name, of_site, others)) is not None:
+    for site, site_moments in usable.items():
+        other_moments = [usable[other_site] for other_site in usable if other_site != site]
+        if other_moments and (difference := _compare_moments(name, site_moments, other_moments)) is not None:
             different[site] = difference
     if 2 * len(different) >= len(usable):  # the sites are two halves
         different = {site: difference for site, difference in different.items() if difference.larger}
     return different if 2 * len(different) <= len(usable) else {}
 
 
-def _difference(name: str, site: Moments, others: Sequence[Moments]) -> _Difference | None:
-    """Return how a site's numbers differ from those of ``others``; ``None`` where they may be in the same unit."""
-    mean, std = median(of.mean for of in others), median(of.std for of in others)
+def _compare_moments(name: str, site: Moments, other_sites: Sequence[Moments]) -> _Difference | None:
+    """Return the relation of a site's numbers to those of ``other_sites``; ``None`` if they may be in the same unit."""
+    mean, std = median(moments.mean for moments in other_sites), median(moments.std for moments in other_sites)
     for conversion in CONVERSIONS:
         if conversion.offset and conversion.is_of(name):
             for forward in (True, False):
-                if _fits_offset(conversion, site, Moments(0, mean, std), others, forward=forward):
+                if _fits_offset(conversion, site, Moments(0, mean, std), other_sites, forward=forward):
                     return _Difference(None, forward, conversion)
-    centred = any(of.mean < _CENTRED * of.std for of in (site, *others))
-    sizes = [of.std if centred else of.mean for of in (site, *others)]
+    centred = any(moments.mean < _CENTRED * moments.std for moments in (site, *other_sites))
+    sizes = [moments.std if centred else moments.mean for moments in (site, *other_sites)]
     ratio, deviations = log(sizes[0] / median(sizes[1:])), log(site.std / std)
-    spread = max(_LEAST_SPREAD, _spread([log(size) for size in sizes[1:]]))
-    # Of many sites of one population, one is far from the others by chance.
-    if abs(ratio) < (_SEPARATION + 0.5 * log(max(1.0, len(others) / 4))) * spread:
+    spread = max(_LEAST_SPREAD, _robust_spread([log(size) for size in sizes[1:]]))
+    # Among many sites of one population, some site is far from the others by chance; the threshold grows with them.
+    if abs(ratio) < (_SEPARATION + 0.5 * log(max(1.0, len(other_sites) / 4))) * spread:
         return None
     fits: list[tuple[float, Conversion]] = []
     named = [conversion for conversion in CONVERSIONS if conversion.is_of(name)]
-    powers = [conversion for conversion in CONVERSIONS if conversion.quantity == _POWERS]
-    for conversion in (*(named or _SUBSTANCES), *powers) if ratio * deviations > 0 else ():
+    powers_of_ten = [conversion for conversion in CONVERSIONS if conversion.quantity == _POWERS]
+    for conversion in (*(named or _SUBSTANCES), *powers_of_ten) if ratio * deviations > 0 else ():
         factor = log(conversion.factor)
         misfits = abs(abs(ratio) - factor), abs(abs(deviations) - factor)
-        close, spreads = _CLOSE, _CLOSE_SPREAD
+        tolerance, spread_tolerance = _CLOSE, _CLOSE_SPREAD
         if conversion in named:  # deviations of skewed columns vary more
-            close, spreads = 1.5 * _CLOSE, _CLOSE_SPREAD * (1 + min(1.0, std / abs(mean) if mean else 1.0))
-        elif conversion not in powers:
-            close = _CLOSE / 2
-        if not conversion.offset and misfits[0] <= close and misfits[1] <= spreads:
-            fits.append((misfits[0] - close, conversion))
+            tolerance, spread_tolerance = 1.5 * _CLOSE, _CLOSE_SPREAD * (1 + min(1.0, std / abs(mean) if mean else 1.0))
+        elif conversion not in powers_of_ten:
+            tolerance = _CLOSE / 2
+        if not conversion.offset and misfits[0] <= tolerance and misfits[1] <= spread_tolerance:
+            fits.append((misfits[0] - tolerance, conversion))
     if fits:
         return _Difference(exp(abs(ratio)), ratio > 0, min(fits, key=lambda fit: fit[0])[1])
     strange = abs(ratio) > log(_STRANGE) and abs(ratio - deviations) <= _CLOSE
@@ -239,19 +240,19 @@ def _difference(name: str, site: Moments, others: Sequence[Moments]) -> _Differe
 
 
 def _fits_offset(
-    conversion: Conversion, site: Moments, other: Moments, others: Sequence[Moments], *, forward: bool
+    conversion: Conversion, site: Moments, typical: Moments, other_sites: Sequence[Moments], *, forward: bool
 ) -> bool:
-    """Return whether a conversion with an offset explains a site's mean and deviation, and no conversion does not."""
+    """Return whether a conversion with an offset explains a site's moments, which differ from those of the others."""
     factor, offset = conversion.factor, conversion.offset
-    mean, std = factor * other.mean + offset, factor * other.std
+    mean, std = factor * typical.mean + offset, factor * typical.std
     if not forward:
-        mean, std = (other.mean - offset) / factor, other.std / factor
-    between = max(other.std, _spread([of.mean for of in others]))
-    differs = abs(site.mean - other.mean) > _SEPARATION * between
+        mean, std = (typical.mean - offset) / factor, typical.std / factor
+    spread = max(typical.std, _robust_spread([moments.mean for moments in other_sites]))
+    differs = abs(site.mean - typical.mean) > _SEPARATION * spread
     return differs and abs(site.mean - mean) <= 1.5 * std and abs(log(site.std / std)) <= _CLOSE_SPREAD
 
 
-def _spread(values: Sequence[float]) -> float:
-    """Return a robust deviation: 1.48 times the median distance to the median."""
+def _robust_spread(values: Sequence[float]) -> float:
+    """Return a robust standard deviation: 1.48 times the median distance to the median."""
     middle = median(values)
     return 1.48 * median(abs(value - middle) for value in values)

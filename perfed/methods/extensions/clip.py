@@ -20,8 +20,8 @@ from perfed.training.steprules import Transform
 class Clip(Extension):
     """Gradients of a larger norm are scaled down: ``g <- g min(1, clip_norm / |g|)`` (Pascanu et al. 2013, alg. 1).
 
-    The norm is over all parameters that a step trains, for each client and mini-batch apart. A gradient whose norm is
-    not finite has no direction and becomes zero.
+    The norm is over all parameters that a step trains, separately for each client and mini-batch. A gradient whose norm
+    is not finite has no direction and becomes zero.
 
     Example:
         >>> from perfed import build_method

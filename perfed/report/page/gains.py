@@ -169,25 +169,25 @@ class Paired:
 
 
 def three_intervals(study: Study, methods: Sequence[str]) -> dict[str, dict[str, Gain]]:
-    """Return each method's gain with intervals over clients and seeds, over clients alone, and over seeds alone.
+    """Return three gains of each method, with intervals over clients and seeds, over clients, and over seeds.
 
-    The first is the verdict's. All are corrected for the number of methods.
+    The first interval is that of the verdict. All are corrected for the number of methods.
     """
     table, known, weights = study.table, study.known, study.table.weights
     chances = chances_of(study.reference, table, known)
     gains = {method: table.gains(method, study.reference, known) for method in methods}
     sites, seeds = {}, {}
     for method, cells in gains.items():
-        there = np.isfinite(cells)
-        weighed, filled = there * weights, np.where(there, cells, 0.0)
-        sites[method] = np.where(there.any(0), filled.sum(0) / np.maximum(there.sum(0), 1), np.nan)[None]
-        seed_means = (filled * weights).sum(1) / np.maximum(weighed.sum(1), 1e-300)
-        seeds[method] = np.where(there.any(1), seed_means, np.nan)[:, None]
-    both = {method: of.gain for method, of in compare_methods(study.reference, table, known).items()}
+        is_measured = np.isfinite(cells)
+        cell_weights, values = is_measured * weights, np.where(is_measured, cells, 0.0)
+        sites[method] = np.where(is_measured.any(0), values.sum(0) / np.maximum(is_measured.sum(0), 1), np.nan)[None]
+        seed_means = (values * weights).sum(1) / np.maximum(cell_weights.sum(1), 1e-300)
+        seeds[method] = np.where(is_measured.any(1), seed_means, np.nan)[:, None]
+    over_both = {method: verdict.gain for method, verdict in compare_methods(study.reference, table, known).items()}
     over_sites, over_seeds = intervals(sites, weights, chances), intervals(seeds, np.ones(1), chances)
     return {
         method: {
-            "clients and seeds": both[method],
+            "clients and seeds": over_both[method],
             "clients alone": over_sites[method].limit(known.widest),
             "seeds alone": over_seeds[method].limit(known.widest),
         }

@@ -38,12 +38,12 @@ def reproduce_section(study: Study, command: str = "") -> str:
 
 
 def _commands(study: Study, command: str) -> str:
-    """Return commands that can be pasted into a shell, whatever methods and folders are called."""
+    """Return commands with quoted names, which can be pasted into a shell."""
     first = study.runs[0]
     method = " ".join(display_name(first.method).split())
-    what = f"# one of these runs again: {method} with seed {first.seed}"
-    again = f"{what}\n{shlex.join(['perfed', 'run', str(first.directory / 'config.toml')])}"
-    return f"{command}\n{again}" if command else again
+    comment = f"# one of these runs again: {method} with seed {first.seed}"
+    rerun = f"{comment}\n{shlex.join(['perfed', 'run', str(first.directory / 'config.toml')])}"
+    return f"{command}\n{rerun}" if command else rerun
 
 
 def _versions(study: Study) -> TextTable:

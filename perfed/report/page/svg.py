@@ -138,9 +138,9 @@ def spanned(
     log: bool = False,
     limits: tuple[float, float] = (-math.inf, math.inf),
 ) -> tuple[float, float]:
-    """Ends of an axis for ``values``: a little beyond them, but within ``limits``, which values cannot exceed.
+    """Return the ends of an axis, slightly beyond the ``values`` but within ``limits``.
 
-    The axis begins at 0 if ``zero``, and is never of no length.
+    The axis begins at 0 if ``zero`` and always has a positive length.
     """
     there = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
     if not there:

@@ -195,7 +195,9 @@ def test_a_site_that_joins_tests_on_no_patient_that_others_trained_on(split):
 def test_a_site_that_joins_sites_with_test_files_is_not_tested_on_their_patients():
     later = {"north": patients(2, 5, first=90), "south": patients(3, 5, first=90)}
     federation = Federation.from_frames(two_sites(), target="ill", group="patient", test=later)
-    with pytest.raises(PerfedError, match=r"west\.csv: it would be tested on \d+ values of its group that other sites"):
+    with pytest.raises(
+        PerfedError, match=r"west\.csv: its test rows have \d+ values of the group on which other sites"
+    ):
         new_client_from_frame(federation, "west", patients(5, 30, first=10), "west.csv")
     client = new_client_from_frame(federation, "west", patients(5, 30, first=100), "west.csv")
     assert not marks(federation_of([client], federation.schema), "test") & set(range(100))

@@ -252,7 +252,7 @@ def test_names_are_as_the_site_writes_them(tmp_path):
     made = Federation.from_frames({"a": accented(0, NFD)}, target="ill", drop=["who"])
     made.clients[0].table.save(tmp_path / "table.zip")
     for table in (made.clients[0].table, TablePreprocessor.load(tmp_path / "table.zip")):
-        assert table.feature_names_in_ == (NFD[0], "town") and table.original(NFC[2]) == NFD[2]
+        assert table.feature_names_in_ == (NFD[0], "town") and table.original_name(NFC[2]) == NFD[2]
         frame = accented(3, NFD)[list(table.feature_names_in_)]
         assert table.transform(frame)[0].shape == (ROWS, 3)
 

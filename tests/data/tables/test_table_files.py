@@ -73,7 +73,7 @@ BAD = {
     "twice": (b"a,b,a\n1,2,3\n", "several columns are called 'a'"),
     "row numbers": (b",a\n0,1\n1,2\n", "column 1 has no name"),
     "no header": (b"1.5,2\n3,4\n", "the first row must hold the names of the columns"),
-    "Excel's delimiter": (b"sep=;\na;b\n1;2\n", "row 1 tells Excel the delimiter ('sep='), and is no header; remove"),
+    "Excel's delimiter": (b"sep=;\na;b\n1;2\n", "row 1 tells Excel the delimiter ('sep=') and is not a header; remove"),
     "Excel's delimiter, quoted": (b'"sep=,"\r\na,b\r\n1,2\r\n', "row 1 tells Excel the delimiter"),
     "Excel's tab": (b"\xef\xbb\xbfSEP=\t\na\tb\n1\t2\n", "row 1 tells Excel the delimiter"),
     "delimiters behind rows": (b"a,b\n1,2,\n3,4,\n", "row 2 ends with a comma that the header lacks, which makes a"),
