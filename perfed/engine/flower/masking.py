@@ -1,15 +1,25 @@
 """A site's end of secure aggregation: the messages of a sum, and its masked reply in the place of the reply.
 
-Secrets are in memory alone: a site that is started again has dropped out of the sum that was going on. What it writes
-down is that it has opened a sum, so that no second sum of the same exchange is ever opened.
+Secrets are in memory only: a site that is started again has dropped out of the sum that was going on. What a site
+writes down keeps a server from opening two sums whose difference would be the reply of a single site:
+
+1. for each exchange, and for each payload whatever the exchange, the sites that were asked when it first put a reply
+   under masks; it takes part in no sum of the same exchange or payload for which other sites are asked;
+2. for each payload, the sites of the sum that it has helped to open; it helps to open no sum of other sites;
+3. the message that has opened the sum of an exchange; it answers no other message on that exchange.
+
+A sum needs more than half of the sites that were asked. Two sums of one payload that contain the same site therefore
+have a site in common that has helped to open both, which by rule 2 it does only if they are of the same sites. This
+holds as long as fewer than ``2 threshold - asked`` of the sites collude with the server.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -22,13 +32,27 @@ from perfed.engine.flower.checks import short
 from perfed.engine.flower.message import pack
 from perfed.engine.flower.refusal import Said, refusing
 from perfed.engine.flower.store import SiteStore
-from perfed.engine.flower.wire import MASKED, SUM, done_header
+from perfed.engine.flower.wire import MASKED, SUM, done_header, payload_hash, request_hash
 from perfed.engine.secure_aggregation import SecureAggregation, with_loss
 from perfed.errors import PerfedError
 from perfed.maths.sums import CountedSums, Term
 
+if TYPE_CHECKING:
+    from perfed.engine.flower.masks import Keys
+
 KINDS = ("keys", "shares", "unmask")
 """Of messages of a sum, beside the work itself."""
+
+
+class Signer(Protocol):
+    """The site's signing key (:class:`perfed.engine.flower.signing.SigningKey`, which needs perfed[flower])."""
+
+    @property
+    def public(self) -> str:
+        """The public key as hexadecimal digits."""
+
+    def sign(self, content: bytes) -> bytes:
+        """Return the signature of ``content``."""
 
 
 class _Member(Protocol):
@@ -47,8 +71,12 @@ class _Sum:
 
     sequence: int
     attempt: str
-    asked: int
+    asked: list[str]
+    request: str
+    context: bytes
     member: _Member
+    sites: dict[int, str] = field(default_factory=dict)  # by number of the member
+    payload: str = ""
     replies: dict[str, bytes] = field(default_factory=dict)  # by hash of the message
 
 
@@ -60,11 +88,27 @@ class Masking:
         site: its name.
         run: id of the run.
         allowed: what the site answers.
-        store: where it writes down which sums it has opened.
+        store: where it writes down which sums it takes part in and has opened.
+        signer: the site's signing key; needed where the study has the public keys of the sites.
+
+    Raises:
+        Refused: the study has another public key for this site.
     """
 
-    def __init__(self, secure: SecureAggregation, site: str, run: str, allowed: Allowed, store: SiteStore) -> None:
+    def __init__(
+        self,
+        secure: SecureAggregation,
+        site: str,
+        run: str,
+        allowed: Allowed,
+        store: SiteStore,
+        signer: Signer | None = None,
+    ) -> None:
         self._secure, self._site, self._run, self._allowed, self._store = secure, site, run, allowed, store
+        self._signer = signer
+        if secure.keys is not None:
+            with refusing(Said.SUM):
+                secure.check_key(site, "" if signer is None else signer.public)
         self._now: _Sum | None = None
 
     def answer(self, header: Mapping[str, Any], data: bytes) -> bytes:
@@ -98,15 +142,26 @@ class Masking:
         self._now.replies[asked] = reply
         return reply
 
-    def joined(self, sequence: int, given: Any) -> _Sum:
-        """The sum that a message of work belongs to, by its field ``secure``.
+    def join(self, header: Mapping[str, Any], tree: Mapping[str, Any], secure: Any) -> _Sum:
+        """Return the sum that a message of work belongs to, once the sites that are asked are written down.
+
+        Args:
+            header, tree: of the message.
+            secure: its field ``secure``.
 
         Raises:
-            Refused: there is none, or it is not the one that is going on here.
+            Refused: there is no sum, it is not the one that is going on here, the message is not the one that all
+                members have agreed on, or other sites were asked before for this exchange or payload.
         """
         with refusing(Said.SUM):
-            attempt = given.get("attempt") if isinstance(given, dict) else None
-            return self._going_on({"sequence": sequence, "attempt": attempt})
+            attempt = secure.get("attempt") if isinstance(secure, dict) else None
+            now = self._going_on({"sequence": header["sequence"], "attempt": attempt})
+            if request_hash(header, tree) != now.request:
+                raise PerfedError("the message is not the one that the sites' keys were made for")
+            now.payload = payload_hash(header, tree)
+            for name in (f"exchange-{now.sequence}", f"payload-{now.payload}"):
+                self._check_sites(name, now.asked, "a reply left under masks when these sites were asked")
+            return now
 
     def masked(self, going: _Sum, given: Mapping[str, Any], done: ChunkResult, terms: tuple[Term, ...]) -> Any:
         """The vector that leaves in the place of the reply ``done``, int64.
@@ -137,33 +192,78 @@ class Masking:
     def _keys(self, header: Mapping[str, Any]) -> dict[str, Any]:
         from perfed.engine.flower.masks import Member  # which needs perfed[flower]
 
-        asked, allowed = header.get("asked"), self._allowed
-        if type(asked) is not int or not 1 < asked <= allowed.clients:
-            raise PerfedError(f"a sum of {short(asked)} sites; the study has {allowed.clients}")
-        context = context_of(self._run, header["sequence"], header["attempt"])
-        member = Member(context, self._secure.needed(asked, allowed.asked))
-        self._now = _Sum(header["sequence"], header["attempt"], asked, member)
+        asked, request, allowed = header.get("asked"), header.get("request"), self._allowed
+        if not isinstance(asked, list) or any(not isinstance(site, str) for site in asked):
+            raise PerfedError(f"asked is {short(asked)}; names of sites are needed")
+        if not 1 < len(set(asked)) == len(asked) <= allowed.clients:
+            raise PerfedError(f"a sum of {len(asked)} sites; the study has {allowed.clients}, each counts once")
+        if self._site not in asked:
+            raise PerfedError(f"a sum of {short(asked)}, without this site")
+        if not isinstance(request, str):
+            raise PerfedError(f"request is {short(request)}; a hash is needed")
+        sequence, attempt = header["sequence"], header["attempt"]
+        context = context_of(self._run, sequence, attempt, request, asked)
+        sign = self._signer.sign if self._secure.keys is not None and self._signer is not None else _leave_unsigned
+        member = Member(context, self._secure.needed(len(asked), allowed.asked), self._site, sign)
+        self._now = _Sum(sequence, attempt, sorted(asked), request, context, member)
         return {"keys": member.keys.plain()}
 
     def _shares(self, header: Mapping[str, Any]) -> dict[str, Any]:
         from perfed.engine.flower.masks import Keys
 
         now, number = self._going_on(header), header.get("number")
-        keys = {int(other): Keys.of(text) for other, text in _texts(header.get("keys")).items()}
-        if type(number) is not int or len(keys) > now.asked:
-            raise PerfedError(f"{len(keys)} members, of which this is {short(number)}; {now.asked} were asked")
-        return {"sealed": _plain(now.member.shares(number, keys))}
+        keys = {int(other): Keys.of(fields) for other, fields in _texts(header.get("keys")).items()}
+        sites = {other: known.site for other, known in keys.items()}
+        if type(number) is not int or sites.get(number) != self._site:
+            raise PerfedError(f"{len(keys)} members, of which this is said to be {short(number)}")
+        if len({*sites.values()}) < len(sites) or not {*sites.values()} <= {*now.asked}:
+            raise PerfedError(f"the members are {short(sorted(sites.values()))}; {short(now.asked)} were asked")
+        self._check_signatures(now.context, keys)
+        sealed = now.member.shares(number, keys)
+        now.sites = sites
+        return {"sealed": _plain(sealed)}
+
+    def _check_signatures(self, context: bytes, keys: Mapping[int, Keys]) -> None:
+        """Refuse keys that are not signed by the site that they are said to be of."""
+        from perfed.engine.flower.signing import is_signed
+
+        public = self._secure.keys
+        for member in keys.values() if public is not None else ():
+            known = public.get(member.site)
+            if known is None:
+                raise PerfedError(f"site '{member.site}' is not in secure_aggregation.keys of this site's study")
+            if not is_signed(known, member.signature, member.content(context)):
+                raise PerfedError(
+                    f"the keys of site '{member.site}' are not signed with its key in secure_aggregation.keys for this "
+                    "sum: the server has changed them, or has sent that site another request; nothing has left"
+                )
 
     def _unmask(self, header: Mapping[str, Any]) -> dict[str, Any]:
         arrived = header.get("arrived")
         if not isinstance(arrived, list) or any(type(number) is not int for number in arrived):
             raise PerfedError(f"arrived is {short(arrived)}; numbers of members are needed")
-        return {"shares": _plain(self._going_on(header).member.unmask(arrived))}
+        now = self._going_on(header)
+        if not {*arrived} <= now.sites.keys() or not now.payload:
+            raise PerfedError(f"a sum of {short(arrived)}; members are {short(sorted(now.sites))}")
+        shares = now.member.unmask(arrived)
+        sites = {now.sites[number] for number in arrived}
+        self._check_sites(
+            f"opened-{now.payload}", sites, "a sum of the same payload was opened, which was of these sites"
+        )
+        return {"shares": _plain(shares)}
+
+    def _check_sites(self, name: str, sites: Collection[str], why: str) -> None:
+        """Write ``sites`` down under ``name``, or refuse where others are written there."""
+        fixed = self._store.fix_sites(name, sites)
+        if fixed != sorted(sites):
+            raise PerfedError(
+                f"a sum of {short(sorted(sites))}: {why}: {short(fixed)}; a sum of others could show one reply"
+            )
 
 
-def context_of(run: str, sequence: int, attempt: str) -> bytes:
-    """The name of a sum, which its keys are derived with."""
-    return f"{run} {sequence} {attempt}".encode()
+def context_of(run: str, sequence: int, attempt: str, request: str, asked: Sequence[str]) -> bytes:
+    """Return what names a sum, its request and the sites that are asked; all its keys are derived with it."""
+    return json.dumps([run, sequence, attempt, request, sorted(asked)]).encode()
 
 
 def vector_of(done: ChunkResult, terms: tuple[Term, ...], secure: SecureAggregation, clients: int) -> torch.Tensor:
@@ -193,8 +293,12 @@ def _numbered(value: Any) -> dict[int, bytes]:
     return {int(other): unhex(text, "sealed shares") for other, text in _texts(value).items()}
 
 
+def _leave_unsigned(content: bytes) -> bytes:
+    return b""
+
+
 def _texts(value: Any) -> dict[str, Any]:
-    """A dictionary of a message's header, whose names are numbers of members."""
+    """Return a dictionary of a message's header, whose names are numbers of members."""
     if not isinstance(value, dict) or any(not name.isdecimal() or len(name) > 9 for name in value):
         raise PerfedError(f"members by number are needed, not {short(value)}")
     return value

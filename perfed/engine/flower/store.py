@@ -6,8 +6,9 @@ a message that is sent once more gets the reply of the first time.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -22,6 +23,7 @@ TRIES = 3
 """Payloads that an exchange may be asked with: a server that was killed may go on with the replies of other sites."""
 _SUFFIX = ".exchange"
 _OPENED = ".opened"
+_SITES = ".sites"
 _ASKED = "asked"  # file with a line for each exchange and payload: number, program, split, hash
 
 
@@ -189,6 +191,24 @@ class SiteStore(Stored):
         """
         write_atomic(self._file(sequence).with_suffix(_OPENED), frame({"asked": asked}, reply))
         sync_folder(self.path)
+
+    def fix_sites(self, name: str, sites: Iterable[str]) -> list[str]:
+        """Return the sites that were fixed for ``name``; where none were, fix ``sites`` for good, on disk.
+
+        Raises:
+            PerfedError: the file with the names is damaged.
+            OSError: the disk is full, or the like.
+        """
+        file = self.path / f"{name}{_SITES}"
+        try:
+            fixed = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            fixed = sorted(sites)
+            write_atomic(file, json.dumps(fixed))
+            sync_folder(self.path)
+        except ValueError as error:
+            raise PerfedError(f"{file} is damaged ({error})") from None
+        return list(fixed)
 
     def forget(self, keep: Collection[int]) -> None:
         """Remove the exchanges whose number is neither in ``keep`` nor the highest."""

@@ -16,6 +16,7 @@ from perfed.engine.flower.dry_run import Protocol, allowed_by
 from perfed.engine.flower.engine import FlowerEngine, Limits, RealTimeServer
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import pack
+from perfed.engine.flower.signing import SigningKey
 from perfed.engine.flower.site import Site
 from perfed.engine.flower.store import SiteStore
 from perfed.engine.flower.transport import Answer
@@ -101,6 +102,7 @@ class Sites:
         validated: bool = False,
         secure: SecureAggregation | None = None,
         secrets: Mapping[str, bytes] | None = None,
+        signers: Mapping[str, SigningKey] | None = None,
     ) -> None:
         model = model or network_for(method, federation.num_classes or 1)
         initialisers = [Initialiser(method, model, seed, dtype, secure=secure) for _ in range(len(federation) + 1)]
@@ -121,6 +123,7 @@ class Sites:
                     store=self.stores[client.id],
                     allowed=allowed,
                     budget=None if secrets is None else Free(secrets[client.id]),
+                    signer=None if signers is None else signers[client.id],
                 )
                 for client, initialiser, allowed in zip(federation, initialisers, answered, strict=False)
             }

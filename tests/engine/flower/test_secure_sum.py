@@ -183,7 +183,7 @@ def test_a_site_opens_one_sum_of_an_exchange_and_no_second_one(tmp_path):
     sites = Sites(tmp_path, make("fedavg"), blobs((12, 7, 5), dims=(4,)), secure=SECURE)
     train(sites.server, 1)
     with pytest.raises(PerfedError, match="has been opened") as error:
-        Asking(sites).ask("c0", "keys", asked=2)
+        Asking(sites).ask("c0", "keys", asked=["c0", "c1"], request="")
     assert error.value.said == Said.SUM
 
 
@@ -202,14 +202,18 @@ def test_a_site_gives_its_reply_to_no_server_that_asks_without_a_sum(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "fields", "said"),
     [
-        ("keys", {"asked": 1}, "a sum of 1 sites"),
-        ("keys", {"asked": 9}, "a sum of 9 sites"),
-        ("keys", {"asked": "3"}, "a sum of '3' sites"),
+        ("keys", {"asked": ["c0"]}, "a sum of 1 sites"),
+        ("keys", {"asked": ["c0", "c1", "c2", "c3"]}, "a sum of 4 sites; the study has 3"),
+        ("keys", {"asked": ["c0", "c0", "c1"]}, "a sum of 3 sites; the study has 3, each counts once"),
+        ("keys", {"asked": ["c1", "c2"]}, "without this site"),
+        ("keys", {"asked": "3"}, "asked is '3'; names of sites are needed"),
+        ("keys", {"asked": ["c0", 3]}, "names of sites are needed"),
+        ("keys", {"asked": ["c0", "c1"], "request": None}, "request is None"),
         ("shares", {"number": 1, "keys": {}}, "is not going on here"),
         ("unmask", {"arrived": [1, 2]}, "is not going on here"),
         ("unmask", {"arrived": "all"}, "numbers of members are needed"),
-        ("keys", {"asked": 3, "run": "other"}, "run is 'other'"),
-        ("keys", {"asked": 3, "sequence": "x"}, "sequence is 'x'"),
+        ("keys", {"asked": ["c0", "c1"], "run": "other"}, "run is 'other'"),
+        ("keys", {"asked": ["c0", "c1"], "sequence": "x"}, "sequence is 'x'"),
     ],
 )
 def test_messages_that_are_not_of_the_protocol_are_refused(kind, fields, said, tmp_path):
