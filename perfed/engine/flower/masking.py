@@ -19,7 +19,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -36,9 +36,6 @@ from perfed.engine.flower.wire import MASKED, SUM, done_header, payload_hash, re
 from perfed.engine.secure_aggregation import SecureAggregation, with_loss
 from perfed.errors import PerfedError
 from perfed.maths.sums import CountedSums, Term
-
-if TYPE_CHECKING:
-    from perfed.engine.flower.masks import Keys
 
 KINDS = ("keys", "shares", "unmask")
 """Of messages of a sum, beside the work itself."""
@@ -223,7 +220,7 @@ class Masking:
         now.sites = sites
         return {"sealed": _plain(sealed)}
 
-    def _check_signatures(self, context: bytes, keys: Mapping[int, Keys]) -> None:
+    def _check_signatures(self, context: bytes, keys: Mapping[int, Any]) -> None:
         """Refuse keys that are not signed by the site that they are said to be of."""
         from perfed.engine.flower.signing import is_signed
 
