@@ -100,13 +100,13 @@ def _whole(shown: Preview) -> Iterator[str]:
     for name in shown.summed:
         yield f"  under masks, of which the server gets the sum over the sites: {name.removeprefix(':')}"
     if shown.summed:
-        yield f"  {_keys(shown)}"
+        yield f"  {_describe_keys(shown)}"
     yield f"  {_metrics(shown)} of your model on your test rows"
     yield "and your site's name, and a fixed sentence where something fails"
     yield f"hash of all this, for --consent: {shown.digest}"
 
 
-def _keys(shown: Preview) -> str:
+def _describe_keys(shown: Preview) -> str:
     secure = shown.experiment.secure_aggregation
     if secure is None or secure.keys is None:
         return "the study has no keys of the sites: a dishonest server could put its own in their place and see through"

@@ -104,7 +104,7 @@ def site_files(
         "app": _app(study),
         "told": markdown_text("; ".join(told_before(study))) or "nothing",
         "sent": "\n".join(f"  * `{name}`" for name in entries_in(study)) or "  * nothing",
-        "masks": _masks(study, site),
+        "masks": _describe_masks(study, site),
         "mixed": _MIXED if mixes(study) else "",
         **(_PLAIN if study.privacy is None else _PRIVATE[study.privacy.unit]),
         **({} if study.privacy is None or study.privacy.metrics == "none" else {"measured": _noisy(study)}),
@@ -170,7 +170,7 @@ _PRIVATE = {
 }
 
 
-def _masks(study: Experiment, site: str) -> str:
+def _describe_masks(study: Experiment, site: str) -> str:
     """Return what the page of a site says of masks."""
     if study.secure_aggregation is None:
         return ""

@@ -301,7 +301,19 @@ class Part:
         run, name = self.stored(folder).path, self.experiment.name
         return SiteBudget(folder, run, name, self.private, self.binding, most, delta)
 
-    def signer(self, folder: Path) -> Signer | None:
+    @property
+    def study_hash(self) -> str:
+        """The SHA-256 of the study as the site has agreed to it, the same in all runs.
+
+        A server may give the sites other names without asking the site's administrator. Where the study has their keys,
+        which are as fixed as the study, the names in its table of data do not count.
+        """
+        secure, content = self.experiment.secure_aggregation, asked(self.study)
+        if secure is None or secure.keys is None:
+            content = self.experiment.model_dump(mode="json")
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def signing_key(self, folder: Path) -> Signer | None:
         """Return the signing key of the site in ``folder``; ``None`` where the study has no keys of the sites."""
         secure = self.experiment.secure_aggregation
         if secure is None or secure.keys is None:

@@ -260,7 +260,8 @@ class Station:
                 store=self._store,
                 allowed=part.allowed,
                 budget=part.budget(self._folder, self._policy.epsilon, self._policy.delta),
-                signer=part.signer(self._folder),
+                study=part.study_hash,
+                signer=part.signing_key(self._folder),
             )
         return self._site
 

@@ -33,6 +33,7 @@ from perfed.engine.flower.wire import (
     MEASURED,
     REPLY,
     done_of,
+    payload_hash,
     request_hash,
     sequence_of,
     summed_of,
@@ -164,9 +165,11 @@ class FlowerEngine(Engine):
         expected, form = self._masked(asked, sequence, terms)
         answers = self._journal.answers(sequence)
         if answers is None:
-            request = request_hash(*unpack(self._message(next(iter(asked)), next(iter(asked.values())), sequence)))
+            site, work = next(iter(asked.items()))
+            request = unpack(self._message(site, work, sequence))
+            hashes = {"request": request_hash(*request), "payload": payload_hash(*request)}
             message = lambda site, of: self._message(site, asked[site], sequence, of)  # noqa: E731
-            answers = secure.replies(list(asked), request, message, expected)
+            answers = secure.replies(list(asked), hashes, message, expected)
             failed = [answer.error for answer in answers if answer.body is None]
             if needs_all and failed:
                 raise PerfedError(f"{where}: {'; '.join(failed[:3])}; {_WAY}")
@@ -177,10 +180,10 @@ class FlowerEngine(Engine):
         except Void as void:
             if needs_all and exchange.lasting:  # an evaluation is lost, and the run goes on
                 raise PerfedError(f"{where}: {void}; {_WAY}") from None
-            self._note(f"{where} is void: {void}")
+            self._add_note(f"{where} is void: {void}")
             return
         for note in secure.notes:
-            self._note(f"{where}: {note}")
+            self._add_note(f"{where}: {note}")
         self.arrived = {site: seconds for site, seconds in _arrived(answers).items() if site in asked}
         totals = form.totals(vector, self.initialiser.secure.numbers(len(self.clients)))
         self._shown = self._shown[0], totals
@@ -189,7 +192,7 @@ class FlowerEngine(Engine):
         for answer in sorted((a for a in answers if a.site in self.arrived), key=lambda a: a.site):
             yield summed_of(*unpack(answer.body or b""), sequence, loss, pooled)
 
-    def _note(self, line: str) -> None:
+    def _add_note(self, line: str) -> None:
         self.notes.append(line)
         self._transport.note(line)
 

@@ -3,7 +3,7 @@
 Secrets are in memory only: a site that is started again has dropped out of the sum that was going on. What a site
 writes down keeps a server from opening two sums whose difference would be the reply of a single site:
 
-1. for each exchange, and for each payload whatever the exchange, the sites that were asked when it first put a reply
+1. for each exchange, and for each payload in all runs of the study, the sites that were asked when it first put a reply
    under masks; it takes part in no sum of the same exchange or payload for which other sites are asked;
 2. for each payload, the sites of the sum that it has helped to open; it helps to open no sum of other sites;
 3. the message that has opened the sum of an exchange; it answers no other message on that exchange.
@@ -70,10 +70,10 @@ class _Sum:
     attempt: str
     asked: list[str]
     request: str
+    payload: str
     context: bytes
     member: _Member
     sites: dict[int, str] = field(default_factory=dict)  # by number of the member
-    payload: str = ""
     replies: dict[str, bytes] = field(default_factory=dict)  # by hash of the message
 
 
@@ -86,10 +86,11 @@ class Masking:
         run: id of the run.
         allowed: what the site answers.
         store: where it writes down which sums it takes part in and has opened.
+        study: hash of the study, which is the same in all its runs.
         signer: the site's signing key; needed where the study has the public keys of the sites.
 
     Raises:
-        Refused: the study has another public key for this site.
+        Refused: the study has another public key for this site, or keys of more or fewer sites than take part.
     """
 
     def __init__(
@@ -99,13 +100,17 @@ class Masking:
         run: str,
         allowed: Allowed,
         store: SiteStore,
+        study: str,
         signer: Signer | None = None,
     ) -> None:
         self._secure, self._site, self._run, self._allowed, self._store = secure, site, run, allowed, store
-        self._signer = signer
+        self._study, self._signer = study, signer
         if secure.keys is not None:
             with refusing(Said.SUM):
                 secure.check_key(site, "" if signer is None else signer.public)
+                if len(secure.keys) != allowed.clients:
+                    listed = f"secure_aggregation.keys lists {len(secure.keys)}"
+                    raise PerfedError(f"the server's study is of {allowed.clients} sites, and {listed}")
         self._now: _Sum | None = None
 
     def answer(self, header: Mapping[str, Any], data: bytes) -> bytes:
@@ -153,11 +158,11 @@ class Masking:
         with refusing(Said.SUM):
             attempt = secure.get("attempt") if isinstance(secure, dict) else None
             now = self._going_on({"sequence": header["sequence"], "attempt": attempt})
-            if request_hash(header, tree) != now.request:
+            if (request_hash(header, tree), payload_hash(header, tree)) != (now.request, now.payload):
                 raise PerfedError("the message is not the one that the sites' keys were made for")
-            now.payload = payload_hash(header, tree)
-            for name in (f"exchange-{now.sequence}", f"payload-{now.payload}"):
-                self._check_sites(name, now.asked, "a reply left under masks when these sites were asked")
+            self._check_asked(now.sequence, now.payload, now.asked)
+            self._store.fix_sites(f"exchange-{now.sequence}", now.asked)
+            self._store.fix_sites(f"payload-{self._with_study(now.payload)}", now.asked, in_all_runs=True)
             return now
 
     def masked(self, going: _Sum, given: Mapping[str, Any], done: ChunkResult, terms: tuple[Term, ...]) -> Any:
@@ -196,20 +201,21 @@ class Masking:
             raise PerfedError(f"a sum of {len(asked)} sites; the study has {allowed.clients}, each counts once")
         if self._site not in asked:
             raise PerfedError(f"a sum of {short(asked)}, without this site")
-        if not isinstance(request, str):
-            raise PerfedError(f"request is {short(request)}; a hash is needed")
-        sequence, attempt = header["sequence"], header["attempt"]
+        payload, sequence, attempt = (header.get(name) for name in ("payload", "sequence", "attempt"))
+        if not isinstance(request, str) or not isinstance(payload, str):
+            raise PerfedError(f"request and payload are {short(request)} and {short(payload)}; hashes are needed")
+        self._check_asked(sequence, payload, asked)  # before any other site would take part in vain
         context = context_of(self._run, sequence, attempt, request, asked)
         sign = self._signer.sign if self._secure.keys is not None and self._signer is not None else _leave_unsigned
         member = Member(context, self._secure.needed(len(asked), allowed.asked), self._site, sign)
-        self._now = _Sum(sequence, attempt, sorted(asked), request, context, member)
-        return {"keys": member.keys.plain()}
+        self._now = _Sum(sequence, attempt, sorted(asked), request, payload, context, member)
+        return {"keys": member.keys.to_fields()}
 
     def _shares(self, header: Mapping[str, Any]) -> dict[str, Any]:
         from perfed.engine.flower.masks import Keys
 
         now, number = self._going_on(header), header.get("number")
-        keys = {int(other): Keys.of(fields) for other, fields in _texts(header.get("keys")).items()}
+        keys = {int(other): Keys.from_fields(fields) for other, fields in _texts(header.get("keys")).items()}
         sites = {other: known.site for other, known in keys.items()}
         if type(number) is not int or sites.get(number) != self._site:
             raise PerfedError(f"{len(keys)} members, of which this is said to be {short(number)}")
@@ -229,7 +235,7 @@ class Masking:
             known = public.get(member.site)
             if known is None:
                 raise PerfedError(f"site '{member.site}' is not in secure_aggregation.keys of this site's study")
-            if not is_signed(known, member.signature, member.content(context)):
+            if not is_signed(known, member.signature, member.signed_content(context)):
                 raise PerfedError(
                     f"the keys of site '{member.site}' are not signed with its key in secure_aggregation.keys for this "
                     "sum: the server has changed them, or has sent that site another request; nothing has left"
@@ -240,22 +246,29 @@ class Masking:
         if not isinstance(arrived, list) or any(type(number) is not int for number in arrived):
             raise PerfedError(f"arrived is {short(arrived)}; numbers of members are needed")
         now = self._going_on(header)
-        if not {*arrived} <= now.sites.keys() or not now.payload:
+        if not {*arrived} <= now.sites.keys():
             raise PerfedError(f"a sum of {short(arrived)}; members are {short(sorted(now.sites))}")
+        sites, name = {now.sites[number] for number in arrived}, f"opened-{self._with_study(now.payload)}"
+        self._check_sites(name, sites, "a sum of the same payload was opened, which was of", in_all_runs=True)
         shares = now.member.unmask(arrived)
-        sites = {now.sites[number] for number in arrived}
-        self._check_sites(
-            f"opened-{now.payload}", sites, "a sum of the same payload was opened, which was of these sites"
-        )
+        self._store.fix_sites(name, sites, in_all_runs=True)
         return {"shares": _plain(shares)}
 
-    def _check_sites(self, name: str, sites: Collection[str], why: str) -> None:
-        """Write ``sites`` down under ``name``, or refuse where others are written there."""
-        fixed = self._store.fix_sites(name, sites)
-        if fixed != sorted(sites):
-            raise PerfedError(
-                f"a sum of {short(sorted(sites))}: {why}: {short(fixed)}; a sum of others could show one reply"
-            )
+    def _check_asked(self, sequence: int, payload: str, asked: Collection[str]) -> None:
+        """Refuse a sum of other sites than those that were asked before for the same exchange or payload."""
+        why = "the site has put a reply to the same request under masks, for which these sites were asked:"
+        self._check_sites(f"exchange-{sequence}", asked, why)
+        self._check_sites(f"payload-{self._with_study(payload)}", asked, why, in_all_runs=True)
+
+    def _check_sites(self, name: str, sites: Collection[str], why: str, *, in_all_runs: bool = False) -> None:
+        """Refuse ``sites`` where others are written down under ``name``."""
+        fixed = self._store.fixed_sites(name, in_all_runs=in_all_runs)
+        if fixed is not None and fixed != sorted(sites):
+            others = "a sum of others could show one reply"
+            raise PerfedError(f"a sum of {short(sorted(sites))}: {why} {short(fixed)}; {others}")
+
+    def _with_study(self, payload: str) -> str:
+        return hashlib.sha256(f"{self._study} {payload}".encode()).hexdigest()
 
 
 def context_of(run: str, sequence: int, attempt: str, request: str, asked: Sequence[str]) -> bytes:

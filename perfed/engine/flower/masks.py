@@ -62,7 +62,7 @@ class Keys:
         mask: public key for the masks that it shares with another.
         commitment: SHA-256 of its seed: whoever puts its shares together sees whether they are right.
         site: name of the member.
-        signature: of :meth:`content` by the site; empty where the sites of a study have no signing keys.
+        signature: of :meth:`signed_content` by the site; empty where the sites of a study have no signing keys.
     """
 
     seal: bytes
@@ -71,18 +71,18 @@ class Keys:
     site: str = ""
     signature: bytes = b""
 
-    def content(self, context: bytes) -> bytes:
+    def signed_content(self, context: bytes) -> bytes:
         """Return what the member signs: the keys and the site's name, in the sum of ``context``."""
         return json.dumps([context.hex(), self.site, (self.seal + self.mask + self.commitment).hex()]).encode()
 
-    def plain(self) -> dict[str, str]:
-        """Return the keys as texts; :meth:`of` reads them."""
+    def to_fields(self) -> dict[str, str]:
+        """Return the keys as texts; :meth:`from_fields` reads them."""
         keys = (self.seal + self.mask + self.commitment).hex()
         return {"keys": keys, "site": self.site, "signature": self.signature.hex()}
 
     @classmethod
-    def of(cls, fields: object) -> Keys:
-        """Return the keys whose :meth:`plain` is ``fields``.
+    def from_fields(cls, fields: object) -> Keys:
+        """Return the keys whose :meth:`to_fields` is ``fields``.
 
         Raises:
             PerfedError: they are not the keys of a member.
@@ -98,7 +98,7 @@ class Keys:
 
 def bind_members(context: bytes, keys: Mapping[int, Keys]) -> bytes:
     """Return the context of a sum together with a hash of all members, by number, and their keys."""
-    members = {str(number): keys[number].plain() for number in sorted(keys)}
+    members = {str(number): keys[number].to_fields() for number in sorted(keys)}
     return context + hashlib.sha256(json.dumps(members, sort_keys=True).encode()).digest()
 
 
@@ -146,7 +146,7 @@ class Member:
         """The keys that the others need, signed."""
         seal, mask = (key.public_key().public_bytes_raw() for key in (self._seal, self._mask))
         keys = Keys(seal, mask, hashlib.sha256(self._seed).digest(), self.site)
-        return replace(keys, signature=self.sign(keys.content(self.context)))
+        return replace(keys, signature=self.sign(keys.signed_content(self.context)))
 
     def shares(self, number: int, keys: Mapping[int, Keys]) -> dict[int, bytes]:
         """A sealed share of seed and mask key for each other member.
@@ -245,7 +245,7 @@ class Recovery:
 def recover_secrets(
     needed: int, keys: Mapping[int, Keys], arrived: Collection[int], shares: Mapping[int, Mapping[int, bytes]]
 ) -> Recovery:
-    """Recover the members' secrets, where some members may have given wrong shares.
+    """Return the members' secrets, where some members may have given wrong shares.
 
     Args:
         needed: how many shares give a secret.
@@ -267,7 +267,7 @@ def recover_secrets(
             recovery.lacking.append(member)
             continue
         chosen = agreeing[0]
-        recovery.secrets[member] = _combined(of_member, sorted(chosen)[:needed])
+        recovery.secrets[member] = _combine_shares(of_member, sorted(chosen)[:needed])
         if len(agreeing) == 1:
             for giver in sorted(shares.keys() - chosen):
                 recovery.wrong.setdefault(giver, []).append(member)
@@ -284,9 +284,9 @@ def _agreeing_givers(
     """
     best: list[frozenset[int]] = []
     for givers in chain([tuple(sorted(first))[:needed]], islice(combinations(sorted(shares), needed), _TRIES)):
-        if any(agreeing.issuperset(givers) for agreeing in best) or not fits(_combined(shares, givers)):
+        if any(agreeing.issuperset(givers) for agreeing in best) or not fits(_combine_shares(shares, givers)):
             continue
-        others = {giver for giver in shares.keys() - set(givers) if fits(_combined(shares, (*givers[1:], giver)))}
+        others = {giver for giver in shares.keys() - set(givers) if fits(_combine_shares(shares, (*givers[1:], giver)))}
         agreeing = frozenset({*givers, *others})
         if not best or len(agreeing) > len(best[0]):
             best = [agreeing]
@@ -358,7 +358,7 @@ def unhex(text: object, what: str) -> bytes:
         raise PerfedError(f"{what} are a hexadecimal text") from None
 
 
-def _combined(shares: Mapping[int, bytes], givers: Iterable[int]) -> bytes:
+def _combine_shares(shares: Mapping[int, bytes], givers: Iterable[int]) -> bytes:
     """Return the secret that the shares of ``givers`` give; empty where they are no shares of one secret."""
     chosen = [shares.get(giver, b"") for giver in givers]
     try:

@@ -51,18 +51,18 @@ class SecureSum:
         self.notes: list[str] = []
 
     def replies(
-        self, sites: Sequence[str], request: str, message: Message, expected: Mapping[str, Expected]
+        self, sites: Sequence[str], hashes: Mapping[str, str], message: Message, expected: Mapping[str, Expected]
     ) -> list[Answer]:
         """An answer for each site: its masked reply, or why it has dropped out; then one that names the members.
 
         Args:
             sites: that are asked.
-            request: hash of what all are asked to do (:func:`perfed.engine.flower.wire.request_hash`).
+            hashes: ``request`` and ``payload`` of what all are asked to do, of :mod:`perfed.engine.flower.wire`.
             message: what each is asked to do.
             expected: of the reply of each.
         """
         attempt, failed = uuid4().hex[:16], list[Answer]()
-        wanted = {"kind": "keys", "asked": sorted(sites), "request": request}
+        wanted = {"kind": "keys", "asked": sorted(sites), **hashes}
         heard = self._said(dict.fromkeys(sites, wanted), attempt, "keys", failed)
         numbers = {site: number for number, site in enumerate(sorted(heard), start=1)}
         if len(heard) < self._needed:
@@ -77,7 +77,7 @@ class SecureSum:
             mine = {str(numbers[other]): of.get(str(numbers[site])) for other, of in sealed.items() if other != site}
             messages[site] = message(site, {"attempt": attempt, "sealed": mine})
         answers = [_usable(answer, expected[answer.site], attempt) for answer in self._exchange(messages)]
-        context = context_of(self._run, self._sequence, attempt, request, sites).hex()
+        context = context_of(self._run, self._sequence, attempt, hashes["request"], sites).hex()
         sharers = {site: numbers[site] for site in sealed}
         named = {"attempt": attempt, "numbers": sharers, "keys": keys, "context": context}
         return [*failed, *answers, Answer(_MEMBERS, pack(named, {}), "", 0.0)]
@@ -95,7 +95,7 @@ class SecureSum:
             raise Void(f"{left}: {shorten_list(gone, 3)}")
         named = unpack(next(a.body for a in answers if a.site == _MEMBERS and a.body is not None))[0]
         numbers: dict[str, int] = named["numbers"]
-        keys = {int(number): Keys.of(fields) for number, fields in named["keys"].items()}
+        keys = {int(number): Keys.from_fields(fields) for number, fields in named["keys"].items()}
         recovery = self._recovery(named["attempt"], keys, numbers, bodies)
         if recovery.lacking:
             raise Void(_describe_wrong_shares(keys, recovery))
@@ -182,7 +182,7 @@ def _wrong_field(header: Mapping[str, Any], field: str) -> str | None:
     value = header.get(field)
     if field == "keys":
         try:
-            Keys.of(value)
+            Keys.from_fields(value)
         except PerfedError as error:
             return str(error)
         return None

@@ -79,6 +79,7 @@ class Site:
         store: on the site's disk, of the run.
         allowed: what is answered, and nothing else.
         budget: of what is told, where ``allowed`` is discreet.
+        study: hash of the study, which is the same in all its runs; replies under masks need it.
         signer: the site's signing key; needed where the study has the public keys of the sites.
 
     Raises:
@@ -96,6 +97,7 @@ class Site:
         store: SiteStore,
         allowed: Allowed,
         budget: Budget | None = None,
+        study: str = "",
         signer: Signer | None = None,
     ) -> None:
         if allowed.discreet and budget is None:
@@ -106,7 +108,7 @@ class Site:
         self._host: LocalExecutor | None = None
         self._last: tuple[str, bytes] | None = None  # what was asked last, and the reply
         secure = initialiser.secure
-        self._masking = None if secure is None else Masking(secure, client.id, store.run, allowed, store, signer)
+        self._masking = None if secure is None else Masking(secure, client.id, store.run, allowed, store, study, signer)
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a message of the server; to one that is sent once more that of the first time.

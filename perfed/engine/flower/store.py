@@ -24,6 +24,7 @@ TRIES = 3
 _SUFFIX = ".exchange"
 _OPENED = ".opened"
 _SITES = ".sites"
+_SUMS = ".sums"  # folder beside those of the runs, which cannot be the name of one
 _ASKED = "asked"  # file with a line for each exchange and payload: number, program, split, hash
 
 
@@ -192,23 +193,38 @@ class SiteStore(Stored):
         write_atomic(self._file(sequence).with_suffix(_OPENED), frame({"asked": asked}, reply))
         sync_folder(self.path)
 
-    def fix_sites(self, name: str, sites: Iterable[str]) -> list[str]:
-        """Return the sites that were fixed for ``name``; where none were, fix ``sites`` for good, on disk.
+    def fixed_sites(self, name: str, *, in_all_runs: bool = False) -> list[str] | None:
+        """Return the sites that were fixed for ``name`` (:meth:`fix_sites`); ``None`` where none were.
 
         Raises:
             PerfedError: the file with the names is damaged.
-            OSError: the disk is full, or the like.
         """
-        file = self.path / f"{name}{_SITES}"
+        file = self._sites_file(name, in_all_runs)
         try:
-            fixed = json.loads(file.read_text(encoding="utf-8"))
+            return list(json.loads(file.read_text(encoding="utf-8")))
         except FileNotFoundError:
-            fixed = sorted(sites)
-            write_atomic(file, json.dumps(fixed))
-            sync_folder(self.path)
+            return None
         except ValueError as error:
             raise PerfedError(f"{file} is damaged ({error})") from None
-        return list(fixed)
+
+    def fix_sites(self, name: str, sites: Iterable[str], *, in_all_runs: bool = False) -> None:
+        """Fix ``sites`` for ``name`` for good, on disk, in the place of any others.
+
+        Args:
+            name: of an exchange or a payload; letters, digits and hyphens.
+            sites: names.
+            in_all_runs: whether it holds in all runs of the site, and not in this one only.
+
+        Raises:
+            OSError: the disk is full, or the like.
+        """
+        file = self._sites_file(name, in_all_runs)
+        file.parent.mkdir(exist_ok=True)
+        write_atomic(file, json.dumps(sorted(sites)))
+        sync_folder(file.parent)
+
+    def _sites_file(self, name: str, in_all_runs: bool) -> Path:
+        return (self.path.parent / _SUMS if in_all_runs else self.path) / f"{name}{_SITES}"
 
     def forget(self, keep: Collection[int]) -> None:
         """Remove the exchanges whose number is neither in ``keep`` nor the highest."""

@@ -103,12 +103,13 @@ class Sites:
         secure: SecureAggregation | None = None,
         secrets: Mapping[str, bytes] | None = None,
         signers: Mapping[str, SigningKey] | None = None,
+        run: str = RUN,
     ) -> None:
         model = model or network_for(method, federation.num_classes or 1)
         initialisers = [Initialiser(method, model, seed, dtype, secure=secure) for _ in range(len(federation) + 1)]
         who = participation or Participation()
         protocol = Protocol(rounds, len(federation), federation.num_domains, who, validated=validated)
-        self.stores = {c.id: SiteStore(path / c.id, RUN) for c in federation}
+        self.stores = {c.id: SiteStore(path / c.id, run) for c in federation}
         answered = [
             allowed_by(c, s.info(federation), s, protocol) for c, s in zip(federation, initialisers, strict=False)
         ]
@@ -131,7 +132,7 @@ class Sites:
         self.journal = Journal(path / "journal")
         known = answered[0] if secure is not None else None
         engine = partial(
-            FlowerEngine, transport=self.transport, journal=self.journal, run=RUN, limits=limits, allowed=known
+            FlowerEngine, transport=self.transport, journal=self.journal, run=run, limits=limits, allowed=known
         )
         self.server = RealTimeServer(
             facts_of(federation), initialisers[-1], Plan("sequential", threads=1), who, rounds, engine=engine

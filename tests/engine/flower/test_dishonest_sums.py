@@ -16,7 +16,7 @@ from perfed.engine.flower.masks import Keys, Member, recover_secrets, unmask_sum
 from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.refusal import Said
 from perfed.engine.flower.signing import SigningKey
-from perfed.engine.flower.wire import request_hash
+from perfed.engine.flower.wire import payload_hash, request_hash
 from perfed.engine.secure_aggregation import SecureAggregation
 from perfed.errors import PerfedError
 from perfed.participation.settings import Participation
@@ -56,13 +56,13 @@ class Server:
                 self.requests[site] = header, tree
         self.request = next(iter(self.requests.values()))
         honest.close()
-        self._again = lambda: Sites(path / "attacked", make("fedavg"), federation, **options)
-        self.sites = self._again()
+        self._again = lambda run: Sites(path / "attacked", make("fedavg"), federation, run=run, **options)
+        self.sites = self._again("run")
         self.attempts = 0
 
-    def restart_sites(self) -> None:
+    def restart_sites(self, run: str = "run") -> None:
         self.sites.close()
-        self.sites = self._again()
+        self.sites = self._again(run)
 
     def ask(self, site: str, header: Mapping[str, Any], tree: Any = None) -> dict[str, Any]:
         return self.tell(site, header, tree)[0]
@@ -85,7 +85,10 @@ class Sum:
         fields = {"run": header["run"], "sequence": header["sequence"], "attempt": attempt}
         self.fields, hashes = fields, {name: request_hash(*requests[name]) for name in names}
         self.context = context_of(header["run"], header["sequence"], attempt, hashes[names[0]], asked)
-        wanted = {n: {"kind": "keys", **fields, "asked": asked, "request": hashes[n]} for n in names}
+        payloads = {name: payload_hash(*requests[name]) for name in names}
+        wanted = {
+            n: {"kind": "keys", **fields, "asked": asked, "request": hashes[n], "payload": payloads[n]} for n in names
+        }
         keys = {n: reply["keys"] for n, reply in self.ask(wanted).items()}
         self.keys = {str(self.numbers[name]): of for name, of in keys.items()}
         shares = {n: {"kind": "shares", **fields, "number": self.numbers[n], "keys": self.keys} for n in keys}
@@ -119,7 +122,7 @@ class Sum:
             self.numbers[name]: {int(n): bytes.fromhex(text) for n, text in reply["shares"].items()}
             for name, reply in replies.items()
         }
-        keys = {int(number): Keys.of(of) for number, of in self.keys.items()}
+        keys = {int(number): Keys.from_fields(of) for number, of in self.keys.items()}
         needed = len(self.numbers) // 2 + 1
         if len(shares) < needed:
             return None
@@ -199,6 +202,30 @@ def test_a_payload_that_is_repeated_with_a_claimed_drop_out_does_not_reveal_a_re
     assert again.opened(server.names, server.names) is not None  # of the same sites, which tells nothing new
 
 
+def test_a_second_run_of_the_study_does_not_reveal_a_reply(tmp_path):
+    """Its payloads are the same, and a site agrees to a study and not to each of its runs."""
+    server = Server(tmp_path, 4)
+    first = server.masked(server.names, dict.fromkeys(server.names, server.request))
+    assert first.opened(server.names, server.names[:3]) is not None
+    server.restart_sites("another")
+    request = with_header(server.request, run="another")
+    second = server.masked(server.names, dict.fromkeys(server.names, request))
+    assert second.opened(server.names[1:], server.names[1:]) is None
+    assert {*second.refused} == {"c1", "c2"}  # which have helped to open the first sum
+    third = server.masked(server.names[1:], dict.fromkeys(server.names, request))
+    assert {*third.refused} == {"c1", "c2", "c3"}
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_a_study_of_other_sites_than_the_keys_are_of_is_refused(count, tmp_path):
+    """A server may change the names and number of sites in a study; a sum of two is less than was agreed to."""
+    names = ["c0", "c1", "c2", "c3", "c4"]
+    options = {**signed(names[:count]), "signers": signing_keys(names)}
+    said = rf"the server's study is of 4 sites, and secure_aggregation.keys lists {count}"
+    with pytest.raises(PerfedError, match=said):
+        Sites(tmp_path, make("fedavg"), blobs((5, 6, 7, 8), dims=(4,)), **options)
+
+
 def test_a_restarted_site_remembers_which_sites_were_asked(tmp_path):
     server = Server(tmp_path, 7, participation=Participation(rate=3 / 7))
     requests = dict.fromkeys(server.names, server.request)
@@ -207,20 +234,20 @@ def test_a_restarted_site_remembers_which_sites_were_asked(tmp_path):
     assert not server.masked(server.names[:3], requests).refused  # a server that goes on asks the same sites
     other = server.masked(server.names[2:5], requests)
     assert [*other.refused] == [server.names[2]]
-    assert "a reply left under masks when these sites were asked" in str(other.refused[server.names[2]])
+    assert "for which these sites were asked: ['c0', 'c1', 'c2']" in str(other.refused[server.names[2]])
 
 
 def swapped(server: Server, victim: str) -> tuple[PerfedError | None, np.ndarray | None]:
     """Let the server play all members but ``victim``, with keys of its own; return what it reads."""
     names, request = sorted(server.names), server.request
     number, fields = names.index(victim) + 1, {"run": "run", "sequence": request[0]["sequence"], "attempt": "swapped"}
-    digest = request_hash(*request)
+    digest, payload = request_hash(*request), payload_hash(*request)
     context = context_of("run", fields["sequence"], "swapped", digest, names)
     try:
-        reply = server.ask(victim, {"kind": "keys", **fields, "asked": names, "request": digest})
+        reply = server.ask(victim, {"kind": "keys", **fields, "asked": names, "request": digest, "payload": payload})
         played = {n: Member(context, 3, name) for n, name in enumerate(names, start=1) if name != victim}
-        keys = {number: Keys.of(reply["keys"]), **{n: member.keys for n, member in played.items()}}
-        plain = {str(n): of.plain() for n, of in keys.items()}
+        keys = {number: Keys.from_fields(reply["keys"]), **{n: member.keys for n, member in played.items()}}
+        plain = {str(n): of.to_fields() for n, of in keys.items()}
         sealed = server.ask(victim, {"kind": "shares", **fields, "number": number, "keys": plain})["sealed"]
         shares = {n: member.shares(n, keys) for n, member in played.items()}
         for_victim = {str(n): of[number].hex() for n, of in shares.items()}
