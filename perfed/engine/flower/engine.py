@@ -161,7 +161,10 @@ class FlowerEngine(Engine):
         assert self._allowed is not None and self.initialiser.secure is not None
         sequence, where = sequence_of(exchange), f"round {exchange.round}"
         needed = self.initialiser.secure.needed(len(asked), self._allowed.asked)
-        secure = SecureSum(self._transport, self._journal, self._run, sequence, needed, self._limits.seconds)
+        confirms = self.initialiser.secure.keys is not None
+        secure = SecureSum(
+            self._transport, self._journal, self._run, sequence, needed, self._limits.seconds, confirms=confirms
+        )
         expected, form = self._masked(asked, sequence, terms)
         answers = self._journal.answers(sequence)
         if answers is None:

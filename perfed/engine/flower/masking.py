@@ -11,6 +11,9 @@ writes down keeps a server from opening two sums whose difference would be the r
 A sum needs more than half of the sites that were asked. Two sums of one payload that contain the same site therefore
 have a site in common that has helped to open both, which by rule 2 it does only if they are of the same sites. This
 holds as long as fewer than ``2 threshold - asked`` of the sites collude with the server.
+
+Where the study has the sites' keys, a site helps to open a sum only after more than half of those that were asked have
+signed whose replies are in it. Otherwise a server that names other replies to each site could open a sum of few.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from perfed.engine.secure_aggregation import SecureAggregation, with_loss
 from perfed.errors import PerfedError
 from perfed.maths.sums import CountedSums, Term
 
-KINDS = ("keys", "shares", "unmask")
+KINDS = ("keys", "shares", "confirm", "unmask")
 """Of messages of a sum, beside the work itself."""
 
 
@@ -54,6 +57,9 @@ class Signer(Protocol):
 
 class _Member(Protocol):
     """:class:`perfed.engine.flower.masks.Member`, which needs perfed[flower]."""
+
+    context: bytes
+    needed: int
 
     def masked(self, values: NDArray[np.uint64], sealed: Mapping[int, bytes]) -> NDArray[np.uint64]: ...
 
@@ -74,6 +80,8 @@ class _Sum:
     context: bytes
     member: _Member
     sites: dict[int, str] = field(default_factory=dict)  # by number of the member
+    public: dict[int, str] = field(default_factory=dict)  # signing keys by number of the member, where they are known
+    confirmed: list[int] | None = None  # members whose replies are in the sum, as this site has signed
     replies: dict[str, bytes] = field(default_factory=dict)  # by hash of the message
 
 
@@ -133,6 +141,7 @@ class Masking:
             answers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
                 "keys": self._keys,
                 "shares": self._shares,
+                "confirm": self._confirm,
                 "unmask": self._unmask,
             }
             found = answers[kind](header)
@@ -224,6 +233,7 @@ class Masking:
         self._check_signatures(now.context, keys)
         sealed = now.member.shares(number, keys)
         now.sites = sites
+        now.public = {other: (self._secure.keys or {}).get(site, "") for other, site in sites.items()}
         return {"sealed": _plain(sealed)}
 
     def _check_signatures(self, context: bytes, keys: Mapping[int, Any]) -> None:
@@ -241,18 +251,45 @@ class Masking:
                     "sum: the server has changed them, or has sent that site another request; nothing has left"
                 )
 
+    def _confirm(self, header: Mapping[str, Any]) -> dict[str, Any]:
+        """Sign whose replies are in the sum, once for each sum."""
+        arrived, now = _member_numbers(header), self._going_on(header)
+        if self._signer is None or (now.confirmed is not None and now.confirmed != arrived):
+            raise PerfedError(f"a sum of {short(arrived)}; this site has signed one of {short(now.confirmed)}")
+        self._check_opened(now, arrived)
+        now.confirmed = arrived
+        return {"confirmation": self._signer.sign(_confirmation(now, arrived)).hex()}
+
     def _unmask(self, header: Mapping[str, Any]) -> dict[str, Any]:
-        arrived = header.get("arrived")
-        if not isinstance(arrived, list) or any(type(number) is not int for number in arrived):
-            raise PerfedError(f"arrived is {short(arrived)}; numbers of members are needed")
-        now = self._going_on(header)
+        arrived, now = _member_numbers(header), self._going_on(header)
+        self._check_opened(now, arrived)
+        if self._secure.keys is not None:
+            self._check_confirmations(now, arrived, header.get("confirmations"))
+        shares = now.member.unmask(arrived)
+        sites = {now.sites[number] for number in arrived}
+        self._store.fix_sites(f"opened-{self._with_study(now.payload)}", sites, in_all_runs=True)
+        return {"shares": _plain(shares)}
+
+    def _check_confirmations(self, now: _Sum, arrived: list[int], signatures: Any) -> None:
+        """Refuse a sum of which too few members have signed whose replies are in it."""
+        from perfed.engine.flower.masks import unhex
+        from perfed.engine.flower.signing import is_signed
+
+        content = _confirmation(now, arrived)
+        signers = [
+            int(number)
+            for number, text in _texts(signatures).items()
+            if is_signed(now.public.get(int(number), ""), unhex(text, "confirmations"), content)
+        ]
+        if len(set(signers)) < now.member.needed:
+            raise PerfedError(f"{len(signers)} members have signed for this sum; {now.member.needed} are needed")
+
+    def _check_opened(self, now: _Sum, arrived: list[int]) -> None:
+        """Refuse a sum of others than the members, or than those of an opened sum of the same payload."""
         if not {*arrived} <= now.sites.keys():
             raise PerfedError(f"a sum of {short(arrived)}; members are {short(sorted(now.sites))}")
         sites, name = {now.sites[number] for number in arrived}, f"opened-{self._with_study(now.payload)}"
         self._check_sites(name, sites, "a sum of the same payload was opened, which was of", in_all_runs=True)
-        shares = now.member.unmask(arrived)
-        self._store.fix_sites(name, sites, in_all_runs=True)
-        return {"shares": _plain(shares)}
 
     def _check_asked(self, sequence: int, payload: str, asked: Collection[str]) -> None:
         """Refuse a sum of other sites than those that were asked before for the same exchange or payload."""
@@ -301,6 +338,19 @@ def _numbered(value: Any) -> dict[int, bytes]:
     from perfed.engine.flower.masks import unhex
 
     return {int(other): unhex(text, "sealed shares") for other, text in _texts(value).items()}
+
+
+def _member_numbers(header: Mapping[str, Any]) -> list[int]:
+    """Return the members whose replies have arrived, as the server says, in ascending order."""
+    arrived = header.get("arrived")
+    if not isinstance(arrived, list) or any(type(number) is not int for number in arrived):
+        raise PerfedError(f"arrived is {short(arrived)}; numbers of members are needed")
+    return sorted({*arrived})
+
+
+def _confirmation(now: _Sum, arrived: Sequence[int]) -> bytes:
+    """Return what members sign before a sum is opened."""
+    return json.dumps(["arrived", now.member.context.hex(), list(arrived)]).encode()
 
 
 def _leave_unsigned(content: bytes) -> bytes:

@@ -23,6 +23,8 @@ from perfed.tree import Tree
 
 OPENING = 5000
 """What is added to the number of an exchange for the journal's file of the shares that have opened its sum."""
+CONFIRMING = 7000
+"""The same of the confirmations: what sites have signed before they open a sum."""
 _MEMBERS = ""  # "site" of the answer that keeps who is a member of the sum
 
 Message = Callable[[str, Mapping[str, Any]], bytes]
@@ -37,17 +39,26 @@ class SecureSum:
         journal: keeps masked replies before the sum is opened, and the shares that have opened it.
         run, sequence: of the exchange.
         needed: replies that make a sum.
-        seconds: longest time of each of the four exchanges.
+        seconds: longest time of each of the exchanges.
+        confirms: whether sites confirm whose replies are in a sum before they open it.
 
     Attributes:
         notes: a line for each site whose shares were wrong in a sum that was opened.
     """
 
     def __init__(
-        self, transport: Transport, journal: Journal, run: str, sequence: int, needed: int, seconds: float
+        self,
+        transport: Transport,
+        journal: Journal,
+        run: str,
+        sequence: int,
+        needed: int,
+        seconds: float,
+        *,
+        confirms: bool = False,
     ) -> None:
         self._transport, self._journal, self._seconds = transport, journal, seconds
-        self._run, self._sequence, self._needed = run, sequence, needed
+        self._run, self._sequence, self._needed, self._confirms = run, sequence, needed, confirms
         self.notes: list[str] = []
 
     def replies(
@@ -119,7 +130,9 @@ class SecureSum:
         members = {numbers[site] for site in arrived}
         answers, shares = self._journal.answers(self._sequence + OPENING), dict[int, dict[int, bytes]]()
         journaled = answers is not None
-        content = {"kind": "unmask", "arrived": sorted(members)}
+        content: dict[str, Any] = {"kind": "unmask", "arrived": sorted(members)}
+        if self._confirms and not journaled:
+            content["confirmations"] = self._confirmations(attempt, numbers, arrived)
         coming = answers or self._exchange(self._messages(dict.fromkeys(arrived, content), attempt))
         answers, recovery = [], None
         for answer in coming:
@@ -137,6 +150,23 @@ class SecureSum:
         if recovery is None:
             raise Void(f"{len(shares)} of {len(sharers)} gave their shares, and a sum needs {self._needed}")
         return recovery
+
+    def _confirmations(self, attempt: str, numbers: Mapping[str, int], arrived: Collection[str]) -> dict[str, str]:
+        """Return what each site has signed of whose replies are in the sum, by number of the member.
+
+        Raises:
+            Void: too few sites have.
+        """
+        answers = self._journal.answers(self._sequence + CONFIRMING)
+        if answers is None:
+            content = {"kind": "confirm", "arrived": sorted(numbers[site] for site in arrived)}
+            messages = self._messages(dict.fromkeys(arrived, content), attempt)
+            answers = [_said(answer, self._run, "confirmation") for answer in self._exchange(messages)]
+            self._journal.write(self._sequence + CONFIRMING, answers)
+        signed = {str(numbers[a.site]): unpack(a.body)[0]["confirmation"] for a in answers if a.body is not None}
+        if len(signed) < self._needed:
+            raise Void(f"{len(signed)} of {len(arrived)} confirmed the sum, and it needs {self._needed}")
+        return signed
 
     def _said(
         self, content: Mapping[str, Mapping[str, Any]], attempt: str, field: str, failed: list[Answer]
@@ -186,6 +216,8 @@ def _wrong_field(header: Mapping[str, Any], field: str) -> str | None:
         except PerfedError as error:
             return str(error)
         return None
+    if field == "confirmation":
+        return None if isinstance(value, str) else "confirmation is a text"
     good = isinstance(value, dict) and all(name.isdecimal() and isinstance(text, str) for name, text in value.items())
     return None if good else f"{field} are texts by number of member"
 
