@@ -80,7 +80,7 @@ class _Sum:
     context: bytes
     member: _Member
     sites: dict[int, str] = field(default_factory=dict)  # by number of the member
-    public: dict[int, str] = field(default_factory=dict)  # signing keys by number of the member, where they are known
+    public_keys: dict[int, str] = field(default_factory=dict)  # for signatures, by number
     confirmed: list[int] | None = None  # members whose replies are in the sum, as this site has signed
     replies: dict[str, bytes] = field(default_factory=dict)  # by hash of the message
 
@@ -224,8 +224,8 @@ class Masking:
         from perfed.engine.flower.masks import Keys
 
         now, number = self._going_on(header), header.get("number")
-        keys = {int(other): Keys.from_fields(fields) for other, fields in _texts(header.get("keys")).items()}
-        sites = {other: known.site for other, known in keys.items()}
+        keys = {int(member): Keys.from_fields(fields) for member, fields in _texts(header.get("keys")).items()}
+        sites = {member: its_keys.site for member, its_keys in keys.items()}
         if type(number) is not int or sites.get(number) != self._site:
             raise PerfedError(f"{len(keys)} members, of which this is said to be {short(number)}")
         if len({*sites.values()}) < len(sites) or not {*sites.values()} <= {*now.asked}:
@@ -233,19 +233,19 @@ class Masking:
         self._check_signatures(now.context, keys)
         sealed = now.member.shares(number, keys)
         now.sites = sites
-        now.public = {other: (self._secure.keys or {}).get(site, "") for other, site in sites.items()}
+        now.public_keys = {member: (self._secure.keys or {}).get(site, "") for member, site in sites.items()}
         return {"sealed": _plain(sealed)}
 
     def _check_signatures(self, context: bytes, keys: Mapping[int, Any]) -> None:
         """Refuse keys that are not signed by the site that they are said to be of."""
         from perfed.engine.flower.signing import is_signed
 
-        public = self._secure.keys
-        for member in keys.values() if public is not None else ():
-            known = public.get(member.site)
-            if known is None:
+        public_keys = self._secure.keys
+        for member in keys.values() if public_keys is not None else ():
+            key = public_keys.get(member.site)
+            if key is None:
                 raise PerfedError(f"site '{member.site}' is not in secure_aggregation.keys of this site's study")
-            if not is_signed(known, member.signature, member.signed_content(context)):
+            if not is_signed(key, member.signature, member.signed_content(context)):
                 raise PerfedError(
                     f"the keys of site '{member.site}' are not signed with its key in secure_aggregation.keys for this "
                     "sum: the server has changed them, or has sent that site another request; nothing has left"
@@ -279,7 +279,7 @@ class Masking:
         signers = [
             int(number)
             for number, text in _texts(signatures).items()
-            if is_signed(now.public.get(int(number), ""), unhex(text, "confirmations"), content)
+            if is_signed(now.public_keys.get(int(number), ""), unhex(text, "confirmations"), content)
         ]
         if len(set(signers)) < now.member.needed:
             raise PerfedError(f"{len(signers)} members have signed for this sum; {now.member.needed} are needed")

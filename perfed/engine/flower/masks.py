@@ -258,18 +258,18 @@ def recover_secrets(
     """
     if len(shares) < needed:
         raise PerfedError(f"{len(shares)} of {len(keys)} gave their shares, and a sum needs {needed}")
-    recovery, chosen = Recovery({}, [], {}), frozenset[int]()
-    for member, known in sorted(keys.items()):
-        of_member = {giver: of.get(member, b"") for giver, of in shares.items()}
-        fits = _is_seed_of(known) if member in arrived else _is_mask_key_of(known)
-        agreeing = _agreeing_givers(of_member, needed, fits, chosen)
+    recovery, givers = Recovery({}, [], {}), frozenset[int]()
+    for member, public in sorted(keys.items()):
+        of_member = {giver: given_shares.get(member, b"") for giver, given_shares in shares.items()}
+        fits = _is_seed_of(public) if member in arrived else _is_mask_key_of(public)
+        agreeing = _agreeing_givers(of_member, needed, fits, givers)
         if not agreeing:
             recovery.lacking.append(member)
             continue
-        chosen = agreeing[0]
-        recovery.secrets[member] = _combine_shares(of_member, sorted(chosen)[:needed])
+        givers = agreeing[0]
+        recovery.secrets[member] = _combine_shares(of_member, sorted(givers)[:needed])
         if len(agreeing) == 1:
-            for giver in sorted(shares.keys() - chosen):
+            for giver in sorted(shares.keys() - givers):
                 recovery.wrong.setdefault(giver, []).append(member)
     return recovery
 
