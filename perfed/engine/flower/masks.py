@@ -266,11 +266,10 @@ def recover_secrets(
         if not agreeing:
             recovery.lacking.append(member)
             continue
-        givers = agreeing[0]
-        recovery.secrets[member] = _combine_shares(of_member, sorted(givers)[:needed])
-        if len(agreeing) == 1:
-            for giver in sorted(shares.keys() - givers):
-                recovery.wrong.setdefault(giver, []).append(member)
+        recovery.secrets[member] = _combine_shares(of_member, sorted(agreeing[0])[:needed])
+        givers = agreeing[0] if len(agreeing) == 1 else frozenset()
+        for giver in sorted(shares.keys() - givers) if givers else ():
+            recovery.wrong.setdefault(giver, []).append(member)
     return recovery
 
 
@@ -279,8 +278,8 @@ def _agreeing_givers(
 ) -> list[frozenset[int]]:
     """Return the largest sets of givers whose shares are of one polynomial with the secret that ``fits``.
 
-    There is more than one where it cannot be told whose shares are wrong, and none where no secret fits. The set
-    ``first`` is tried first.
+    There is more than one where it cannot be told whose shares are wrong, and none where no secret fits. Where the
+    shares of the set ``first`` fit, which was the only one for another secret, no other set is tried.
     """
     best: list[frozenset[int]] = []
     for givers in chain([tuple(sorted(first))[:needed]], islice(combinations(sorted(shares), needed), _TRIES)):
@@ -292,6 +291,8 @@ def _agreeing_givers(
             best = [agreeing]
         elif len(agreeing) == len(best[0]):
             best.append(agreeing)
+        if first and len(best) == 1 and first == agreeing:
+            break
         if 2 * len(agreeing) >= len(shares) + needed:  # two polynomials have fewer than ``needed`` shares in common
             break
     return best
