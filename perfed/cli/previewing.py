@@ -100,6 +100,8 @@ def _whole(shown: Preview) -> Iterator[str]:
         yield f"  {entry['name']}: {shape} {entry['dtype']}"
     for name in shown.summed:
         yield f"  under masks, of which the server gets the sum over the sites: {name.removeprefix(':')}"
+    if shown.summed:
+        yield f"  {_describe_keys(shown)}"
     yield f"  {_metrics(shown)} of your model on your test rows"
     yield "and your site's name, and a fixed sentence where something fails"
     yield from _describe_doubts(shown)
@@ -109,6 +111,14 @@ def _whole(shown: Preview) -> Iterator[str]:
 def _describe_doubts(shown: Preview) -> Iterator[str]:
     for line in shown.doubts:
         yield f"to mind, and not told to anybody: {line}"
+
+
+def _describe_keys(shown: Preview) -> str:
+    secure = shown.experiment.secure_aggregation
+    if secure is None or secure.keys is None:
+        return "the study has no keys of the sites: a dishonest server could put its own in their place and see through"
+    key = secure.keys.get(shown.site, "not there")
+    return f"this site checks the keys of the other sites; its own is {key} in the study ('perfed site key' prints it)"
 
 
 def _metrics(shown: Preview) -> str:

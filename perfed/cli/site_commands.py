@@ -242,6 +242,21 @@ def _line(entry: dict[str, Any]) -> str:
     return f"{entry['time']} {what}: {entry['bytes']} bytes, {entry['sha256'][:16]}: {held or 'no tensors'}{said}"
 
 
+@site_app.command("key", epilog="Example: perfed site key --name north")
+@private_files()
+def site_key_command(
+    name: Annotated[str, typer.Option("--name", help="of this site, as the server knows it")],
+    folder: SiteFolder = None,
+) -> None:
+    """Print the site's public signing key as a line of [secure_aggregation.keys]; the first call makes the key."""
+    import tomli_w
+
+    from perfed.engine.flower.signing import SigningKey
+
+    key = SigningKey.in_folder(folder or Path(f"perfed-site-{name}"))
+    say_whole(tomli_w.dumps({name: key.public}).strip())
+
+
 @site_app.command("leave", epilog="Example: perfed site leave --dir perfed-site-north")
 def site_leave_command(folder: SiteFolder = None) -> None:
     """Leave the study: the log says when, the server is told, and the site does not start again."""

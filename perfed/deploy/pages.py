@@ -104,7 +104,7 @@ def site_files(
         "app": _app(study),
         "told": markdown_text("; ".join(told_before(study))) or "nothing",
         "sent": "\n".join(f"  * `{name}`" for name in entries_in(study)) or "  * nothing",
-        "masks": "" if study.secure_aggregation is None else _MASKS,
+        "masks": _describe_masks(study, site),
         "mixed": _MIXED if mixes(study) else "",
         **(_PLAIN if study.privacy is None else _PRIVATE[study.privacy.unit]),
         **({} if study.privacy is None or study.privacy.metrics == "none" else {"measured": _noisy(study)}),
@@ -124,7 +124,15 @@ _MIXED = """
   fold of these, with its metrics on the fold. Then `blend/` leaves: sums over your training rows, of how likely the
   candidates make them. What a candidate says of a row does not leave, nor do the weights of your site."""
 _MASKS = """
-  All of these leave under masks (secure aggregation): the server gets their sums over the sites, and no site's own."""
+  All of these leave under masks (secure aggregation): a server that follows the protocol gets their sums over the
+  sites, and no site's own."""
+_MASKS_KEYS = """
+  Your site checks the keys of the other sites against those in `study.toml` (`[secure_aggregation.keys]`). Compare each
+  of them with the administrator of that site, by telephone or in person: masks protect you from a dishonest server only
+  if the keys are theirs. Yours is `{}`, which `perfed site key` must print."""
+_MASKS_NO_KEYS = """
+  The study has no keys of the sites (`[secure_aggregation.keys]`). A dishonest server could therefore put keys of its
+  own in the place of theirs, and read what your site sends."""
 
 
 _BUDGET = """
@@ -160,6 +168,14 @@ _PRIVATE = {
         ("client", "site", "by the server, or under masks on each site's machine."),
     )
 }
+
+
+def _describe_masks(study: Experiment, site: str) -> str:
+    """Return what the page of a site says of masks."""
+    if study.secure_aggregation is None:
+        return ""
+    keys = study.secure_aggregation.keys
+    return _MASKS + (_MASKS_NO_KEYS if keys is None else _MASKS_KEYS.format(keys[site]))
 
 
 def _calls(host: str) -> str:

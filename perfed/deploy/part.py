@@ -29,6 +29,7 @@ from perfed.deploy.spending import RUNS, SiteBudget, secret_in
 from perfed.deploy.trial import method_of, private_in, protocol_of
 from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.dry_run import allowed_by
+from perfed.engine.flower.masking import Signer
 from perfed.engine.flower.refusal import Refused, Said
 from perfed.engine.flower.store import SiteStore, Stored
 from perfed.engine.initial import Initialiser
@@ -298,6 +299,27 @@ class Part:
             return None
         run, name = self.stored(folder).path, self.experiment.name
         return SiteBudget(folder, run, name, self.private, self.binding, most, delta)
+
+    @property
+    def study_hash(self) -> str:
+        """The SHA-256 of the study as the site has agreed to it, the same in all runs.
+
+        A server may give the sites other names without asking the site's administrator. Where the study has their keys,
+        which are as fixed as the study, the names in its table of data do not count.
+        """
+        secure, content = self.experiment.secure_aggregation, asked(self.study)
+        if secure is None or secure.keys is None:
+            content = self.experiment.model_dump(mode="json")
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def signing_key(self, folder: Path) -> Signer | None:
+        """Return the signing key of the site in ``folder``; ``None`` where the study has no keys of the sites."""
+        secure = self.experiment.secure_aggregation
+        if secure is None or secure.keys is None:
+            return None
+        from perfed.engine.flower.signing import SigningKey  # which needs perfed[flower]
+
+        return SigningKey.in_folder(folder)
 
     def facts(self, folder: Path) -> dict[str, Any]:
         """What the site in ``folder`` tells once all have agreed; see :func:`facts_by`."""

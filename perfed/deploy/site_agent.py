@@ -265,6 +265,8 @@ class Station:
                 store=self._store,
                 allowed=part.allowed,
                 budget=part.budget(self._folder, self._policy.epsilon, self._policy.delta),
+                study=part.study_hash,
+                signer=part.signing_key(self._folder),
             )
         return self._site
 
@@ -313,7 +315,11 @@ def check_site(settings: SiteSettings) -> None:
     if study is not None:
         experiment = read(study, "the study")
         settings.policy.check_study(experiment)
-        options = table_options(experiment)
+        secure, options = experiment.secure_aggregation, table_options(experiment)
+        if secure is not None and secure.keys is not None:
+            from perfed.engine.flower.signing import SigningKey  # which needs perfed[flower]
+
+            secure.check_key(settings.name, SigningKey.in_folder(settings.folder).public)
         going_on = part is not None and belongs(part.study, study)
         agreement = part.agreement if part is not None and going_on else None
         found = problems(settings.name, settings.data, options, agreement)

@@ -63,6 +63,8 @@ def study_of(experiment: Experiment, sites: Sequence[str]) -> Experiment:
     if experiment.callbacks:
         raise PerfedError("callbacks: they would see what the study does not name; leave them out")
     table = experiment.model_dump(mode="json", exclude_none=True)
+    if experiment.secure_aggregation is not None:
+        experiment.secure_aggregation.check_sites(sites)
     study = validate({**table, "data": {**table["data"], "files": list(sites)}})
     private_in(study)
     return study

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 from torch import Tensor
 
 from perfed.codec import flatten
-from perfed.errors import PerfedError
+from perfed.errors import PerfedError, shorten_list
 from perfed.maths.sums import CountedSums, FixedPoint, SingleReplies, Term, hidden
 from perfed.participation.settings import Participation
-from perfed.settings import STRICT
+from perfed.settings import STRICT, unless
 
 LOSS, TRAINED = ":loss", ":trained"
 """Beside the entries of a reply: the mean training loss, 0 where nothing was trained, and whether something was."""
@@ -41,6 +42,49 @@ class SecureAggregation(BaseModel):
         description="fewest clients whose replies make a sum; never fewer than more than half of those asked",
     )
     bits: int = Field(24, ge=8, le=40, description="binary digits behind the point of what is summed")
+    keys: dict[str, str] | None = Field(
+        None,
+        description="public key of each site of a deployment, as 'perfed site key' prints it; sites then check each "
+        "other's keys",
+        exclude_if=unless(None),
+    )
+
+    @field_validator("keys")
+    @classmethod
+    def _check_keys(cls, keys: dict[str, str] | None) -> dict[str, str] | None:
+        for site, key in (keys or {}).items():
+            if not re.fullmatch("[0-9a-f]{64}", key):
+                raise ValueError(f"the key of site '{site}' is {key!r:.80}; 64 digits of 'perfed site key' are needed")
+        if keys is not None and len({*keys.values()}) < len(keys):
+            raise ValueError("two sites have the same key")
+        return keys
+
+    def check_sites(self, sites: Sequence[str]) -> None:
+        """Do nothing where the table has a key for each of the sites of a deployment, and for no other.
+
+        Raises:
+            PerfedError: it lacks some, or has too many; names them.
+        """
+        if self.keys is None:
+            return
+        for names, problem in (({*sites} - self.keys.keys(), "lacks"), (self.keys.keys() - {*sites}, "has unknown")):
+            if names:
+                raise PerfedError(
+                    f"secure_aggregation.keys {problem} {shorten_list(sorted(names))}; a key for each site is needed: "
+                    f"{shorten_list(sorted(sites))}"
+                )
+
+    def check_key(self, site: str, public: str) -> None:
+        """Do nothing where ``public`` is the key of ``site`` in the table, or there is no table.
+
+        Raises:
+            PerfedError: the table has another one, or none.
+        """
+        if self.keys is not None and self.keys.get(site) != public:
+            raise PerfedError(
+                f"secure_aggregation.keys.{site} of the study is {self.keys.get(site, 'not there')}, and the key of "
+                f"this site is {public or 'not there'} ('perfed site key' prints it)"
+            )
 
     def needed(self, asked: int, usual: int) -> int:
         """How many clients a sum needs: with more than half of all, no two sums can be opened at once.

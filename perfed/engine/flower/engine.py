@@ -29,7 +29,17 @@ from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import unpack
 from perfed.engine.flower.sum_form import NOTHING, Form, Void, masked_spec
 from perfed.engine.flower.transport import Answer, Transport
-from perfed.engine.flower.wire import MEASURED, REPLY, done_of, sequence_of, summed_of, work_message, wrong_metrics
+from perfed.engine.flower.wire import (
+    MEASURED,
+    REPLY,
+    done_of,
+    payload_hash,
+    request_hash,
+    sequence_of,
+    summed_of,
+    work_message,
+    wrong_metrics,
+)
 from perfed.engine.initial import Initialiser
 from perfed.engine.secure_aggregation import ALWAYS, mean_loss
 from perfed.engine.server import Server
@@ -158,11 +168,18 @@ class FlowerEngine(Engine):
         assert self._allowed is not None and self.initialiser.secure is not None
         sequence, where = sequence_of(exchange), f"round {exchange.round}"
         needed = self.initialiser.secure.needed(len(asked), self._allowed.asked)
-        secure = SecureSum(self._transport, self._journal, self._run, sequence, needed, self._limits.seconds)
+        confirms = self.initialiser.secure.keys is not None
+        secure = SecureSum(
+            self._transport, self._journal, self._run, sequence, needed, self._limits.seconds, confirms=confirms
+        )
         expected, form = self._masked(asked, sequence, terms)
         answers = self._read_journal(sequence)
         if answers is None:
-            answers = secure.replies(list(asked), lambda s, of: self._message(s, asked[s], sequence, of), expected)
+            site, work = next(iter(asked.items()))
+            request = unpack(self._message(site, work, sequence))
+            hashes = {"request": request_hash(*request), "payload": payload_hash(*request)}
+            message = lambda site, of: self._message(site, asked[site], sequence, of)  # noqa: E731
+            answers = secure.replies(list(asked), hashes, message, expected)
             failed = [answer.error for answer in answers if answer.body is None]
             if needs_all and failed:
                 raise PerfedError(f"{where}: {'; '.join(failed[:3])}; {_WAY}")
@@ -173,8 +190,10 @@ class FlowerEngine(Engine):
         except Void as void:
             if needs_all and exchange.lasting:  # an evaluation is lost, and the run goes on
                 raise PerfedError(f"{where}: {void}; {_WAY}") from None
-            self._void(f"{where} is void: {void}")
+            self._add_note(f"{where} is void: {void}")
             return
+        for note in secure.notes:
+            self._add_note(f"{where}: {note}")
         self.arrived = {site: seconds for site, seconds in _arrived(answers).items() if site in asked}
         totals = form.totals(vector, self.initialiser.secure.numbers(len(self.clients)))
         self._shown = self._shown[0], totals
@@ -183,7 +202,7 @@ class FlowerEngine(Engine):
         for answer in sorted((a for a in answers if a.site in self.arrived), key=lambda a: a.site):
             yield summed_of(*unpack(answer.body or b""), sequence, loss, pooled)
 
-    def _void(self, line: str) -> None:
+    def _add_note(self, line: str) -> None:
         self.notes.append(line)
         self._transport.note(line)
 

@@ -1,9 +1,10 @@
 """Secure aggregation: what each member of a sum does, and how the sum is opened without any single value.
 
-The protocol of Bonawitz et al. 2017 (section 4, figure 1, without the signatures that they add against a server that
-lies about who has dropped out; instead more than half of the members are needed for a sum):
+The protocol of Bonawitz et al. 2017 (section 4, figure 1). Its signatures of the list of who has dropped out are not
+there; instead more than half of the members are needed for a sum:
 
-1. *keys*: every member makes two key pairs (X25519), one to seal messages, one for masks, and a random seed;
+1. *keys*: every member makes two key pairs (X25519), one to seal messages, one for masks, and a random seed; it signs
+   the public keys where the others know its signing key;
 2. *shares*: it cuts its seed and its masks' private key into Shamir's shares and seals one of each for every other;
 3. *masked*: it adds a mask of its seed to its numbers, and one for each other member, which the two of them derive from
    their keys: one of them adds it, the other subtracts it;
@@ -11,13 +12,19 @@ lies about who has dropped out; instead more than half of the members are needed
 
 So masks between two members cancel; those of seeds are subtracted by who opens the sum, as are those which somebody who
 has dropped out owes the others. Nobody ever gives both shares of one member. Numbers are int64, added modulo 2^64.
+
+All derived keys depend on the context of the sum, which covers the server's request and the keys of all members.
+Members that were shown different requests or different members therefore have masks that do not cancel.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain, combinations, islice
 from os import urandom
 
 import numpy as np
@@ -42,6 +49,7 @@ Numbers = NDArray[np.uint64]
 
 _SEED = _KEY = 32  # bytes
 _NONCE = 12
+_TRIES = 1000  # sets of shares that are tried for a secret: enough for three wrong shares of eighteen
 _SEAL, _MASK, _OWN = b"seal", b"mask", b"own"  # what a derived key is for
 
 
@@ -53,27 +61,45 @@ class Keys:
         seal: public key for what is sealed for it.
         mask: public key for the masks that it shares with another.
         commitment: SHA-256 of its seed: whoever puts its shares together sees whether they are right.
+        site: name of the member.
+        signature: of :meth:`signed_content` by the site; empty where the sites of a study have no signing keys.
     """
 
     seal: bytes
     mask: bytes
     commitment: bytes
+    site: str = ""
+    signature: bytes = b""
 
-    def plain(self) -> str:
-        """As text; :meth:`of` of it gives the same."""
-        return (self.seal + self.mask + self.commitment).hex()
+    def signed_content(self, context: bytes) -> bytes:
+        """Return what the member signs: the keys and the site's name, in the sum of ``context``."""
+        return json.dumps([context.hex(), self.site, (self.seal + self.mask + self.commitment).hex()]).encode()
+
+    def to_fields(self) -> dict[str, str]:
+        """Return the keys as texts; :meth:`from_fields` reads them."""
+        keys = (self.seal + self.mask + self.commitment).hex()
+        return {"keys": keys, "site": self.site, "signature": self.signature.hex()}
 
     @classmethod
-    def of(cls, text: object) -> Keys:
-        """Of :meth:`plain`.
+    def from_fields(cls, fields: object) -> Keys:
+        """Return the keys whose :meth:`to_fields` is ``fields``.
 
         Raises:
-            PerfedError: it is none.
+            PerfedError: they are not the keys of a member.
         """
-        found = unhex(text, "keys of a member")
-        if len(found) != 2 * _KEY + 32:
-            raise PerfedError(f"keys of a member are {len(found)} bytes; {2 * _KEY + 32} are needed")
-        return cls(found[:_KEY], found[_KEY : 2 * _KEY], found[2 * _KEY :])
+        if not isinstance(fields, dict) or not isinstance(fields.get("site"), str):
+            raise PerfedError("keys of a member are a table with the name of its site")
+        keys = unhex(fields.get("keys"), "keys of a member")
+        if len(keys) != 2 * _KEY + 32:
+            raise PerfedError(f"keys of a member are {len(keys)} bytes; {2 * _KEY + 32} are needed")
+        signature = unhex(fields.get("signature"), "signature of a member")
+        return cls(keys[:_KEY], keys[_KEY : 2 * _KEY], keys[2 * _KEY :], fields["site"], signature)
+
+
+def bind_members(context: bytes, keys: Mapping[int, Keys]) -> bytes:
+    """Return the context of a sum together with a hash of all members, by number, and their keys."""
+    members = {str(number): keys[number].to_fields() for number in sorted(keys)}
+    return context + hashlib.sha256(json.dumps(members, sort_keys=True).encode()).digest()
 
 
 @dataclass
@@ -81,8 +107,10 @@ class Member:
     """One client in one sum, from its keys to the shares that it gives; no value of it is on disk.
 
     Args:
-        context: names the sum; keys that are derived are of this sum alone.
+        context: names the sum and the request; derived keys are of this sum only.
         needed: how many members a sum needs.
+        site: name of the member.
+        sign: makes the site's signature.
 
     Raises:
         PerfedError: what comes is not of the protocol, or would make a sum of too few; nothing is given away then.
@@ -94,12 +122,15 @@ class Member:
         >>> for_one = {n: {k: sealed[k][n] for k in keys if k != n} for n in keys}
         >>> arrived = {n: members[n].masked(np.array([n], np.uint64), for_one[n]) for n in (1, 2)}
         >>> shares = {number: members[number].unmask([1, 2]) for number in (1, 2)}  # 3 has dropped out
-        >>> opened(b"a sum", 2, keys, arrived, shares).tolist()
+        >>> recovery = recover_secrets(2, keys, arrived, shares)
+        >>> unmask_sum(b"a sum", keys, arrived, recovery.secrets).tolist()
         [3]
     """
 
     context: bytes
     needed: int
+    site: str = ""
+    sign: Callable[[bytes], bytes] = lambda content: b""
     number: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -110,11 +141,12 @@ class Member:
         self._given: dict[int, tuple[bytes, bytes]] = {}
         self._arrived = self._opened = False
 
-    @property
+    @cached_property
     def keys(self) -> Keys:
-        """What the others need of it."""
+        """The keys that the others need, signed."""
         seal, mask = (key.public_key().public_bytes_raw() for key in (self._seal, self._mask))
-        return Keys(seal, mask, hashlib.sha256(self._seed).digest())
+        keys = Keys(seal, mask, hashlib.sha256(self._seed).digest(), self.site)
+        return replace(keys, signature=self.sign(keys.signed_content(self.context)))
 
     def shares(self, number: int, keys: Mapping[int, Keys]) -> dict[int, bytes]:
         """A sealed share of seed and mask key for each other member.
@@ -132,6 +164,7 @@ class Member:
         if len({key for member in keys.values() for key in (member.seal, member.mask)}) < 2 * len(keys):
             raise PerfedError("two members have one key")
         self.number, self._all = number, dict(keys)
+        self.context = bind_members(self.context, keys)
         order = sorted(keys)
         cut = [
             create_shares(secret, self.needed, len(order)) for secret in (self._seed, self._mask.private_bytes_raw())
@@ -193,41 +226,112 @@ class Member:
         return plain[:half], plain[half:]
 
 
-def opened(
-    context: bytes,
-    needed: int,
-    keys: Mapping[int, Keys],
-    arrived: Mapping[int, Numbers],
-    shares: Mapping[int, Mapping[int, bytes]],
-) -> Numbers:
-    """The sum of what the members in ``arrived`` have put in, modulo 2^64.
+@dataclass(frozen=True)
+class Recovery:
+    """What the shares of a sum give.
+
+    Attributes:
+        secrets: seed of each member whose numbers have arrived, and mask key of each other one that has shared.
+        lacking: members whose secret no tried set of shares gives.
+        wrong: members that gave a wrong share, each with the members whose share it is; where the others' shares do not
+            say for certain whose are wrong, nobody.
+    """
+
+    secrets: dict[int, bytes]
+    lacking: list[int]
+    wrong: dict[int, list[int]]
+
+
+def recover_secrets(
+    needed: int, keys: Mapping[int, Keys], arrived: Collection[int], shares: Mapping[int, Mapping[int, bytes]]
+) -> Recovery:
+    """Return the members' secrets, where some members may have given wrong shares.
 
     Args:
-        context, needed: as the members have them.
+        needed: how many shares give a secret.
         keys: of all members who have shared.
-        arrived: masked numbers, by member.
+        arrived: members whose masked numbers have arrived.
         shares: what each member that still answers has given (:meth:`Member.unmask`).
 
     Raises:
-        PerfedError: fewer than ``needed`` have given shares, or they are wrong; says of whom.
+        PerfedError: fewer than ``needed`` have given shares.
     """
     if len(shares) < needed:
         raise PerfedError(f"{len(shares)} of {len(keys)} gave their shares, and a sum needs {needed}")
-    givers = sorted(shares)[:needed]
+    recovery, givers = Recovery({}, [], {}), frozenset[int]()
+    for member, public in sorted(keys.items()):
+        of_member = {giver: given_shares.get(member, b"") for giver, given_shares in shares.items()}
+        fits = _is_seed_of(public) if member in arrived else _is_mask_key_of(public)
+        agreeing = _agreeing_givers(of_member, needed, fits, givers)
+        if not agreeing:
+            recovery.lacking.append(member)
+            continue
+        recovery.secrets[member] = _combine_shares(of_member, sorted(agreeing[0])[:needed])
+        givers = agreeing[0] if len(agreeing) == 1 else frozenset()
+        for giver in sorted(shares.keys() - givers) if givers else ():
+            recovery.wrong.setdefault(giver, []).append(member)
+    return recovery
+
+
+def _agreeing_givers(
+    shares: Mapping[int, bytes], needed: int, fits: Callable[[bytes], bool], first: Collection[int]
+) -> list[frozenset[int]]:
+    """Return the largest sets of givers whose shares are of one polynomial with the secret that ``fits``.
+
+    There is more than one where it cannot be told whose shares are wrong, and none where no secret fits. Where the
+    shares of the set ``first`` fit, which was the only one for another secret, no other set is tried.
+    """
+    best: list[frozenset[int]] = []
+    for givers in chain([tuple(sorted(first))[:needed]], islice(combinations(sorted(shares), needed), _TRIES)):
+        if any(agreeing.issuperset(givers) for agreeing in best) or not fits(_combine_shares(shares, givers)):
+            continue
+        others = {giver for giver in shares.keys() - set(givers) if fits(_combine_shares(shares, (*givers[1:], giver)))}
+        agreeing = frozenset({*givers, *others})
+        if not best or len(agreeing) > len(best[0]):
+            best = [agreeing]
+        elif len(agreeing) == len(best[0]):
+            best.append(agreeing)
+        if first and len(best) == 1 and first == agreeing:
+            break
+        if 2 * len(agreeing) >= len(shares) + needed:  # two polynomials have fewer than ``needed`` shares in common
+            break
+    return best
+
+
+def unmask_sum(
+    context: bytes, keys: Mapping[int, Keys], arrived: Mapping[int, Numbers], secrets: Mapping[int, bytes]
+) -> Numbers:
+    """Return the sum of what the members in ``arrived`` have put in, modulo 2^64.
+
+    Args:
+        context: as of :class:`Member`.
+        keys: of all members, also of those who have not shared.
+        arrived: masked numbers, by member.
+        secrets: of each member who has shared (:func:`recover_secrets`).
+    """
+    context = bind_members(context, keys)
     length = len(next(iter(arrived.values())))
     total = sum(arrived.values(), np.zeros(length, np.uint64))
-    for member, known in keys.items():
-        secret = _combined(member, [shares[giver].get(member, b"") for giver in givers])
+    for member, secret in secrets.items():
         if member in arrived:
-            if hashlib.sha256(secret).digest() != known.commitment:
-                raise PerfedError(f"the shares of member {member}'s seed are wrong")
             total -= _stream(_derived(secret, context, _OWN), length)
-            continue
-        key = X25519PrivateKey.from_private_bytes(secret)
-        if key.public_key().public_bytes_raw() != known.mask:
-            raise PerfedError(f"the shares of member {member}'s key are wrong")
-        total += _owed(member, key, keys, arrived, context, length)
+        else:
+            key = X25519PrivateKey.from_private_bytes(secret)
+            total += _owed(member, key, keys, arrived, context, length)
     return total
+
+
+def _is_seed_of(keys: Keys) -> Callable[[bytes], bool]:
+    return lambda secret: hashlib.sha256(secret).digest() == keys.commitment
+
+
+def _is_mask_key_of(keys: Keys) -> Callable[[bytes], bool]:
+    def fits(secret: bytes) -> bool:
+        if len(secret) != _KEY:
+            return False
+        return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw() == keys.mask
+
+    return fits
 
 
 def _owed(
@@ -255,16 +359,16 @@ def unhex(text: object, what: str) -> bytes:
         raise PerfedError(f"{what} are a hexadecimal text") from None
 
 
-def _combined(member: int, found: list[bytes]) -> bytes:
+def _combine_shares(shares: Mapping[int, bytes], givers: Iterable[int]) -> bytes:
+    """Return the secret that the shares of ``givers`` give; empty where they are no shares of one secret."""
+    chosen = [shares.get(giver, b"") for giver in givers]
     try:
-        if len({len(share) for share in found}) > 1 or len(found[0]) < 20:
-            raise ValueError
-        secret = combine_shares(found)
+        if len({len(share) for share in chosen}) > 1 or len(chosen[0]) < 20:
+            return b""
+        secret: bytes = combine_shares(chosen)
     except (ValueError, IndexError, TypeError):
-        secret = b""
-    if len(secret) != _SEED:
-        raise PerfedError(f"the shares of member {member}'s secret are wrong")
-    return secret
+        return b""
+    return secret if len(secret) == _SEED else b""
 
 
 def _between(member: int, other: int, secret: bytes, context: bytes, length: int) -> Numbers:

@@ -19,7 +19,7 @@ from perfed.engine.clients import FIRST_EXCHANGE
 from perfed.engine.evaluate import Outputs
 from perfed.engine.executor import Background, ChunkResult, LocalExecutor
 from perfed.engine.flower.allowed import Allowed
-from perfed.engine.flower.masking import KINDS, Masking, masked_message, without_reply
+from perfed.engine.flower.masking import KINDS, Masking, Signer, masked_message, without_reply
 from perfed.engine.flower.message import frame, unframe, unpack
 from perfed.engine.flower.refusal import Refused, Said, refusing
 from perfed.engine.flower.store import TRIES, SiteStore
@@ -82,6 +82,8 @@ class Site:
         store: on the site's disk, of the run.
         allowed: what is answered, and nothing else.
         budget: of what is told, where ``allowed`` is discreet.
+        study: hash of the study, which is the same in all its runs; replies under masks need it.
+        signer: the site's signing key; needed where the study has the public keys of the sites.
 
     Raises:
         PerfedError: a budget is needed and there is none.
@@ -98,6 +100,8 @@ class Site:
         store: SiteStore,
         allowed: Allowed,
         budget: Budget | None = None,
+        study: str = "",
+        signer: Signer | None = None,
     ) -> None:
         if allowed.discreet and budget is None:
             raise PerfedError(f"site '{client.id}': a private study needs a secret and a budget of the site")
@@ -106,9 +110,8 @@ class Site:
         self._allowed = allowed
         self._host: LocalExecutor | None = None
         self._last: tuple[str, bytes] | None = None  # what was asked last, and the reply
-        self._masking = (
-            None if initialiser.secure is None else Masking(initialiser.secure, client.id, store.run, allowed, store)
-        )
+        secure = initialiser.secure
+        self._masking = None if secure is None else Masking(secure, client.id, store.run, allowed, store, study, signer)
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a message of the server; to one that is sent once more that of the first time.
@@ -161,7 +164,7 @@ class Site:
         """Return what was done, and the reply that leaves; under masks these are added last."""
         work = work_of(header, tree, self.client.id, state, self._scale)
         terms = self._allowed.terms(work.exchange) if self._masking is not None else ()
-        going = self._masking.joined(header["sequence"], secure) if self._masking is not None and terms else None
+        going = self._masking.join(header, tree, secure) if self._masking is not None and terms else None
         host = self._at(header)
         if self._budget is not None:
             host.noise = self._budget.noise(hash_request(content, state))

@@ -7,9 +7,10 @@ a message that is sent once more gets the reply of the first time.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -24,9 +25,10 @@ TRIES = 3
 """Payloads that an exchange may be asked with: a server that was killed may go on with the replies of other sites."""
 _SUFFIX = ".exchange"
 _OPENED = ".opened"
-_ASKED = (
-    "asked"  # file with a line for each exchange and payload: number, program, split, hash; then a tab and a checksum
-)
+_SITES = ".sites"
+_SUMS = ".sums"  # folder beside those of the runs, which cannot be the name of one
+# File with a line for each exchange and payload: number, program, split, hash; then a tab and a checksum.
+_ASKED = "asked"
 _NOT_AGAIN = (
     "exchanges could be asked more often than the study allows: restore the file from a backup, or submit the study "
     "again with another --out"
@@ -233,6 +235,39 @@ class SiteStore(Stored):
         """
         write_atomic(self._file(sequence).with_suffix(_OPENED), frame({"asked": asked}, reply))
         sync_folder(self.path)
+
+    def fixed_sites(self, name: str, *, in_all_runs: bool = False) -> list[str] | None:
+        """Return the sites that were fixed for ``name`` (:meth:`fix_sites`); ``None`` where none were.
+
+        Raises:
+            PerfedError: the file with the names is damaged.
+        """
+        file = self._sites_file(name, in_all_runs)
+        try:
+            return list(json.loads(file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise PerfedError(f"{file} is damaged ({error})") from None
+
+    def fix_sites(self, name: str, sites: Iterable[str], *, in_all_runs: bool = False) -> None:
+        """Fix ``sites`` for ``name`` for good, on disk, in the place of any others.
+
+        Args:
+            name: of an exchange or a payload; letters, digits and hyphens.
+            sites: names.
+            in_all_runs: whether it holds in all runs of the site, and not in this one only.
+
+        Raises:
+            OSError: the disk is full, or the like.
+        """
+        file = self._sites_file(name, in_all_runs)
+        file.parent.mkdir(exist_ok=True)
+        write_atomic(file, json.dumps(sorted(sites)))
+        sync_folder(file.parent)
+
+    def _sites_file(self, name: str, in_all_runs: bool) -> Path:
+        return (self.path.parent / _SUMS if in_all_runs else self.path) / f"{name}{_SITES}"
 
     def forget(self, keep: Collection[int]) -> None:
         """Remove the exchanges whose number is neither in ``keep`` nor the highest."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from math import inf
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perfed.codec import encode
 from perfed.data.target_scale import TargetScale
 from perfed.engine.evaluate import Metrics
 from perfed.engine.executor import Background, ChunkResult, ChunkTask, Exchange
@@ -77,6 +80,24 @@ def work_message(
         **({} if secure is None else {"secure": dict(secure)}),
     }
     return pack(header, {"shared": work.shared, "row": work.rows.get(site, {})})
+
+
+def request_hash(header: Mapping[str, Any], tree: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of what a message of work asks of all sites alike: its header and the shared payload.
+
+    What may differ between sites is left out: the state that each starts from, and entries that only one of them gets.
+    """
+    common = {name: value for name, value in header.items() if name not in ("base", "keep", "secure")}
+    return _hash(json.dumps(common, sort_keys=True).encode(), encode(tree["shared"]))
+
+
+def payload_hash(header: Mapping[str, Any], tree: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of program and shared payload: a site's replies to two messages with one hash are alike."""
+    return _hash(header["program"].encode(), encode(tree["shared"]))
+
+
+def _hash(*parts: bytes) -> str:
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
 def exchange_of(header: Mapping[str, Any]) -> Exchange:

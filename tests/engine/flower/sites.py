@@ -16,6 +16,7 @@ from perfed.engine.flower.dry_run import Protocol, allowed_by
 from perfed.engine.flower.engine import FlowerEngine, Limits, RealTimeServer
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import pack
+from perfed.engine.flower.signing import SigningKey
 from perfed.engine.flower.site import Site
 from perfed.engine.flower.store import SiteStore
 from perfed.engine.flower.transport import Answer
@@ -101,12 +102,14 @@ class Sites:
         validated: bool = False,
         secure: SecureAggregation | None = None,
         secrets: Mapping[str, bytes] | None = None,
+        signers: Mapping[str, SigningKey] | None = None,
+        run: str = RUN,
     ) -> None:
         model = model or network_for(method, federation.num_classes or 1)
         initialisers = [Initialiser(method, model, seed, dtype, secure=secure) for _ in range(len(federation) + 1)]
         who = participation or Participation()
         protocol = Protocol(rounds, len(federation), federation.num_domains, who, validated=validated)
-        self.stores = {c.id: SiteStore(path / c.id, RUN) for c in federation}
+        self.stores = {c.id: SiteStore(path / c.id, run) for c in federation}
         answered = [
             allowed_by(c, s.info(federation), s, protocol) for c, s in zip(federation, initialisers, strict=False)
         ]
@@ -121,6 +124,7 @@ class Sites:
                     store=self.stores[client.id],
                     allowed=allowed,
                     budget=None if secrets is None else Free(secrets[client.id]),
+                    signer=None if signers is None else signers[client.id],
                 )
                 for client, initialiser, allowed in zip(federation, initialisers, answered, strict=False)
             }
@@ -128,7 +132,7 @@ class Sites:
         self.journal = Journal(path / "journal")
         known = answered[0] if secure is not None else None
         engine = partial(
-            FlowerEngine, transport=self.transport, journal=self.journal, run=RUN, limits=limits, allowed=known
+            FlowerEngine, transport=self.transport, journal=self.journal, run=run, limits=limits, allowed=known
         )
         self.server = RealTimeServer(
             facts_of(federation), initialisers[-1], Plan("sequential", threads=1), who, rounds, engine=engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from itertools import combinations
 from typing import Any
 
@@ -9,11 +10,18 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from perfed.engine.flower.masks import Member, opened
+from perfed.engine.flower.masks import Member, recover_secrets, unmask_sum
 from perfed.errors import PerfedError
 
 SUM = b"run 10001 attempt"
 PHASES = ["keys", "shares", "masked", "unmask"]
+
+
+def opened(needed: int, held: Round, shares: Any) -> np.ndarray:
+    recovery = recover_secrets(needed, held.shared, held.arrived, shares)
+    if recovery.lacking:
+        raise PerfedError(f"the shares of member {recovery.lacking[0]} are wrong")
+    return unmask_sum(SUM, held.keys, held.arrived, recovery.secrets)
 
 
 class Round:
@@ -37,7 +45,7 @@ class Round:
 
     def sum(self) -> np.ndarray:
         shares = {n: m.unmask(self.arrived) for n, m in self.there("unmask").items() if n in self.arrived}
-        return opened(SUM, self.needed, self.shared, self.arrived, shares)
+        return opened(self.needed, self, shares)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -79,9 +87,9 @@ def test_fewer_members_than_are_needed_open_nothing_with_the_server():
     held = Round(5, 3)
     shares = {n: held.at[n].unmask(held.arrived) for n in (1, 2)}
     with pytest.raises(PerfedError, match="2 of 5 gave their shares, and a sum needs 3"):
-        opened(SUM, 3, held.shared, held.arrived, shares)
+        opened(3, held, shares)
     with pytest.raises(PerfedError, match="wrong"):
-        opened(SUM, 2, held.shared, held.arrived, shares)
+        opened(2, held, shares)
 
 
 def test_shares_below_the_threshold_do_not_depend_on_the_secret():
@@ -126,11 +134,46 @@ def test_what_is_not_of_the_protocol_gets_nothing():
         held.at[1].unmask([1, 2, 9])
 
 
-def test_a_wrong_share_is_found():
+def changed(share: bytes) -> bytes:
+    """With an error of its own in each share; two equal ones may cancel."""
+    return share[:-16] + hashlib.sha256(share).digest()[:16]
+
+
+def test_with_no_share_to_spare_a_wrong_one_is_noticed():
     held = Round(4, 3, {4: "masked"})
     shares = {n: held.at[n].unmask(held.arrived) for n in held.arrived}
     for member in (1, 4):
-        changed = dict(shares[2])
-        changed[member] = changed[member][:-1] + bytes([changed[member][-1] ^ 1])
-        with pytest.raises(PerfedError, match=f"member {member}"):
-            opened(SUM, 3, held.shared, held.arrived, {**shares, 2: changed})
+        wrong = {**shares, 2: {**shares[2], member: changed(shares[2][member])}}
+        assert recover_secrets(3, held.shared, held.arrived, wrong).lacking == [member]
+
+
+@pytest.mark.parametrize("givers", [(1,), (3,), (1, 2), (2, 5)])
+@pytest.mark.parametrize("how", [changed, lambda share: b"", lambda share: share[:8], lambda share: bytes(len(share))])
+def test_members_that_give_wrong_shares_are_named_and_the_sum_is_opened_without_them(givers, how):
+    held = Round(6, 3, {6: "masked"})
+    shares = {n: held.at[n].unmask(held.arrived) for n in held.arrived}
+    for giver in givers:
+        shares[giver] = {member: how(share) for member, share in shares[giver].items()}
+    recovery = recover_secrets(3, held.shared, held.arrived, shares)
+    assert recovery.wrong == {giver: [1, 2, 3, 4, 5, 6] for giver in givers} and not recovery.lacking
+    total = unmask_sum(SUM, held.keys, held.arrived, recovery.secrets)
+    assert total.tolist() == [sum(int(held.values[n][i]) for n in held.arrived) % 2**64 for i in range(7)]
+
+
+def test_a_member_that_has_cut_its_secret_wrongly_is_named_and_nobody_else():
+    held = Round(5, 3)
+    shares = {n: held.at[n].unmask(held.arrived) for n in held.arrived}
+    for n, of in shares.items():
+        of[2] = Round(5, 3).at[n].unmask(held.arrived)[2]
+    recovery = recover_secrets(3, held.shared, held.arrived, shares)
+    assert recovery.lacking == [2] and not recovery.wrong
+
+
+def test_members_that_were_shown_other_members_do_not_share_masks():
+    """The server swaps the keys of member 4 in the list of member 1 only."""
+    members = {n: Member(SUM, 3) for n in range(1, 5)}
+    keys = {n: member.keys for n, member in members.items()}
+    shown = dict.fromkeys(keys, keys) | {1: {**keys, 4: Member(SUM, 3).keys}}
+    sealed = {n: member.shares(n, shown[n]) for n, member in members.items()}
+    with pytest.raises(PerfedError, match="what member 1 has sealed was changed"):
+        members[2].masked(np.zeros(1, np.uint64), {other: of[2] for other, of in sealed.items() if other != 2})

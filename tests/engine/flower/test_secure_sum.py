@@ -168,6 +168,47 @@ def test_a_server_that_is_killed_before_it_opens_the_sum_goes_on_to_the_same_bit
     assert worst(killed.server, whole.server) == 0
 
 
+@pytest.mark.parametrize("rate", [1.0, 0.6])
+def test_a_server_that_is_killed_after_masked_replies_goes_on_with_other_keys(rate, tmp_path):
+    """Sites have noted whom the server has asked, and it asks the same ones; their first vectors are of no use."""
+    federation, who = blobs((12, 7, 5, 9, 8), dims=(4,)), Participation(rate=rate)
+    whole = Sites(tmp_path / "whole", make("fedavg"), federation, secure=SECURE, participation=who)
+    train(whole.server, 2)
+    killed = Sites(tmp_path / "killed", make("fedavg"), federation, secure=SECURE, participation=who)
+    deliver = killed.transport.exchange
+
+    def exchange(messages, deadline, least=0):
+        answers = deliver(messages, deadline, least)
+        if unpack(next(iter(messages.values())))[0]["kind"] == "work":
+            next(answers), next(answers)
+            raise KeyboardInterrupt
+        yield from answers
+
+    killed.server.prepare()
+    killed.transport.exchange = exchange
+    with pytest.raises(KeyboardInterrupt):
+        killed.server.round(1)
+    del killed.transport.exchange
+    killed.server.round(1), killed.server.round(2)
+    assert worst(killed.server, whole.server) == 0
+
+
+def test_where_a_round_asks_some_sites_a_void_round_does_not_end_the_run(tmp_path):
+    """Sites that have put a reply under masks refuse the same payload with others; those that have not go on."""
+    federation, who = blobs((12, 7, 5, 9, 8, 6, 11, 10), dims=(4,)), Participation(rate=3 / 8)
+    sites, notes = Sites(tmp_path, make("fedavg"), federation, secure=SECURE, participation=who), list[str]()
+    sites.transport.note = notes.append
+    train(sites.server, 1)
+    silent_from(sites, "unmask", tuple(federation.ids))
+    assert sites.server.round(2).participants == []
+    del sites.transport.exchange
+    sites.transport.silent.clear()
+    counts = [len(sites.server.round(number).participants) for number in range(3, 10)]
+    first = next(place for place, count in enumerate(counts) if count)
+    assert first < 4 and set(counts[first + 1 :]) == {3}  # after a sum the payload is another one
+    assert len(notes) == 1 + first
+
+
 class Asking:
     """A site, and a server that does what it likes."""
 
@@ -183,7 +224,7 @@ def test_a_site_opens_one_sum_of_an_exchange_and_no_second_one(tmp_path):
     sites = Sites(tmp_path, make("fedavg"), blobs((12, 7, 5), dims=(4,)), secure=SECURE)
     train(sites.server, 1)
     with pytest.raises(PerfedError, match="has been opened") as error:
-        Asking(sites).ask("c0", "keys", asked=2)
+        Asking(sites).ask("c0", "keys", asked=["c0", "c1"], request="")
     assert error.value.said == Said.SUM
 
 
@@ -202,14 +243,19 @@ def test_a_site_gives_its_reply_to_no_server_that_asks_without_a_sum(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "fields", "said"),
     [
-        ("keys", {"asked": 1}, "a sum of 1 sites"),
-        ("keys", {"asked": 9}, "a sum of 9 sites"),
-        ("keys", {"asked": "3"}, "a sum of '3' sites"),
+        ("keys", {"asked": ["c0"]}, "a sum of 1 sites"),
+        ("keys", {"asked": ["c0", "c1", "c2", "c3"]}, "a sum of 4 sites; the study has 3"),
+        ("keys", {"asked": ["c0", "c0", "c1"]}, "a sum of 3 sites; the study has 3, each counts once"),
+        ("keys", {"asked": ["c1", "c2"]}, "without this site"),
+        ("keys", {"asked": "3"}, "asked is '3'; names of sites are needed"),
+        ("keys", {"asked": ["c0", 3]}, "names of sites are needed"),
+        ("keys", {"asked": ["c0", "c1"], "request": None, "payload": ""}, "request and payload are None and ''"),
+        ("keys", {"asked": ["c0", "c1"], "request": "", "payload": ["x"]}, "hashes are needed"),
         ("shares", {"number": 1, "keys": {}}, "is not going on here"),
         ("unmask", {"arrived": [1, 2]}, "is not going on here"),
         ("unmask", {"arrived": "all"}, "numbers of members are needed"),
-        ("keys", {"asked": 3, "run": "other"}, "run is 'other'"),
-        ("keys", {"asked": 3, "sequence": "x"}, "sequence is 'x'"),
+        ("keys", {"asked": ["c0", "c1"], "run": "other"}, "run is 'other'"),
+        ("keys", {"asked": ["c0", "c1"], "sequence": "x"}, "sequence is 'x'"),
     ],
 )
 def test_messages_that_are_not_of_the_protocol_are_refused(kind, fields, said, tmp_path):
