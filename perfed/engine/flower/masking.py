@@ -210,7 +210,7 @@ class Masking:
             raise PerfedError(f"a sum of {len(asked)} sites; the study has {allowed.clients}, each counts once")
         if self._site not in asked:
             raise PerfedError(f"a sum of {short(asked)}, without this site")
-        payload, sequence, attempt = (header.get(name) for name in ("payload", "sequence", "attempt"))
+        payload, sequence, attempt = header.get("payload"), header["sequence"], header["attempt"]
         if not isinstance(request, str) or not isinstance(payload, str):
             raise PerfedError(f"request and payload are {short(request)} and {short(payload)}; hashes are needed")
         self._check_asked(sequence, payload, asked)  # before any other site would take part in vain
@@ -241,7 +241,9 @@ class Masking:
         from perfed.engine.flower.signing import is_signed
 
         public_keys = self._secure.keys
-        for member in keys.values() if public_keys is not None else ():
+        if public_keys is None:
+            return
+        for member in keys.values():
             key = public_keys.get(member.site)
             if key is None:
                 raise PerfedError(f"site '{member.site}' is not in secure_aggregation.keys of this site's study")
