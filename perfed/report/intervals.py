@@ -261,7 +261,7 @@ def widen_for_skewness(quantile: float, skewness: float) -> float:
 
     Example:
         >>> round(widen_for_skewness(2.093, 0.3), 2), widen_for_skewness(2.093, -0.3)
-        (2.95, 2.093)
+        (2.91, 2.093)
     """
     if skewness <= 1e-9:
         return quantile

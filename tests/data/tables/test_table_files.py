@@ -76,7 +76,7 @@ BAD = {
     "Excel's delimiter": (b"sep=;\na;b\n1;2\n", "row 1 tells Excel the delimiter ('sep=') and is not a header; remove"),
     "Excel's delimiter, quoted": (b'"sep=,"\r\na,b\r\n1,2\r\n', "row 1 tells Excel the delimiter"),
     "Excel's tab": (b"\xef\xbb\xbfSEP=\t\na\tb\n1\t2\n", "row 1 tells Excel the delimiter"),
-    "delimiters behind rows": (b"a,b\n1,2,\n3,4,\n", "row 2 ends with a comma that the header lacks, which makes a"),
+    "delimiters behind rows": (b"a,b\n1,2,\n3,4,\n", "row 2 ends with a comma that the header lacks; remove the comma"),
     "delimiters behind all": (
         b"a;b;;\n1;2;;\n3;4;;\n",
         "column 3 has no name and holds nothing, as where each row ends",
