@@ -180,7 +180,7 @@ def test_an_unknown_command_is_answered_with_those_that_there_are(written):
     assert [(name,) for name in listed] == [command for command in commands() if len(command) == 1]
     assert ("did you mean 'compare'?" in said) == (written == "Compare")
     refused(
-        perfed("site", "logs"), "No such command 'logs'", "did you mean 'log'?", "commands: preview, log, leave, export"
+        perfed("site", "logs"), "No such command 'logs'", "did you mean 'log'?", "commands: preview, log, key, leave, export"
     )
 
 
