@@ -127,6 +127,7 @@ def _made_up(study: Experiment, task: Task | None) -> Federation:
     """One site of the study."""
     data = study.data.options
     made = made_up_site(task or task_of(study) or "classification", _COLUMNS, domains=bool(data["domain"]))
+    made = replace(made, scaled_inputs=data["columns"] != "own")
     if data["columns"] != "named":
         return made
     return replace(made, clients=tuple(replace(client, held=(True,) * (_COLUMNS - 1)) for client in made))

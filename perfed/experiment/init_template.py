@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import tomllib
 from collections import Counter
@@ -21,6 +22,7 @@ from perfed.datasets.tables import TableSettings
 from perfed.errors import PerfedError, shorten_list
 from perfed.report.warnings import MOSTLY
 
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _WHAT = {
     "files": "files or folders, beside this file",
     "test_files": "rows to test on",
@@ -273,10 +275,14 @@ def _toml(key: str, value: Any) -> str:
     return f"{key} = {_toml_value(value)}"
 
 
+def _toml_key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else quote_name(name)
+
+
 def _toml_value(value: Any) -> str:
     """Return a text, a number, a list or a table of these as a TOML value on one line."""
     if isinstance(value, str):
         return quote_name(value)
     if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{quote_name(name)} = {_toml_value(inner)}' for name, inner in value.items())} }}"
+        return f"{{ {', '.join(f'{_toml_key(name)} = {_toml_value(inner)}' for name, inner in value.items())} }}"
     return f"[{', '.join(map(_toml_value, value))}]" if isinstance(value, list) else str(value)

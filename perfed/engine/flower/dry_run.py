@@ -236,7 +236,7 @@ def _made_up(client: Client, info: FederationInfo, protocol: Protocol) -> Federa
         sites[f"{number:06d}"] = parts
     made = Federation.from_arrays(sites, task=info.task, num_classes=info.num_classes)
     clients = tuple(replace(one, held=client.held) for one in made)  # which of the columns mean the same everywhere
-    return replace(made, name="made-up rows", clients=clients)
+    return replace(made, name="made-up rows", clients=clients, scaled_inputs=info.scaled_inputs)
 
 
 _EACH = 2  # samples of each class
