@@ -190,7 +190,7 @@ def test_figures_have_the_mean_and_the_worst_of_the_domains(tmp_path, monkeypatc
         write_images(tmp_path, f"{name}.npz", y_test=np.random.default_rng(number).integers(0, 10, 60))
     short = ("rounds=1", "local_epochs=1", "evaluation.every=1", "plan.engine=stacked", "plan.threads=1")
     given = [*short, *(f"{key}={value}" for key, value in options.items())]
-    chosen = ("--methods", "feddar-sa,local", "--seeds", "0..1", "--out", tmp_path / "out")
+    chosen = ("--methods", "feddar-sa,local", "--seeds", "0..2", "--out", tmp_path / "out")
     assert perfed("sweep", experiment, "model.body.out=2,4", *given, *chosen).code == 0
     assert perfed("report", tmp_path / "out", "--figures", tmp_path).code == 0
     means, worsts = (drawn(tmp_path / f"sweep-{name}.svg") for name in ("domains", "worst-domain"))
@@ -212,7 +212,7 @@ def test_figures_have_the_mean_and_the_worst_of_the_domains(tmp_path, monkeypatc
 @pytest.mark.long
 def test_a_killed_sweep_goes_on(made, tmp_path):
     out = tmp_path / "out"
-    first = out / folder(VALUES[0]) / "sklearn.svc" / "seed-1" / "summary.json"
+    first = out / folder(VALUES[0]) / "sklearn.svc" / "seed-2" / "summary.json"
     kill_when(first.exists, *sweep("--out", out))
     done = lasting(out / folder(VALUES[0]))
     assert not (out / folder(VALUES[1]) / RUNS[-1] / "summary.json").exists()
