@@ -80,7 +80,7 @@ class Free:
     def noise(self, message: bytes) -> Noise:
         return Noise(self._secret, message)
 
-    def spend(self, round_: int, exchange: str, message: bytes) -> None:
+    def spend(self, round_: int, exchange: str, message: bytes, *, settles: bool = False) -> None:
         pass
 
 
