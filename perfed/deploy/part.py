@@ -96,6 +96,19 @@ def asked(study: str) -> dict[str, Any]:
     return plain
 
 
+def hash_study(study: str) -> str:
+    """Return the SHA-256 of a study, a TOML text, as a site's administrator has agreed to it.
+
+    A server may give the sites other names without asking the site's administrator. Where the study has their keys,
+    which are as fixed as the study, the names in its table of data do not count.
+    """
+    experiment = read(study, "the study")
+    secure, content = experiment.secure_aggregation, asked(study)
+    if secure is None or secure.keys is None:
+        content = experiment.model_dump(mode="json")
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def own_modules(study: Experiment) -> list[str]:
     """Modules of the user's that the study names (``module:NAME``): they must be where its programs run."""
     texts = _texts(study.model_dump(mode="json", exclude={"name", "description"}))
@@ -299,18 +312,6 @@ class Part:
             return None
         run, name = self.stored(folder).path, self.experiment.name
         return SiteBudget(folder, run, name, self.private, self.binding, most, delta)
-
-    @property
-    def study_hash(self) -> str:
-        """The SHA-256 of the study as the site has agreed to it, the same in all runs.
-
-        A server may give the sites other names without asking the site's administrator. Where the study has their keys,
-        which are as fixed as the study, the names in its table of data do not count.
-        """
-        secure, content = self.experiment.secure_aggregation, asked(self.study)
-        if secure is None or secure.keys is None:
-            content = self.experiment.model_dump(mode="json")
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def signing_key(self, folder: Path) -> Signer | None:
         """Return the signing key of the site in ``folder``; ``None`` where the study has no keys of the sites."""

@@ -17,7 +17,7 @@ from perfed.data.site_data import SiteData, problems, site_data
 from perfed.deploy.candidates import all_allowed, belongs, title_of
 from perfed.deploy.leaving import check_stays, left, said
 from perfed.deploy.mixing import as_agreed
-from perfed.deploy.part import Part, own_modules, table_options, told_by
+from perfed.deploy.part import Part, hash_study, own_modules, table_options, told_by
 from perfed.deploy.policy import Policy
 from perfed.deploy.server_files import app_hash
 from perfed.deploy.trial import private_in
@@ -265,7 +265,7 @@ class Station:
                 store=self._store,
                 allowed=part.allowed,
                 budget=part.budget(self._folder, self._policy.epsilon, self._policy.delta),
-                study=part.study_hash,
+                study=hash_study(self._study or part.study),  # runs of one blend have payloads in common
                 signer=part.signing_key(self._folder),
             )
         return self._site
