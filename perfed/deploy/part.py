@@ -89,6 +89,11 @@ def same_study(one: str, other: str) -> bool:
     return asked(one) == asked(other)
 
 
+def count_sites(study: Experiment) -> int:
+    """Return how many sites a study has."""
+    return len(study.data.options["files"])
+
+
 def asked(study: str) -> dict[str, Any]:
     """What a study asks of a site, as plain values: all of it but for the names of sites."""
     plain = read(study, "the study").model_dump(mode="json")

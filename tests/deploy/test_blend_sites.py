@@ -291,6 +291,7 @@ def test_under_masks_the_server_gets_sums_over_all_sites_alone(ran, tables):
     assert Path(tables / "run/blend/seed-0/summary.json").exists()
 
 
+@pytest.mark.long
 def test_under_masks_a_payload_is_one_and_the_same_in_all_runs_of_a_blend(tables):
     """Sums of other sites could otherwise be opened in the run of each candidate: both begin with the same payload."""
     changes = {"candidates": ["fedavg", "fedprox"], "data": {"columns": "union"}, "model": {"head": "linear"}}
