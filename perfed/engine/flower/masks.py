@@ -86,13 +86,18 @@ class Keys:
         """Return the keys whose :meth:`to_fields` is ``fields``.
 
         Raises:
-            PerfedError: they are not the keys of a member.
+            PerfedError: they are not the keys of a member, or one is of low order: nobody can share a secret with it.
         """
         if not isinstance(fields, dict) or not isinstance(fields.get("site"), str):
             raise PerfedError("keys of a member are a table with the name of its site")
         keys = unhex(fields.get("keys"), "keys of a member")
         if len(keys) != 2 * _KEY + 32:
             raise PerfedError(f"keys of a member are {len(keys)} bytes; {2 * _KEY + 32} are needed")
+        try:
+            for key in (keys[:_KEY], keys[_KEY : 2 * _KEY]):
+                X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
+        except ValueError:
+            raise PerfedError("keys of a member are of low order") from None
         signature = unhex(fields.get("signature"), "signature of a member")
         return cls(keys[:_KEY], keys[_KEY : 2 * _KEY], keys[2 * _KEY :], fields["site"], signature)
 

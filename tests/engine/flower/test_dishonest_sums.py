@@ -438,6 +438,24 @@ class Liar:
         return pack(header, tree)
 
 
+class LowOrder(Liar):
+    """A site with whose keys no other site can share a secret."""
+
+    def answer(self, data: bytes) -> bytes:
+        header, tree = unpack(self._site.answer(data))
+        if header["kind"] == "keys":
+            header["keys"]["keys"] = bytes(32).hex() + header["keys"]["keys"][64:]
+        return pack(header, tree)
+
+
+def test_a_site_with_keys_of_low_order_is_left_out_and_the_others_go_on(tmp_path):
+    federation = blobs((12, 7, 5, 9), dims=(4,))
+    sites = Sites(tmp_path, make("fedavg"), federation, secure=SecureAggregation(threshold=3))
+    sites.server.prepare()
+    sites.transport.at["c1"] = LowOrder(sites.transport.at["c1"])
+    assert sites.server.round(1).participants == ["c0", "c2", "c3"]
+
+
 def test_a_site_that_gives_wrong_shares_is_named_and_the_sum_is_opened_without_them(tmp_path):
     federation, notes = blobs((12, 7, 5, 9), dims=(4,)), list[str]()
     sites = Sites(tmp_path, make("fedavg"), federation, secure=SecureAggregation(threshold=3))
