@@ -100,9 +100,9 @@ class Policy(BaseModel):
         if plan is None or self.epsilon is None:
             return
         if self.delta is None:
-            count, what = (data.counts()[0], "rows") if plan.settings.unit == "sample" else (sites, "sites")
-            beyond = _above(plan.settings.delta * count, 1.0) and [f"{plan.settings.delta:g}, with {count} {what}"]
-            _refuse(iter([("delta", beyond, f"at most one over the number of {what}, or delta of the policy")]))
+            count, units = (data.counts()[0], "rows") if plan.settings.unit == "sample" else (sites, "sites")
+            beyond = _above(plan.settings.delta * count, 1.0) and [f"{plan.settings.delta:g}, with {count} {units}"]
+            _refuse(iter([("delta", beyond, f"at most one over the number of {units}, or delta of the policy")]))
         check_planned(folder, line, plan, self.epsilon, self.delta)
 
     def check_data(self, data: SiteData) -> None:

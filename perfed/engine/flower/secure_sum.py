@@ -80,9 +80,9 @@ class SecureSum:
             numbers = {site: number for number, site in enumerate(sorted(heard), start=1)}
             if len(heard) < self._needed:
                 return failed
-            keys = {str(numbers[site]): found for site, found in heard.items()}
-            asked = {site: {"kind": "shares", "number": numbers[site], "keys": keys} for site in heard}
-            sealed = self._said(asked, attempt, "sealed", failed)
+            keys = {str(numbers[site]): public_keys for site, public_keys in heard.items()}
+            requests = {site: {"kind": "shares", "number": numbers[site], "keys": keys} for site in heard}
+            sealed = self._said(requests, attempt, "sealed", failed)
             if len(sealed) < self._needed:
                 return failed
             if len(sealed) == len(heard):

@@ -148,8 +148,8 @@ class Sum:
         members = {self.numbers[name] for name in arrived}
         fields = {**self.fields, "arrived": sorted(members)}
         if confirmed:
-            signed = self.ask(dict.fromkeys(helpers, {"kind": "confirm", **fields}))
-            fields["confirmations"] = {str(self.numbers[name]): of["confirmation"] for name, of in signed.items()}
+            replies = self.ask({name: {"kind": "confirm", **fields} for name in helpers})
+            fields["confirmations"] = {str(self.numbers[name]): of["confirmation"] for name, of in replies.items()}
         message = {"kind": "unmask", **fields}
         replies = self.ask(dict.fromkeys(helpers, message))
         shares = {
