@@ -89,11 +89,29 @@ def same_study(one: str, other: str) -> bool:
     return asked(one) == asked(other)
 
 
+def count_sites(study: Experiment) -> int:
+    """Return how many sites a study has."""
+    return len(study.data.options["files"])
+
+
 def asked(study: str) -> dict[str, Any]:
     """What a study asks of a site, as plain values: all of it but for the names of sites."""
     plain = read(study, "the study").model_dump(mode="json")
     plain["data"].pop("files", None)
     return plain
+
+
+def hash_study(study: str) -> str:
+    """Return the SHA-256 of a study, a TOML text, as a site's administrator has agreed to it.
+
+    A server may give the sites other names without asking the site's administrator. Where the study has their keys,
+    which are as fixed as the study, the names in its table of data do not count.
+    """
+    experiment = read(study, "the study")
+    secure, content = experiment.secure_aggregation, asked(study)
+    if secure is None or secure.keys is None:
+        content = experiment.model_dump(mode="json")
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def own_modules(study: Experiment) -> list[str]:
@@ -299,18 +317,6 @@ class Part:
             return None
         run, name = self.stored(folder).path, self.experiment.name
         return SiteBudget(folder, run, name, self.private, self.binding, most, delta)
-
-    @property
-    def study_hash(self) -> str:
-        """The SHA-256 of the study as the site has agreed to it, the same in all runs.
-
-        A server may give the sites other names without asking the site's administrator. Where the study has their keys,
-        which are as fixed as the study, the names in its table of data do not count.
-        """
-        secure, content = self.experiment.secure_aggregation, asked(self.study)
-        if secure is None or secure.keys is None:
-            content = self.experiment.model_dump(mode="json")
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def signing_key(self, folder: Path) -> Signer | None:
         """Return the signing key of the site in ``folder``; ``None`` where the study has no keys of the sites."""

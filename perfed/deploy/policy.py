@@ -83,7 +83,7 @@ class Policy(BaseModel):
         """
         _refuse(self._said(study))
 
-    def check_budget(self, folder: Path, line: str, plan: PrivateMethod | None, data: SiteData) -> None:
+    def check_budget(self, folder: Path, line: str, plan: PrivateMethod | None, data: SiteData, sites: int) -> None:
         """Refuse a run that would spend more than the policy allows over all runs of the site in ``folder``.
 
         Args:
@@ -91,17 +91,18 @@ class Policy(BaseModel):
             line: name of the ledger's line of the run; empty where the site has not joined it yet.
             plan: of what it tells; ``None`` without a table ``[privacy]``.
             data: of the site.
+            sites: how many the study has.
 
         Raises:
-            Refused: as :meth:`check`; also for a delta that would give one of the rows away whole, where the policy
-                does not say at which delta epsilon is counted.
+            Refused: as :meth:`check`; also for a delta that would give one of the rows (with ``unit = "client"``: the
+                reply of one of the sites) away whole, where the policy does not say at which delta epsilon is counted.
         """
         if plan is None or self.epsilon is None:
             return
-        if self.delta is None and plan.settings.unit == "sample":
-            rows, _ = data.counts()
-            beyond = _above(plan.settings.delta * rows, 1.0) and [f"{plan.settings.delta:g}, with {rows} rows"]
-            _refuse(iter([("delta", beyond, "at most one over the number of rows, or delta of the policy")]))
+        if self.delta is None:
+            count, units = (data.counts()[0], "rows") if plan.settings.unit == "sample" else (sites, "sites")
+            beyond = _above(plan.settings.delta * count, 1.0) and [f"{plan.settings.delta:g}, with {count} {units}"]
+            _refuse(iter([("delta", beyond, f"at most one over the number of {units}, or delta of the policy")]))
         check_planned(folder, line, plan, self.epsilon, self.delta)
 
     def check_data(self, data: SiteData) -> None:

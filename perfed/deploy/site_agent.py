@@ -17,7 +17,7 @@ from perfed.data.site_data import SiteData, problems, site_data
 from perfed.deploy.candidates import all_allowed, belongs, title_of
 from perfed.deploy.leaving import check_stays, left, said
 from perfed.deploy.mixing import as_agreed
-from perfed.deploy.part import Part, own_modules, table_options, told_by
+from perfed.deploy.part import Part, count_sites, hash_study, own_modules, table_options, told_by
 from perfed.deploy.policy import Policy
 from perfed.deploy.server_files import app_hash
 from perfed.deploy.trial import private_in
@@ -31,7 +31,7 @@ from perfed.engine.flower.refusal import Refused, Said, detail, refusing, said_o
 from perfed.engine.flower.site import Site
 from perfed.engine.flower.store import SiteStore
 from perfed.errors import PerfedError
-from perfed.experiment.config import read
+from perfed.experiment.config import Experiment, read
 from perfed.plugins import only_modules
 from perfed.privacy.apply import PrivateMethod
 from perfed.system import installed_version
@@ -176,7 +176,8 @@ class Station:
                 found = site_data(self._name, self._data, table_options(read(study, "the study")))
                 self._policy.check_data(found)
                 line = "" if joined is None else self._ledger_line(joined)
-                self._policy.check_budget(self._folder, line, _private(study), found)
+                sites = count_sites(read(study, "the study"))
+                self._policy.check_budget(self._folder, line, _private(study), found, sites)
                 self._read = {study: found}
                 told = told_by(self._read[study])
             return pack({"kind": "told", **fields, **held, "told": told}, {})
@@ -202,8 +203,13 @@ class Station:
         with refusing(Said.STUDY):
             if not isinstance(study, str) or (self._study is not None and not belongs(study, self._study)):
                 raise Refused(Said.STUDY)
-            read(study, "the study")
+            self._check_pinned(read(study, "the study"))
         return study
+
+    def _check_pinned(self, study: Experiment) -> None:
+        """Refuse a private study of the server's own, whose columns and classes could make refusals tell of rows."""
+        if self._study is None and study.privacy is not None:
+            raise Refused(Said.ANY_STUDY)
 
     def _join(self, part: Part) -> None:
         """Take part in a run from here on, in the place of any other."""
@@ -233,7 +239,8 @@ class Station:
             own = part.own or site_data(self._name, self._data, table_options(part.experiment))
             self._policy.check_data(own)
         with refusing(Said.UNFIT):
-            self._policy.check_budget(self._folder, self._ledger_line(part), part.private, own)
+            line, sites = self._ledger_line(part), count_sites(part.experiment)
+            self._policy.check_budget(self._folder, line, part.private, own, sites)
 
     def _ledger_line(self, part: Part) -> str:
         """Return the name of the ledger's line of a run; empty where it is not private."""
@@ -252,6 +259,7 @@ class Station:
         if self._site is None:
             if self._study is not None and not belongs(part.study, self._study):  # it was started again with another
                 raise Refused(Said.STUDY)
+            self._check_pinned(part.experiment)
             part.check_rows()
             self._consents(part, part.allowed)
             (client,) = part.federation
@@ -265,7 +273,7 @@ class Station:
                 store=self._store,
                 allowed=part.allowed,
                 budget=part.budget(self._folder, self._policy.epsilon, self._policy.delta),
-                study=part.study_hash,
+                study=hash_study(self._study or part.study),  # runs of one blend have payloads in common
                 signer=part.signing_key(self._folder),
             )
         return self._site
@@ -331,7 +339,7 @@ def check_site(settings: SiteSettings) -> None:
         settings.policy.check_data(own)
         budget = None if part is None or not going_on else part.budget(settings.folder)
         line = "" if budget is None else budget.line
-        settings.policy.check_budget(settings.folder, line, private_in(experiment), own)
+        settings.policy.check_budget(settings.folder, line, private_in(experiment), own, count_sites(experiment))
 
 
 def run_site(settings: SiteSettings, note: Note, stop: threading.Event) -> None:

@@ -22,6 +22,7 @@ from perfed.deploy.preview import Preview
 from perfed.deploy.study import study_of
 from perfed.engine.flower.hash_chain import LOG, read
 from perfed.engine.flower.message import unpack
+from perfed.engine.flower.wire import payload_hash
 from perfed.errors import PerfedError
 from perfed.experiment.blended_models import opened_models
 from perfed.experiment.config import read as read_study
@@ -288,3 +289,25 @@ def test_under_masks_the_server_gets_sums_over_all_sites_alone(ran, tables):
         assert sums and all("masked" in flatten(tree) and "reply" not in tree for tree in sums)
         assert own(tables, site).facts["weights"] == pytest.approx(own(path, site).facts["weights"], abs=1e-3)
     assert Path(tables / "run/blend/seed-0/summary.json").exists()
+
+
+@pytest.mark.long
+def test_under_masks_a_payload_is_one_and_the_same_in_all_runs_of_a_blend(tables):
+    """Sums of other sites could otherwise be opened in the run of each candidate: both begin with the same payload."""
+    changes = {"candidates": ["fedavg", "fedprox"], "data": {"columns": "union"}, "model": {"head": "linear"}}
+    text = study(tables, secure_aggregation={}, methods={}, **changes)
+    stations, payloads = Stations(tables, study=text), {site: set[str]() for site in COLUMNS}
+    ask = stations.exchange
+
+    def exchange(messages, deadline, least=0):
+        for site, message in messages.items():
+            header, tree = unpack(message)
+            if "secure" in header:
+                payloads[site].add(payload_hash(header, tree))
+        return ask(messages, deadline, least)
+
+    stations.exchange = exchange
+    with closing(stations):
+        answer_all(tables, text, stations)
+    for site, hashes in payloads.items():
+        assert hashes and len([*(tables / f"at-{site}/runs/.sums").glob("payload-*")]) == len(hashes)

@@ -119,7 +119,7 @@ def test_an_agreement_that_is_not_what_data_public_says_is_refused_before_the_ru
 
 
 def test_one_run_id_for_several_studies_is_answered_for_the_first_only(finished):
-    """As ``--any-study`` allows; the ledger would have counted four studies as one."""
+    """A site whose administrator agrees to each; the ledger would have counted four studies as one."""
     path, text, stations = finished
     spent = total(ledger(path / "at-north"), "sample", 1e-3)
     told, agreement = stations.first("study"), stations.first("agreement")
@@ -127,7 +127,7 @@ def test_one_run_id_for_several_studies_is_answered_for_the_first_only(finished)
         other = text.replace("lr = 0.1", f"lr = {rate}")
         assert other != text
         messages = [pack({**unpack(data)[0], "study": other}, {}) for data in (told, agreement)]
-        found = replies_of(path, None, *messages, policy=Policy(epsilon=100.0))
+        found = replies_of(path, other, *messages, policy=Policy(epsilon=100.0))
         assert [reply["error"] for reply in found] == [Said.JOINED, Said.JOINED]
     assert total(ledger(path / "at-north"), "sample", 1e-3) == spent
 
@@ -135,12 +135,22 @@ def test_one_run_id_for_several_studies_is_answered_for_the_first_only(finished)
 def test_other_studies_under_other_run_ids_add_up(finished):
     path, text, stations = finished
     other = text.replace("lr = 0.1", "lr = 0.2")
-    with closing(Stations(path)) as again:
+    with closing(Stations(path, other)) as again:
         answer_all(path, other, again, "other")
     one, two = ledger(path / "at-north")
     assert one.run != two.run and one.noise_of != two.noise_of and one.squares == two.squares
-    refused = replies_of(path, None, stations.first("study"), policy=Policy(epsilon=7.0))
+    refused = replies_of(path, text, stations.first("study"), policy=Policy(epsilon=7.0))
     assert refused[0]["error"].startswith(Said.POLICY)  # the other study counts, whatever the run id
+
+
+def test_a_site_that_takes_any_study_refuses_private_ones(finished):
+    """A server that makes up the study could ask for classes or columns whose refusal tells of single rows."""
+    path, text, stations = finished
+    spent = (path / "at-north" / LEDGER).read_bytes()
+    messages = [stations.first(kind) for kind in ("study", "agreement", "work")]
+    assert [reply["error"] for reply in replies_of(path, None, *messages)] == [Said.ANY_STUDY] * 3
+    assert (path / "at-north" / LEDGER).read_bytes() == spent
+    assert [reply["kind"] for reply in replies_of(path, text, *messages)] == ["told", "facts", "done"]
 
 
 def change_a_label(file: Path) -> None:

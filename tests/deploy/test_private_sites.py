@@ -208,10 +208,11 @@ def test_a_policy_that_forbids_says_so_in_one_line_before_anything_is_told(polic
 
 
 @pytest.mark.long
-def test_a_delta_that_gives_a_row_away_is_refused_where_a_policy_bounds_epsilon(tables):
-    text = quick(tables, {"privacy": {"epsilon": 6.0, "delta": 0.5}})
+@pytest.mark.parametrize(("unit", "said"), [("sample", "32 rows; .* number of rows"), ("client", "3 sites; .* sites")])
+def test_a_delta_that_gives_a_row_or_site_away_is_refused_where_a_policy_bounds_epsilon(unit, said, tables):
+    text = quick(tables, {"privacy": {"unit": unit, "epsilon": 6.0, "delta": 0.5}})
     settings = (tables / "north.csv", Server("127.0.0.1:9"), tables / "at", text)
-    with pytest.raises(PerfedError, match=r"delta: 0.5, with 32 rows; allowed: at most one over the number of rows"):
+    with pytest.raises(PerfedError, match=rf"delta: 0.5, with {said}, or delta of the policy"):
         check_site(SiteSettings("north", *settings, Policy(epsilon=7.0)))
     check_site(SiteSettings("north", *settings, Policy(epsilon=100.0, delta=1e-5)))
 

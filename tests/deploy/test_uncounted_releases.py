@@ -38,7 +38,7 @@ def test_a_site_that_is_asked_to_settle_after_each_round_counts_what_it_trains(t
 
 
 def test_runs_that_protect_clients_count_to_what_is_told_of_a_row(tables):
-    """A server that may choose the study takes the budget of a policy once with each unit."""
+    """Studies of both units, one after the other, share the budget of a policy."""
     policy = Policy(epsilon=7.0)
     private = study(tables, **PRIVATE)
     with closing(Recorder(tables, private, policy)) as stations:
@@ -46,7 +46,7 @@ def test_runs_that_protect_clients_count_to_what_is_told_of_a_row(tables):
     before = total(ledger(tables / "at-north"), "sample", 1e-3)
     other = study(tables, **{**PRIVATE, **FEDREP, "privacy": {"unit": "client", "epsilon": 6.0, "delta": 1e-3}})
     told = pack({"kind": "study", "run": "another", "study": other, "site": "north"}, {})
-    (refused,) = replies_of(tables, None, told, policy=policy)
+    (refused,) = replies_of(tables, other, told, policy=policy)
     assert before < 7.0 and str(refused.get("error", "")).startswith(Said.POLICY)
 
 

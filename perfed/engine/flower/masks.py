@@ -6,6 +6,7 @@ there; instead more than half of the members are needed for a sum:
 1. *keys*: every member makes two key pairs (X25519), one to seal messages, one for masks, and a random seed; it signs
    the public keys where the others know its signing key;
 2. *shares*: it cuts its seed and its masks' private key into Shamir's shares and seals one of each for every other;
+   all must do so, and without one of them the server begins again at 1 with the rest;
 3. *masked*: it adds a mask of its seed to its numbers, and one for each other member, which the two of them derive from
    their keys: one of them adds it, the other subtracts it;
 4. *unmask*: it gives its shares of the seeds of those whose numbers have arrived, and of the mask keys of the others.
@@ -85,13 +86,18 @@ class Keys:
         """Return the keys whose :meth:`to_fields` is ``fields``.
 
         Raises:
-            PerfedError: they are not the keys of a member.
+            PerfedError: they are not the keys of a member, or one is of low order: nobody can share a secret with it.
         """
         if not isinstance(fields, dict) or not isinstance(fields.get("site"), str):
             raise PerfedError("keys of a member are a table with the name of its site")
         keys = unhex(fields.get("keys"), "keys of a member")
         if len(keys) != 2 * _KEY + 32:
             raise PerfedError(f"keys of a member are {len(keys)} bytes; {2 * _KEY + 32} are needed")
+        try:
+            for key in (keys[:_KEY], keys[_KEY : 2 * _KEY]):
+                X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
+        except ValueError:
+            raise PerfedError("keys of a member are of low order") from None
         signature = unhex(fields.get("signature"), "signature of a member")
         return cls(keys[:_KEY], keys[_KEY : 2 * _KEY], keys[2 * _KEY :], fields["site"], signature)
 
@@ -174,7 +180,10 @@ class Member:
         return {other: self._sealed(other, seed + key) for other, (seed, key) in pairs.items()}
 
     def masked(self, values: Numbers, sealed: Mapping[int, bytes]) -> Numbers:
-        """``values`` under the masks of all who have shared; uniform for who does not know these.
+        """Return ``values`` under the masks of all members; uniform for who does not know these.
+
+        A sum needs the sealed shares of all its members. If a server could withhold some from one member only, the
+        masks of this one would be with the rest, and the rest could be said to have dropped out.
 
         Args:
             values: uint64, of the same length at all members.
@@ -184,8 +193,8 @@ class Member:
             raise PerfedError("this member has no shares of the others, or has given its numbers already")
         if strange := sealed.keys() - (self._all.keys() - {self.number}):
             raise PerfedError(f"shares of {sorted(strange)}, which are no members")
-        if len(sealed) + 1 < self.needed:
-            raise PerfedError(f"{len(sealed) + 1} members have shared; a sum needs {self.needed}")
+        if lacking := self._all.keys() - {self.number, *sealed}:
+            raise PerfedError(f"shares of {sorted(lacking)} are missing; those of all {len(self._all)} are needed")
         self._given = {other: self._unsealed(other, content) for other, content in sealed.items()}
         self._given[self.number] = self._own
         self._arrived = True
@@ -196,7 +205,7 @@ class Member:
         return total
 
     def unmask(self, arrived: Collection[int]) -> dict[int, bytes]:
-        """A share of each member who has shared: of its seed where its numbers have ``arrived``, else of its mask key.
+        """Return a share of each member: of its seed where its numbers have ``arrived``, else of its mask key.
 
         It is given once.
         """
@@ -231,7 +240,7 @@ class Recovery:
     """What the shares of a sum give.
 
     Attributes:
-        secrets: seed of each member whose numbers have arrived, and mask key of each other one that has shared.
+        secrets: seed of each member whose numbers have arrived, and mask key of each other one.
         lacking: members whose secret no tried set of shares gives.
         wrong: members that gave a wrong share, each with the members whose share it is; where the others' shares do not
             say for certain whose are wrong, nobody.
@@ -249,7 +258,7 @@ def recover_secrets(
 
     Args:
         needed: how many shares give a secret.
-        keys: of all members who have shared.
+        keys: of all members.
         arrived: members whose masked numbers have arrived.
         shares: what each member that still answers has given (:meth:`Member.unmask`).
 
@@ -305,9 +314,9 @@ def unmask_sum(
 
     Args:
         context: as of :class:`Member`.
-        keys: of all members, also of those who have not shared.
+        keys: of all members.
         arrived: masked numbers, by member.
-        secrets: of each member who has shared (:func:`recover_secrets`).
+        secrets: of each member (:func:`recover_secrets`).
     """
     context = bind_members(context, keys)
     length = len(next(iter(arrived.values())))

@@ -14,6 +14,7 @@ class Said(StrEnum):
 
     MESSAGE = "the site does not answer such a message; its administrator sees why"
     STUDY = "the server's study is not the one that this site was given"
+    ANY_STUDY = "this site takes part in a study with [privacy] only if it was started with --study, not --any-study"
     UNFIT = "the site cannot take part in this study; its administrator sees why"
     POLICY = "the policy of this site does not allow what the study needs; its administrator sees more"
     DATA = "the site's data do not fit the study; its administrator sees why"

@@ -72,25 +72,29 @@ class SecureSum:
             message: what each is asked to do.
             expected: of the reply of each.
         """
-        attempt, failed = uuid4().hex[:16], list[Answer]()
+        members, failed = list(sites), list[Answer]()
         wanted = {"kind": "keys", "asked": sorted(sites), **hashes}
-        heard = self._said(dict.fromkeys(sites, wanted), attempt, "keys", failed)
-        numbers = {site: number for number, site in enumerate(sorted(heard), start=1)}
-        if len(heard) < self._needed:
-            return failed
-        keys = {str(numbers[site]): found for site, found in heard.items()}
-        asked = {site: {"kind": "shares", "number": numbers[site], "keys": keys} for site in heard}
-        sealed = self._said(asked, attempt, "sealed", failed)
-        if len(sealed) < self._needed:
-            return failed
+        while True:  # until all members of an attempt have shared
+            attempt = uuid4().hex[:16]
+            heard = self._said(dict.fromkeys(members, wanted), attempt, "keys", failed)
+            numbers = {site: number for number, site in enumerate(sorted(heard), start=1)}
+            if len(heard) < self._needed:
+                return failed
+            keys = {str(numbers[site]): public_keys for site, public_keys in heard.items()}
+            requests = {site: {"kind": "shares", "number": numbers[site], "keys": keys} for site in heard}
+            sealed = self._said(requests, attempt, "sealed", failed)
+            if len(sealed) < self._needed:
+                return failed
+            if len(sealed) == len(heard):
+                break
+            members = list(sealed)
         messages = {}
         for site in sealed:
             mine = {str(numbers[other]): of.get(str(numbers[site])) for other, of in sealed.items() if other != site}
             messages[site] = message(site, {"attempt": attempt, "sealed": mine})
         answers = [_usable(answer, expected[answer.site], attempt) for answer in self._exchange(messages)]
         context = context_of(self._run, self._sequence, attempt, hashes["request"], sites).hex()
-        sharers = {site: numbers[site] for site in sealed}
-        named = {"attempt": attempt, "numbers": sharers, "keys": keys, "context": context}
+        named = {"attempt": attempt, "numbers": numbers, "keys": keys, "context": context}
         return [*failed, *answers, Answer(_MEMBERS, pack(named, {}), "", 0.0)]
 
     def opened(self, answers: Sequence[Answer], asked: int) -> Tensor:
@@ -126,7 +130,6 @@ class SecureSum:
         Raises:
             Void: too few sites give shares.
         """
-        sharers = {number: keys[number] for number in numbers.values()}
         members = {numbers[site] for site in arrived}
         answers, shares = self._journal.answers(self._sequence + OPENING), dict[int, dict[int, bytes]]()
         journaled = answers is not None
@@ -142,13 +145,13 @@ class SecureSum:
             plain = unpack(answers[-1].body)[0]["shares"]
             shares[numbers[answer.site]] = {int(other): unhex(text, "shares") for other, text in plain.items()}
             if len(shares) >= self._needed:
-                recovery = recover_secrets(self._needed, sharers, members, shares)
+                recovery = recover_secrets(self._needed, keys, members, shares)
                 if not recovery.lacking:
                     break
         if not journaled:
             self._journal.write(self._sequence + OPENING, answers)
         if recovery is None:
-            raise Void(f"{len(shares)} of {len(sharers)} gave their shares, and a sum needs {self._needed}")
+            raise Void(f"{len(shares)} of {len(keys)} gave their shares, and a sum needs {self._needed}")
         return recovery
 
     def _confirmations(self, attempt: str, numbers: Mapping[str, int], arrived: Collection[str]) -> dict[str, str]:

@@ -70,16 +70,34 @@ class Server:
     def tell(self, site: str, header: Mapping[str, Any], tree: Any = None) -> tuple[dict[str, Any], Any]:
         return unpack(self.sites.transport.at[site].answer(pack(dict(header), tree or {})))
 
-    def masked(self, names: Sequence[str], requests: Mapping[str, Request], asked: Sequence[str] | None = None) -> Sum:
-        """Begin a sum of ``names``, as far as the masked replies; sites that refuse have dropped out."""
+    def masked(
+        self,
+        names: Sequence[str],
+        requests: Mapping[str, Request],
+        asked: Sequence[str] | None = None,
+        withheld: Mapping[str, Collection[str]] | None = None,
+    ) -> Sum:
+        """Begin a sum of ``names``, as far as the masked replies; sites that refuse have dropped out.
+
+        ``withheld``: members whose sealed shares do not reach a site.
+        """
         self.attempts += 1
-        return Sum(self, sorted(names), dict(requests), sorted(asked or names), f"attempt {self.attempts}")
+        attempt = f"attempt {self.attempts}"
+        return Sum(self, sorted(names), dict(requests), sorted(asked or names), attempt, withheld or {})
 
 
 class Sum:
     """An attempt at a sum."""
 
-    def __init__(self, server: Server, names: list[str], requests: dict[str, Request], asked: list[str], attempt: str):
+    def __init__(
+        self,
+        server: Server,
+        names: list[str],
+        requests: dict[str, Request],
+        asked: list[str],
+        attempt: str,
+        withheld: Mapping[str, Collection[str]],
+    ) -> None:
         self.server, self.refused = server, dict[str, PerfedError]()
         header, self.numbers = requests[names[0]][0], {name: n for n, name in enumerate(names, start=1)}
         fields = {"run": header["run"], "sequence": header["sequence"], "attempt": attempt}
@@ -96,7 +114,8 @@ class Sum:
         self.vectors: dict[str, np.ndarray] = {}
         for name in self.sealed:
             number = str(self.numbers[name])
-            mine = {str(self.numbers[other]): of[number] for other, of in self.sealed.items() if other != name}
+            others = self.sealed.keys() - {name, *withheld.get(name, ())}
+            mine = {str(self.numbers[other]): self.sealed[other][number] for other in others}
             work = {**requests[name][0], "secure": {"attempt": attempt, "sealed": mine}}
             try:
                 tree = server.tell(name, work, requests[name][1])[1]
@@ -113,10 +132,25 @@ class Sum:
                 self.refused[name] = error
         return replies
 
-    def opened(self, arrived: Collection[str], helpers: Collection[str]) -> np.ndarray | None:
-        """Return the sum of those who are said to have arrived; ``None`` where too few help to open it."""
+    def opened(
+        self,
+        arrived: Collection[str],
+        helpers: Collection[str],
+        *,
+        confirmed: bool = False,
+        wanted: Collection[str] | None = None,
+    ) -> np.ndarray | None:
+        """Return the sum of those who are said to have arrived; ``None`` where too few help to open it.
+
+        ``confirmed``: whether the helpers are asked to sign whose replies are in it. ``wanted``: the sites whose
+        vectors the server adds; all that have arrived if not given.
+        """
         members = {self.numbers[name] for name in arrived}
-        message = {"kind": "unmask", **self.fields, "arrived": sorted(members)}
+        fields = {**self.fields, "arrived": sorted(members)}
+        if confirmed:
+            replies = self.ask({name: {"kind": "confirm", **fields} for name in helpers})
+            fields["confirmations"] = {str(self.numbers[name]): of["confirmation"] for name, of in replies.items()}
+        message = {"kind": "unmask", **fields}
         replies = self.ask(dict.fromkeys(helpers, message))
         shares = {
             self.numbers[name]: {int(n): bytes.fromhex(text) for n, text in reply["shares"].items()}
@@ -128,8 +162,9 @@ class Sum:
             return None
         sharers = {self.numbers[name]: keys[self.numbers[name]] for name in self.sealed}
         recovery = recover_secrets(needed, sharers, members, shares)
-        vectors = {self.numbers[name]: self.vectors[name] for name in arrived}
-        return unmask_sum(self.context, keys, vectors, recovery.secrets)
+        vectors = {self.numbers[name]: self.vectors[name] for name in wanted or arrived}
+        secrets = {n: secret for n, secret in recovery.secrets.items() if n in vectors or n not in members}
+        return unmask_sum(self.context, keys, vectors, secrets)
 
 
 def isolated(sums: Sequence[Collection[str]], names: Sequence[str]) -> list[str]:
@@ -238,6 +273,16 @@ def test_a_sum_of_fewer_than_the_threshold_is_opened_only_where_sites_cannot_che
     read = other_arrivals(Server(tmp_path / "without", 5), confirmed=False)
     assert read is not None and np.abs(read.view(np.int64)).max() < 2**40  # the docs say so
     assert other_arrivals(Server(tmp_path / "with", 5, **signed(names)), confirmed=True) is None
+
+
+def test_a_server_that_withholds_sealed_shares_from_one_site_does_not_reveal_its_reply(tmp_path):
+    """The masks of c0 would be with c1 and c2 only, of whom the server says to the others that they dropped out."""
+    server = Server(tmp_path, 5, **signed(["c0", "c1", "c2", "c3", "c4"]))
+    going = server.masked(server.names, dict.fromkeys(server.names, server.request), withheld={"c0": ("c3", "c4")})
+    if "c0" in going.vectors:
+        read = going.opened(["c0", "c3", "c4"], ["c1", "c3", "c4"], confirmed=True, wanted=["c0"])
+        assert read is None or np.abs(read.view(np.int64)).max() > 2**40
+    assert "shares of [4, 5] are missing" in str(going.refused["c0"])
 
 
 def test_a_server_that_is_killed_while_confirmed_sums_are_opened_goes_on(tmp_path):
@@ -391,6 +436,24 @@ class Liar:
             shares = {n: text[:-32] + bytes(16).hex() for n, text in header["shares"].items()}
             return pack({**header, "shares": shares}, tree)
         return pack(header, tree)
+
+
+class LowOrder(Liar):
+    """A site with whose keys no other site can share a secret."""
+
+    def answer(self, data: bytes) -> bytes:
+        header, tree = unpack(self._site.answer(data))
+        if header["kind"] == "keys":
+            header["keys"]["keys"] = bytes(32).hex() + header["keys"]["keys"][64:]
+        return pack(header, tree)
+
+
+def test_a_site_with_keys_of_low_order_is_left_out_and_the_others_go_on(tmp_path):
+    federation = blobs((12, 7, 5, 9), dims=(4,))
+    sites = Sites(tmp_path, make("fedavg"), federation, secure=SecureAggregation(threshold=3))
+    sites.server.prepare()
+    sites.transport.at["c1"] = LowOrder(sites.transport.at["c1"])
+    assert sites.server.round(1).participants == ["c0", "c2", "c3"]
 
 
 def test_a_site_that_gives_wrong_shares_is_named_and_the_sum_is_opened_without_them(tmp_path):

@@ -35,6 +35,10 @@ class Round:
         self.at = {n: Member(SUM, needed) for n in self.values}
         self.keys = {n: member.keys for n, member in self.there("keys").items()}
         sealed = {n: member.shares(n, self.keys) for n, member in self.there("shares").items()}
+        if sealed.keys() != self.keys.keys():  # the server begins again with the rest
+            self.at = {n: Member(SUM, needed) for n in sealed}
+            self.keys = {n: member.keys for n, member in self.at.items()}
+            sealed = {n: member.shares(n, self.keys) for n, member in self.at.items()}
         self.shared = {n: self.keys[n] for n in sealed}
         self.to = {n: {other: of[n] for other, of in sealed.items() if other != n} for n in sealed}
         self.arrived = {n: m.masked(self.values[n], self.to[n]) for n, m in self.there("masked").items()}
@@ -132,6 +136,17 @@ def test_what_is_not_of_the_protocol_gets_nothing():
         held.at[1].unmask([1, 2])
     with pytest.raises(PerfedError, match="are needed"):
         held.at[1].unmask([1, 2, 9])
+
+
+@pytest.mark.parametrize("count", range(4))
+def test_a_member_puts_its_numbers_under_the_masks_of_all_others_or_of_none(count):
+    """A server that withholds sealed shares from one member only could remove all of its masks."""
+    members = {n: Member(SUM, 3) for n in range(1, 6)}
+    keys = {n: member.keys for n, member in members.items()}
+    sealed = {n: member.shares(n, keys) for n, member in members.items()}
+    some = {n: sealed[n][1] for n in range(2, 2 + count)}
+    with pytest.raises(PerfedError, match=rf"shares of .*{2 + count}.* are missing; those of all 5 are needed"):
+        members[1].masked(np.zeros(1, np.uint64), some)
 
 
 def changed(share: bytes) -> bytes:

@@ -120,6 +120,25 @@ def test_a_site_that_drops_out_in_any_phase_is_survived(phase, tmp_path):
     assert worst(sites.server, train(serve(make("fedavg"), rest, engine="sequential"), 1)) < 2**-22
 
 
+def test_sites_that_drop_out_one_after_the_other_before_all_have_shared_are_survived(tmp_path):
+    """The server begins again with the rest each time, and asks no site twice for shares of one attempt."""
+    federation = blobs((12, 7, 5, 9, 8), dims=(4,))
+    sites = Sites(tmp_path, make("fedavg"), federation, secure=SecureAggregation(threshold=3))
+    sites.server.prepare()
+    deliver, going = sites.transport.exchange, ["c4", "c1"]
+
+    def exchange(messages, deadline, least=0):
+        if unpack(next(iter(messages.values())))[0]["kind"] == "shares" and going:
+            sites.transport.silent.add(going.pop())
+        yield from deliver(messages, deadline, least)
+
+    sites.transport.exchange = exchange
+    used = ["c0", "c2", "c3"]
+    assert sites.server.round(1).participants == used and not going
+    rest = replace(federation, clients=tuple(client for client in federation if client.id in used))
+    assert worst(sites.server, train(serve(make("fedavg"), rest, engine="sequential"), 1)) < 2**-22
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_with_fewer_than_the_threshold_the_round_is_void_and_the_next_one_is_not(phase, tmp_path):
     federation, notes = blobs((12, 7, 5, 9), dims=(4,)), list[str]()
