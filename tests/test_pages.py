@@ -18,8 +18,8 @@ CASES = [
 
 
 def plain(text: str) -> str:
-    """Without numbers, which depend a little on the processor, and without the space that they take."""
-    return re.sub(r"[\d.]+", "#", " ".join(text.split()))
+    """Return the text without numbers and their signs, which depend on the processor, and without the space they take."""
+    return re.sub(r"[-+]?[\d.]+", "#", " ".join(text.split()))
 
 
 def test_pages_show_what_commands_print():
