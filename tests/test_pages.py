@@ -18,7 +18,7 @@ CASES = [
 
 
 def plain(text: str) -> str:
-    """Return the text without numbers and their signs, which depend on the processor, and without the space they take."""
+    """Return the text without numbers, their signs, which depend on the processor, and the space they take."""
     return re.sub(r"[-+]?[\d.]+", "#", " ".join(text.split()))
 
 

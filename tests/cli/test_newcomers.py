@@ -179,9 +179,8 @@ def test_an_unknown_command_is_answered_with_those_that_there_are(written):
     listed = said.partition("commands: ")[2].strip().split(", ")
     assert [(name,) for name in listed] == [command for command in commands() if len(command) == 1]
     assert ("did you mean 'compare'?" in said) == (written == "Compare")
-    refused(
-        perfed("site", "logs"), "No such command 'logs'", "did you mean 'log'?", "commands: preview, log, key, leave, export"
-    )
+    commands_of_sites = "commands: preview, log, key, leave, export"
+    refused(perfed("site", "logs"), "No such command 'logs'", "did you mean 'log'?", commands_of_sites)
 
 
 def test_help_has_whole_summaries_and_no_marks_of_markup():

@@ -143,7 +143,8 @@ def test_a_class_called_none_from_init_to_predictions(tmp_path, monkeypatch, how
     for seed, name in enumerate(("north", "south")):
         ward(seed).assign(ill=grades.choice(["None", "Mild", "NA"], 80)).to_csv(f"wards/{name}.csv", index=False)
     refused = perfed("init", "wards", "--target", "ill")
-    assert refused.code == 2 and "put 'ill=' into missing if NA or None is a value" in " ".join((refused.out + refused.err).split())
+    printed = " ".join((refused.out + refused.err).split())
+    assert refused.code == 2 and "put 'ill=' into missing if NA or None is a value" in printed
     assert perfed("init", "wards", "--target", "ill", *how).code == 0
     quick = ("rounds=1", "plan.engine=stacked", "plan.threads=1", "--out", "run")
     assert perfed("run", "study.toml", "--method", "local", *quick).code == 0
