@@ -352,11 +352,14 @@ def test_a_run_with_a_term_in_a_file_of_ones_own_is_run_again_and_continued_by_a
     assert first["settings"]["shrinking"] == 3.0
     for name in ("summary.json", "checkpoint/state-000003.json"):
         (here / "out" / name).unlink()
-    for command in (["resume", "out", "--trust"], ["run", "out/config.toml", "--out", "again"]):
+    for directory, command in (
+        ("out", ["resume", "out", "--trust"]),
+        ("again", ["run", "out/config.toml", "--out", "again"]),
+    ):
         done = another_process(*command)
         assert done.code == 0, done.err
-        found = json.loads((here / command[-1] / "summary.json").read_text())
-        assert found["metrics"] == first["metrics"] and found["settings"] == first["settings"]
+        summary = json.loads((here / directory / "summary.json").read_text())
+        assert summary["metrics"] == first["metrics"] and summary["settings"] == first["settings"]
 
 
 def test_the_configuration_of_a_run_names_the_module_of_a_term_that_a_script_imported(here):
