@@ -50,34 +50,27 @@ def _family(rows: list[Row]) -> str:
 
 
 def _unequal(rows: list[Row]) -> str:
-    numbers = sorted({row["federated"] for row in rows})
-    of = {(row["kind"], row["federated"]): row for row in rows}
-    lines = [
-        [kind, *(", ".join(_percent(of[kind, n][name]) for name in ("ahead", "behind")) for n in numbers)]
-        for kind in dict.fromkeys(row["kind"] for row in rows)
-    ]
+    lines, numbers = _pivot(rows, "kind", "federated", ["ahead", "behind"])
     return table(["unequal variances", *(f"some ahead, some behind, {n} methods" for n in numbers)], lines)
 
 
 def _skewed(rows: list[Row]) -> str:
-    clients = sorted({row["clients"] for row in rows})
-    of = {(row["seeds"], row["clients"]): row for row in rows}
-    lines = [
-        [str(seeds), *(", ".join(_percent(of[seeds, n][end]) for end in ("low", "high")) for n in clients)]
-        for seeds in dict.fromkeys(row["seeds"] for row in rows)
-    ]
+    lines, clients = _pivot(rows, "seeds", "clients", ["low", "high"])
     return table(["seeds", *(f"lower, upper end wrong, {n} clients" for n in clients)], lines)
 
 
 def _sites_power(rows: list[Row]) -> str:
-    seeds = sorted({row["seeds"] for row in rows})
-    of = {(row["federated"], row["seeds"]): row for row in rows}
-    lines = [
-        [str(number), *(_percent(of[number, n]["detected"]) for n in seeds)]
-        for number in dict.fromkeys(row["federated"] for row in rows)
-    ]
+    lines, seeds = _pivot(rows, "federated", "seeds", ["detected"])
     heads = [f"sites whose gain is detected, {n} seed{'s' if n > 1 else ''}" for n in seeds]
     return table(["federated", *heads], lines)
+
+
+def _pivot(rows: list[Row], line: str, column: str, shares: list[str]) -> tuple[list[list[str]], list[int]]:
+    """Return a table line for each value of ``line``, with a cell for each value of ``column``, and these values."""
+    columns = sorted({row[column] for row in rows})
+    cells = {(row[line], row[column]): ", ".join(_percent(row[share]) for share in shares) for row in rows}
+    keys = dict.fromkeys(row[line] for row in rows)
+    return [[str(key), *(cells[key, value] for value in columns)] for key in keys], columns
 
 
 def _sites(rows: list[Row]) -> str:

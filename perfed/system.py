@@ -26,6 +26,8 @@ from types import FrameType, ModuleType
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from perfed.errors import PerfedError
+
 
 def _if_there(module: str) -> ModuleType | None:
     try:
@@ -193,6 +195,34 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def is_exposed(file: Path) -> bool:
+    """Return whether other users have rights on a file; always False on Windows."""
+    return os.name == "posix" and bool(file.stat().st_mode & 0o077)
+
+
+def read_secret(file: Path, length: int, exposed: str) -> bytes:
+    """Return the ``length`` random bytes of a file for this user alone; the file is created if there is none.
+
+    Args:
+        file: its path; folders that do not exist are created.
+        length: the number of bytes.
+        exposed: the problem, for the message of the error, if other users have rights on the file.
+
+    Raises:
+        PerfedError: other users have rights on the file, or it has another number of bytes.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not file.exists():
+        write_atomic(file, os.urandom(length), mode=0o600)
+        sync_folder(file.parent)
+    if is_exposed(file):
+        raise PerfedError(f"{file}: {exposed}; chmod 600 {file}")
+    secret = file.read_bytes()
+    if len(secret) != length:
+        raise PerfedError(f"{file} is damaged: {len(secret)} bytes; {length} are needed")
+    return secret
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from perfed.errors import PerfedError
 
@@ -12,6 +13,7 @@ _LINE_BREAKS_AND_TABS = "\t\n\r"
 _INVALID_IN_XML = "\ufffe\uffff"
 _REORDERING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # they change the order of displayed text
 _MARKDOWN = re.compile(r"[\\`*\[\]~$]|(?<![^\W_])_|_(?![^\W_])")  # an underscore between letters is no markup
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;"}
 
 
@@ -109,6 +111,24 @@ def quote_unless_plain(name: str) -> str:
     """
     is_plain = name.isprintable() and name == name.strip() and not set(name) & set(',;:"\\')
     return name if is_plain and name else quote_name(name)
+
+
+def toml_value(value: Any) -> str:
+    r"""Return a text, a number, a list or a table of these as a TOML value on one line.
+
+    Example:
+        >>> print(toml_value({"sex": {"female": "F", "not known": 'a "U"'}}))
+        { sex = { female = "F", "not known" = "a \"U\"" } }
+    """
+    if isinstance(value, str):
+        return quote_name(value)
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{_toml_key(name)} = {toml_value(inner)}' for name, inner in value.items())} }}"
+    return f"[{', '.join(map(toml_value, value))}]" if isinstance(value, list) else str(value)
+
+
+def _toml_key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else quote_name(name)
 
 
 def markdown_text(text: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,7 +29,7 @@ from perfed.method.declared import FederationInfo
 from perfed.privacy.accountant import Releases, epsilon
 from perfed.privacy.apply import PrivateMethod
 from perfed.rng import Noise
-from perfed.system import locked, sync_folder, write_atomic
+from perfed.system import locked, read_secret, sync_folder, write_atomic
 
 LEDGER = "spent.json"
 """File of a site's folder that lists what each run was told; a symbolic link where several deployments share one."""
@@ -51,17 +50,7 @@ def secret_in(folder: Path) -> bytes:
     Raises:
         PerfedError: it is damaged, or others than its user may read it.
     """
-    file = folder / SECRET
-    folder.mkdir(parents=True, exist_ok=True)
-    if not file.exists():
-        write_atomic(file, os.urandom(_BYTES), mode=0o600)
-        sync_folder(folder)
-    if os.name == "posix" and file.stat().st_mode & 0o077:
-        raise PerfedError(f"{file}: others may read the secret of this run's noise; chmod 600 {file}")
-    found = file.read_bytes()
-    if len(found) != _BYTES:
-        raise PerfedError(f"{file} is damaged: {len(found)} bytes; {_BYTES} are needed")
-    return found
+    return read_secret(folder / SECRET, _BYTES, "others may read the secret of this run's noise")
 
 
 @dataclass(frozen=True)

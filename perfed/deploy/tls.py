@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from perfed.errors import PerfedError
-from perfed.system import extra_command, write_atomic
+from perfed.system import extra_command, is_exposed, write_atomic
 
 CA_DAYS = 3650
 """How long a certificate authority is valid."""
@@ -105,7 +105,7 @@ def check_private(file: Path, option: str) -> None:
     Raises:
         PerfedError: names ``option``, the file, and the command that mends it.
     """
-    if os.name != "nt" and file.stat().st_mode & 0o077:
+    if is_exposed(file):
         mended = f"'chmod 600 {file}' mends that"
         raise PerfedError(f"{option} {file}: others can read or write this private key; {mended}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import tomllib
 from collections import Counter
@@ -13,7 +12,7 @@ from typing import Any
 from perfed.data.federation import Federation
 from perfed.data.groups import best_draw
 from perfed.data.labels import Task
-from perfed.data.names import quote_name, quote_unless_plain
+from perfed.data.names import quote_unless_plain, toml_value
 from perfed.data.summary import NAMES, columns_of
 from perfed.data.tables.leaks import site_groups
 from perfed.data.tables.problems import TableProblems
@@ -22,7 +21,6 @@ from perfed.datasets.tables import TableSettings
 from perfed.errors import PerfedError, shorten_list
 from perfed.report.warnings import MOSTLY
 
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _WHAT = {
     "files": "files or folders, beside this file",
     "test_files": "rows to test on",
@@ -272,17 +270,4 @@ def _in_comment(names: Sequence[str]) -> str:
 
 def _toml(key: str, value: Any) -> str:
     """Return a key and its value as one line of TOML."""
-    return f"{key} = {_toml_value(value)}"
-
-
-def _toml_key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else quote_name(name)
-
-
-def _toml_value(value: Any) -> str:
-    """Return a text, a number, a list or a table of these as a TOML value on one line."""
-    if isinstance(value, str):
-        return quote_name(value)
-    if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{_toml_key(name)} = {_toml_value(inner)}' for name, inner in value.items())} }}"
-    return f"[{', '.join(map(_toml_value, value))}]" if isinstance(value, list) else str(value)
+    return f"{key} = {toml_value(value)}"

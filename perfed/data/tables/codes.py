@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 from unicodedata import combining, normalize
 
+from perfed.data.names import toml_value
 from perfed.errors import shorten_list
 
 _SHORT = 3  # largest number of letters of an abbreviation
@@ -19,7 +20,6 @@ _WORDS = (
     "no n false f 0 nein non negative negativ neg - absent",
     "unknown unk u unbekannt inconnu",
 )
-_SYNONYMS = tuple(frozenset(words.split()) for words in _WORDS)
 
 Match = Literal["spelling", "synonym", "abbreviation"]
 
@@ -109,7 +109,7 @@ def match_texts(first: str, second: str) -> Match | None:
     first, second = _simplify_text(first), _simplify_text(second)
     if first == second:
         return "spelling"
-    if any({first, second} <= words for words in _SIMPLE_SYNONYMS):
+    if any({first, second} <= words for words in _SYNONYMS):
         return "synonym"
     short, long = sorted((first, second), key=len)
     is_abbreviation = short.isalpha() and len(short) <= _SHORT and long.isalpha() and long.startswith(short)
@@ -124,7 +124,7 @@ def _simplify_text(text: str) -> str:
     return re.sub(r"(?<=\w)[\s_.-]+(?=\w|$)", " ", letters.strip()).strip()
 
 
-_SIMPLE_SYNONYMS = tuple(frozenset(map(_simplify_text, words)) for words in _SYNONYMS)
+_SYNONYMS = tuple(frozenset(map(_simplify_text, words.split())) for words in _WORDS)
 
 
 def _quote_texts(texts: Sequence[str]) -> str:
@@ -137,13 +137,4 @@ def _list_sites(sites: Sequence[str], sources: Mapping[str, str]) -> str:
 
 def _format_setting(name: str, replacements: Mapping[str, str]) -> str:
     """Return the TOML setting that replaces texts of a column."""
-    pairs = ", ".join(f"{_format_toml(old)} = {_format_toml(new, value=True)}" for old, new in replacements.items())
-    return f"values = {{ {_format_toml(name)} = {{ {pairs} }} }}"
-
-
-def _format_toml(text: str, *, value: bool = False) -> str:
-    """Return ``text`` as a TOML key, or as a string if it is a ``value``."""
-    if not value and re.fullmatch(r"[A-Za-z0-9_-]+", text):
-        return text
-    escaped = "".join(c if c.isprintable() and c not in '"\\' else f"\\u{ord(c):04x}" for c in text)
-    return f'"{escaped}"'
+    return f"values = {toml_value({name: replacements})}"

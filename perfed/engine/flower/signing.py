@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Self
 
 from perfed.engine.flower.processes import check_flower
-from perfed.errors import PerfedError
-from perfed.system import sync_folder, write_atomic
+from perfed.system import read_secret
 
 try:
     from cryptography.exceptions import InvalidSignature
@@ -44,17 +42,7 @@ class SigningKey:
         Raises:
             PerfedError: it is damaged, or other users have rights on it.
         """
-        file = folder / SIGNING_KEY
-        folder.mkdir(parents=True, exist_ok=True)
-        if not file.exists():
-            write_atomic(file, os.urandom(_BYTES), mode=0o600)
-            sync_folder(folder)
-        if os.name == "posix" and file.stat().st_mode & 0o077:
-            raise PerfedError(f"{file}: other users have rights on this private key; chmod 600 {file}")
-        private = file.read_bytes()
-        if len(private) != _BYTES:
-            raise PerfedError(f"{file} is damaged: {len(private)} bytes; {_BYTES} are needed")
-        return cls(private)
+        return cls(read_secret(folder / SIGNING_KEY, _BYTES, "other users have rights on this private key"))
 
     @property
     def public(self) -> str:

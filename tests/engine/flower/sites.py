@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from engines import network_for
 
@@ -15,7 +16,7 @@ from perfed.data.lazy import lazy_clients, refuse_read
 from perfed.engine.flower.dry_run import Protocol, allowed_by
 from perfed.engine.flower.engine import FlowerEngine, Limits, RealTimeServer
 from perfed.engine.flower.journal import Journal
-from perfed.engine.flower.message import pack
+from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.signing import SigningKey
 from perfed.engine.flower.site import Site
 from perfed.engine.flower.store import SiteStore
@@ -141,6 +142,24 @@ class Sites:
     def close(self) -> None:
         for held in self.stores.values():
             held.close()
+
+    def kill_server(self, kind: str, replies: int) -> None:
+        """Begin round 1 with a server that is killed after that many replies to the messages of a kind."""
+        deliver = self.transport.exchange
+
+        def exchange(messages, deadline, least=0):
+            answers = deliver(messages, deadline, least)
+            if unpack(next(iter(messages.values())))[0]["kind"] == kind:
+                for _ in range(replies):
+                    next(answers)
+                raise KeyboardInterrupt
+            yield from answers
+
+        self.server.prepare()
+        self.transport.exchange = exchange
+        with pytest.raises(KeyboardInterrupt):
+            self.server.round(1)
+        self.transport.exchange = deliver
 
     def state(self, client: str) -> object:
         """What the site has on its disk of the state that the server names."""

@@ -288,20 +288,7 @@ def test_a_server_that_withholds_sealed_shares_from_one_site_does_not_reveal_its
 def test_a_server_that_is_killed_while_confirmed_sums_are_opened_goes_on(tmp_path):
     federation = blobs((12, 7, 5), dims=(4,))
     sites = Sites(tmp_path, make("fedavg"), federation, **signed(federation.ids))
-    deliver = sites.transport.exchange
-
-    def exchange(messages, deadline, least=0):
-        answers = deliver(messages, deadline, least)
-        if unpack(next(iter(messages.values())))[0]["kind"] == "unmask":
-            next(answers)
-            raise KeyboardInterrupt
-        yield from answers
-
-    sites.server.prepare()
-    sites.transport.exchange = exchange
-    with pytest.raises(KeyboardInterrupt):
-        sites.server.round(1)
-    sites.transport.exchange = deliver
+    sites.kill_server("unmask", replies=1)
     sites.transport.silent = {"c2"}  # so that the site that has opened the sum already is needed
     assert sites.server.round(1).participants == federation.ids
 

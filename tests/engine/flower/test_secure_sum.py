@@ -170,19 +170,7 @@ def test_a_server_that_is_killed_before_it_opens_the_sum_goes_on_to_the_same_bit
     whole = Sites(tmp_path / "whole", make("fedavg"), federation, secure=SECURE)
     train(whole.server, 2)
     killed = Sites(tmp_path / "killed", make("fedavg"), federation, secure=SECURE)
-    deliver = killed.transport.exchange
-
-    def exchange(messages, deadline, least=0):
-        if unpack(next(iter(messages.values())))[0]["kind"] == "unmask":
-            next(deliver(messages, deadline, least))  # one has opened it already
-            raise KeyboardInterrupt
-        yield from deliver(messages, deadline, least)
-
-    killed.server.prepare()
-    killed.transport.exchange = exchange
-    with pytest.raises(KeyboardInterrupt):
-        killed.server.round(1)
-    del killed.transport.exchange
+    killed.kill_server("unmask", replies=1)  # one has opened it already
     killed.server.round(1), killed.server.round(2)
     assert worst(killed.server, whole.server) == 0
 
@@ -194,20 +182,7 @@ def test_a_server_that_is_killed_after_masked_replies_goes_on_with_other_keys(ra
     whole = Sites(tmp_path / "whole", make("fedavg"), federation, secure=SECURE, participation=who)
     train(whole.server, 2)
     killed = Sites(tmp_path / "killed", make("fedavg"), federation, secure=SECURE, participation=who)
-    deliver = killed.transport.exchange
-
-    def exchange(messages, deadline, least=0):
-        answers = deliver(messages, deadline, least)
-        if unpack(next(iter(messages.values())))[0]["kind"] == "work":
-            next(answers), next(answers)
-            raise KeyboardInterrupt
-        yield from answers
-
-    killed.server.prepare()
-    killed.transport.exchange = exchange
-    with pytest.raises(KeyboardInterrupt):
-        killed.server.round(1)
-    del killed.transport.exchange
+    killed.kill_server("work", replies=2)
     killed.server.round(1), killed.server.round(2)
     assert worst(killed.server, whole.server) == 0
 
