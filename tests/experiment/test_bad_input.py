@@ -12,6 +12,7 @@ from command_line import EXPERIMENT, TINY, Outcome, contents, perfed, run_tiny
 from data_files import write_images
 
 from perfed import load
+from perfed.cli.index import index
 from perfed.data.federation import Federation
 from perfed.engine.evaluate import client_table
 from perfed.errors import PerfedError
@@ -29,6 +30,7 @@ from perfed.training.plan import Plan
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch) -> Path:
     """An empty home and working directory, and no data files."""
+    index()  # kept in memory from here on: a command that made it would keep it in the new home
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("PERFED_DATA", raising=False)
