@@ -37,6 +37,7 @@ test: $(VENV)/installed-test
 # What `make test` leaves out; together they are all tests.
 test-long: $(VENV)/installed-test
 	$(PYTEST) --dist loadgroup -m long
+	OMP_NUM_THREADS=1 tests/without_sites.sh $(BIN)/python -n $(WORKERS) --max-worker-restart 0 --dist loadfile
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ROUNDING) -n auto --max-worker-restart 0
 
 test-all:

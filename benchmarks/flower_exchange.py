@@ -22,9 +22,9 @@ from tempfile import TemporaryDirectory
 from flower_server import superexec, superlink
 from usage import usage
 
-from perfed.engine.flower.node import Attendant, attend
-from perfed.engine.flower.probe import Server
-from perfed.engine.flower.submission import Submitter
+from perfed.sites.flower.node import Attendant, attend
+from perfed.sites.flower.probe import Server
+from perfed.sites.flower.submission import Submitter
 
 SITES = ("north", "south", "west")
 PROJECT = """
@@ -46,7 +46,7 @@ exchanges = 1
 SERVER = """
 import json
 from pathlib import Path
-from perfed.engine.flower.adapter import server_app
+from perfed.sites.flower.adapter import server_app
 
 def main(transport, config):
     sites = ["north", "south", "west"]

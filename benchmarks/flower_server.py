@@ -1,6 +1,6 @@
 """A SuperLink and a SuperExec as processes of this machine, which benchmarks and tests start.
 
-A deployment starts them with scripts of its own (``perfed/deploy/templates``).
+A deployment starts them with scripts of its own (``perfed/sites/deploy/templates``).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfed.engine.flower.probe import Server
-from perfed.engine.flower.processes import Process, command, environment
+from perfed.sites.flower.probe import Server
+from perfed.sites.flower.processes import Process, command, environment
 
 READY = 60.0
 """Seconds that a SuperLink may take to start."""

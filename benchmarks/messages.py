@@ -24,10 +24,10 @@ import torch
 from perfed.codec import encode
 from perfed.datasets.catalogue import client_ids
 from perfed.engine.engine import ReplyCollector
-from perfed.engine.flower.journal import Journal
-from perfed.engine.flower.message import pack, unpack
-from perfed.engine.flower.transport import Answer
 from perfed.maths.aggregate import weighted_mean
+from perfed.sites.flower.journal import Journal
+from perfed.sites.flower.message import pack, unpack
+from perfed.sites.flower.transport import Answer
 from perfed.system import write_atomic
 
 NAMED = (3, 1000, 100_000, 1_000_000)

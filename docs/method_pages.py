@@ -14,11 +14,11 @@ from site_text import from_docstring, one_line, settings
 from perfed import build_method, validate
 from perfed.cli.index import index
 from perfed.cli.list_commands import DIFFERENCES
-from perfed.deploy.trial import entries_sent
 from perfed.experiment.published import find_board
 from perfed.method.method import Method
 from perfed.method.registry import Entry, entry
 from perfed.privacy.mechanisms import leaving_table
+from perfed.sites.deploy.trial import entries_sent
 
 DOCS = Path(__file__).parent
 _COMMON = next(item for item in index()["methods"] if item["name"] == "fedavg")["settings"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 import sysconfig
 import traceback
@@ -24,6 +25,9 @@ POOLED = "pooled:"
 
 BLEND = "blend"
 """The row of a comparison that mixes the other rows' models (:mod:`perfed.experiment.blend`), which is no method."""
+
+OPTIONAL_PACKAGES = ("perfed.sites",)
+"""Packages that the rest of perfed does not import by name, and without which it works."""
 
 IMPORTED: dict[str, None] = {}
 """The modules that ``module:NAME`` has named since the command began, each once."""
@@ -98,6 +102,12 @@ def own_module(module: str) -> ModuleType:
         sys.path.append(folder)
     with endings_refused():
         return importlib.import_module(module)
+
+
+def import_from_optional_packages(module: str) -> list[ModuleType]:
+    """Import and return the module of this name of every optional package that is installed."""
+    installed = (package for package in OPTIONAL_PACKAGES if importlib.util.find_spec(package) is not None)
+    return [importlib.import_module(f"{package}.{module}") for package in installed]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -135,3 +136,23 @@ def contents(directory: Path) -> Mapping[str, bytes]:
 def is_plain(text: str) -> bool:
     """No escape codes and no lines written over, as progress bars have them."""
     return not re.search(r"[\x1b\r]", text)
+
+
+HEAVY = ("torch", "sklearn", "scipy", "scipy.stats")
+# Ends as the command does, and prints which of the heavy modules have been imported.
+IMPORT_PROGRAM = f"""
+import atexit, sys
+atexit.register(lambda: print("imported:", *(name for name in {HEAVY} if name in sys.modules)))
+from perfed.cli import main
+main()
+"""
+
+
+def heavy_imports(*arguments: object, code: int = 0) -> list[str]:
+    """Return the heavy modules that ``perfed ARGUMENTS`` has imported when it ends."""
+    command = [sys.executable, "-c", IMPORT_PROGRAM, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    first, *modules = done.stdout.splitlines()[-1].split()
+    assert first == "imported:"
+    return modules

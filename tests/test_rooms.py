@@ -27,8 +27,8 @@ ROOMS = (  # from the bottom to the top; a room may use those before it
     "run",
     "report",
     "experiment",
-    "deploy",
     "cli",
+    "sites",
     "testing",  # for users and tests: nothing here imports it
 )
 # Short names for users; nothing inside imports them. "terms" is what extensions were called in version 0.1.
@@ -89,6 +89,12 @@ def test_no_arrow_runs_back_up():
     assert not upwards, upwards
 
 
+def test_nothing_outside_imports_what_only_real_sites_need():
+    outside = ((name, other) for name, others in arrows().items() if room(name) != "sites" for other in others)
+    importers = [name for name, other in outside if room(other) == "sites"]
+    assert not importers, importers
+
+
 def test_there_is_no_circle():
     inner = {name: others for name, others in arrows().items() if modules()[name].name != "__init__.py"}
     list(TopologicalSorter(inner).static_order())  # raises where there is one
@@ -107,7 +113,7 @@ def test_flower_is_imported_where_messages_are_carried():
         names += [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
         return any(name.split(".")[0] == "flwr" for name in names)
 
-    found = {name.removeprefix("perfed.engine.flower.") for name, path in modules().items() if of_flower(path)}
+    found = {name.removeprefix("perfed.sites.flower.") for name, path in modules().items() if of_flower(path)}
     assert found == {"letters", "adapter", "node", "bar", "masks"}
 
 

@@ -12,13 +12,16 @@ import typer
 from perfed.cli.app import app, no_such_option
 from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped, visible
 from perfed.errors import PerfedError
-from perfed.plugins import IMPORTED, own_mistakes
+from perfed.plugins import IMPORTED, import_from_optional_packages, own_mistakes
 from perfed.system import TERMINATED, by_sigterm, sigterm_as_exit
 
-# They add their commands, in the order of the help.
+# These modules add their commands in the order in which help lists them; optional packages add theirs at the end.
 # isort: off
 from perfed.cli import data_commands, original_commands, train_commands, result_commands  # noqa: F401
-from perfed.cli import list_commands, deploy_commands, site_commands  # noqa: F401
+from perfed.cli import list_commands  # noqa: F401
+# isort: on
+
+import_from_optional_packages("commands")
 
 
 def main() -> None:

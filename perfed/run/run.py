@@ -13,9 +13,9 @@ import torch
 from perfed.data.federation import Federation
 from perfed.engine.clients import RoundRecord
 from perfed.engine.evaluate import Metrics
-from perfed.engine.flower.dry_run import check_sums
 from perfed.engine.initial import Initialiser
 from perfed.engine.ray.engine import RayEngine
+from perfed.engine.rehearsal import check_sums_suffice
 from perfed.engine.secure_aggregation import SecureAggregation
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
@@ -113,7 +113,7 @@ class Run(OwnModels):
         initialiser = Initialiser(method, model, seed, dtype, device, watched, secure)
         if secure is not None:
             secure.check(participation or Participation(), len(federation), federation.clients[0].held is not None)
-            check_sums(self.federation, initialiser)
+            check_sums_suffice(self.federation, initialiser)
         server = server or (partial(Server, engine=RayEngine) if self.plan.engine == "ray" else Server)
         self.server = server(
             self.federation, initialiser, self.plan, participation or Participation(), rounds, clock=clock

@@ -1,0 +1,86 @@
+"""The server's journal: the answers of each exchange, on disk before the round goes on.
+
+A server that was killed runs its round once more; exchanges that were done are answered from here, the same bytes in
+the same order of arrival, so that it comes to the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+from perfed.errors import PerfedError
+from perfed.sites.flower.message import frame, unframe
+from perfed.sites.flower.transport import Answer
+from perfed.system import sync_folder, write_atomic
+
+_SUFFIX = ".answers"
+
+
+class Journal:
+    """The answers of a run's exchanges, one file each in the folder ``path``, for one process at a time.
+
+    Attributes:
+        path: the folder.
+        run: the id of the run; answers of another run are not used.
+        notes: one line for each file that was damaged, and was taken as not there: its exchange is asked again, and
+            sites send the replies that they have stored.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> answers = [Answer("north", b"reply", "", 1.5), Answer("south", None, "no answer", 30.0)]
+        >>> with TemporaryDirectory() as folder:
+        ...     Journal(Path(folder)).write(10_001, answers)
+        ...     print(Journal(Path(folder)).answers(10_001) == answers, Journal(Path(folder)).answers(20_000))
+        True None
+    """
+
+    def __init__(self, path: Path, run: str = "") -> None:
+        self.path, self.run = path, run
+        self.notes: list[str] = []
+        path.mkdir(parents=True, exist_ok=True)
+        sync_folder(path.parent)
+        for file in path.glob(".*.tmp"):  # of a server that was killed while it wrote
+            file.unlink()
+
+    def write(self, sequence: int, answers: Sequence[Answer]) -> None:
+        """Write down what came of exchange ``sequence``, failures too, in order of arrival.
+
+        All of it is on disk when this returns, none if it does not.
+
+        Raises:
+            OSError: the disk is full, or the like; what was there is still there.
+        """
+        rows = [[a.site, a.error, a.seconds, None if a.body is None else len(a.body)] for a in answers]
+        bodies = [answer.body for answer in answers if answer.body is not None]
+        write_atomic(self._file(sequence), frame({"run": self.run, "sequence": sequence, "answers": rows}, *bodies))
+        sync_folder(self.path)
+
+    def answers(self, sequence: int) -> list[Answer] | None:
+        """The answers of exchange ``sequence`` in order of arrival; ``None`` where it must be asked (again)."""
+        try:
+            header, body = unframe(self._file(sequence).read_bytes())
+            if header.get("sequence") != sequence:
+                raise PerfedError(f"it is of exchange {header.get('sequence')}")
+            if header.get("run", self.run) != self.run:  # older versions wrote none
+                raise PerfedError(f"it is of run '{header['run']}'")
+        except FileNotFoundError:
+            return None
+        except (PerfedError, OSError) as error:
+            self.notes.append(f"{self._file(sequence)} is damaged ({error}); exchange {sequence} is asked again")
+            return None
+        ends = accumulate((length or 0 for *_, length in header["answers"]), initial=0)
+        return [
+            Answer(site, None if length is None else body[start:end], error, seconds)
+            for (site, error, seconds, length), (start, end) in zip(header["answers"], pairwise(ends), strict=True)
+        ]
+
+    def forget(self, before: int) -> None:
+        """Remove exchanges whose number is lower than ``before``: a checkpoint holds what came of them."""
+        for file in self.path.glob(f"*{_SUFFIX}"):
+            if file.stem.isdecimal() and int(file.stem) < before:
+                file.unlink()
+
+    def _file(self, sequence: int) -> Path:
+        return self.path / f"{sequence:012d}{_SUFFIX}"

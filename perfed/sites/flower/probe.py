@@ -1,0 +1,200 @@
+"""Why a site cannot connect to its server, found out by a connection of its own: Flower says only that it failed."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import socket
+import ssl
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from perfed.errors import PerfedError
+from perfed.sites.flower.processes import check_flower
+
+TIMEOUT = 5.0
+"""Seconds for each step of a probe."""
+_NO_SUCH_NODE = 2004  # Flower's error codes of the activation of a SuperNode
+_EXPIRED, _WRONG_NAME, _WRONG_ADDRESS = 10, 62, 64  # OpenSSL's X509_V_ERR_*
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where the SuperLink of a federation is, as a site sees it.
+
+    Attributes:
+        address: ``host:port``.
+        ca: certificate of the authority that signed the server's; ``None``: no TLS, for a trial on one machine.
+        key: this site's private key (of an elliptic curve, in OpenSSH's format); ``None``: sites are not authenticated.
+    """
+
+    address: str
+    ca: Path | None = None
+    key: Path | None = None
+
+    @property
+    def host(self) -> str:
+        """The host's name or address."""
+        return self.address.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """The port's number.
+
+        Raises:
+            PerfedError: there is none.
+        """
+        number = self.address.rpartition(":")[2]
+        if not number.isdigit() or not 0 < int(number) < 2**16 or not self.host or "/" in self.host:
+            raise PerfedError(f"server '{self.address}': write HOST:PORT, e.g. fl.example.org:8000")
+        return int(number)
+
+
+class Unreachable(PerfedError):
+    """The server does not answer now; it may later."""
+
+
+def probe(server: Server) -> None:
+    """Do nothing where a site could connect to ``server`` with this authority and this key.
+
+    The key is tried with a request that the server can only refuse, so nothing changes there.
+
+    Raises:
+        Unreachable: nobody answers there; worth another attempt.
+        PerfedError: an attempt like this one will fail again: no or another authority, an expired certificate, a
+            server name that is not in the certificate, a key that the server does not know.
+    """
+    if server.key is not None and server.ca is None:
+        raise PerfedError(f"a site with a key needs TLS: the certificate of server {server.address}'s authority (--ca)")
+    connection = _connect(server)
+    try:
+        if server.key is not None:
+            _try_key(connection, server, server.key)
+        elif server.ca is None:
+            _try_plain(connection, server)
+    except (OSError, http.client.HTTPException) as error:
+        raise Unreachable(f"server {server.address} does not speak as a SuperLink does: {_said(error)}") from None
+    finally:
+        connection.close()
+
+
+def _connect(server: Server) -> http.client.HTTPConnection:
+    host, port = server.host, server.port
+    try:
+        if server.ca is None:
+            plain = http.client.HTTPConnection(host, port, timeout=TIMEOUT)
+            plain.connect()
+            return plain
+        secure = http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=authority(server.ca))
+        secure.connect()
+        return secure
+    except ssl.SSLCertVerificationError as error:
+        raise PerfedError(f"server {server.address}: {_refused(error, server)}") from None
+    except ssl.SSLError as error:
+        raise PerfedError(f"server {server.address} does not speak TLS: {_said(error)}") from None
+    except socket.gaierror:
+        raise Unreachable(f"server {server.address} is not reachable: the name '{host}' is not known") from None
+    except TimeoutError:
+        raise Unreachable(f"server {server.address} is not reachable: no answer for {TIMEOUT:.0f} seconds") from None
+    except OSError as error:
+        raise Unreachable(f"server {server.address} is not reachable: {_said(error)}") from None
+
+
+def authority(ca: Path) -> ssl.SSLContext:
+    """What trusts the servers that ``ca`` has signed, and no others.
+
+    Raises:
+        PerfedError: it is no certificate.
+    """
+    try:
+        return ssl.create_default_context(cafile=str(ca))
+    except OSError as error:
+        raise PerfedError(f"{ca}: not the certificate of an authority (PEM): {_said(error)}") from None
+
+
+def _refused(error: ssl.SSLCertVerificationError, server: Server) -> str:
+    if error.verify_code == _EXPIRED:
+        return "its certificate, or its authority's, has expired"
+    if error.verify_code in (_WRONG_NAME, _WRONG_ADDRESS):
+        return f"its certificate is not for '{server.host}'; use a name that is in it, or have this one added"
+    return f"its certificate is not signed by the authority in {server.ca} ({error.verify_message})"
+
+
+def _try_plain(connection: http.client.HTTPConnection, server: Server) -> None:
+    try:
+        connection.request("GET", "/")
+        connection.getresponse()
+    except (http.client.BadStatusLine, ConnectionError):
+        blind = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        blind.check_hostname, blind.verify_mode = False, ssl.CERT_NONE
+        with socket.create_connection((server.host, server.port), TIMEOUT) as raw, blind.wrap_socket(raw):
+            raise PerfedError(
+                f"server {server.address} speaks TLS: this site needs the certificate of its authority (--ca)"
+            ) from None
+
+
+def _try_key(connection: http.client.HTTPConnection, server: Server, key: Path) -> None:
+    public, headers = _signed(key)
+    # An ActivateNodeRequest without its interval: the server looks the key up first and then refuses the interval.
+    size = len(public)
+    body = b"\x0a" + bytes([size & 127 | 128, size >> 7]) + public
+    connection.request("POST", "/v1/fleet/activate-node", body, headers)
+    reply = connection.getresponse()
+    text = reply.read(2**16)
+    if reply.status == http.client.UNAUTHORIZED:
+        raise PerfedError(
+            f"server {server.address} refuses the signature of {key}; do the clocks of both differ by minutes?"
+        )
+    try:
+        code = json.loads(text)["code"]
+    except (ValueError, KeyError, TypeError):
+        return  # another version's words: let the site try
+    if code == _NO_SUCH_NODE:
+        raise PerfedError(f"server {server.address} does not know the key in {key}; has it been registered there?")
+
+
+def private_key(key: Path) -> Any:
+    """The key in a file, an elliptic curve's of ``cryptography``.
+
+    Raises:
+        PerfedError: there is none that Flower takes.
+    """
+    check_flower()  # which brings cryptography
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        private = serialization.load_ssh_private_key(key.read_bytes(), None)  # the one format that Flower reads
+    except OSError as error:
+        raise PerfedError(f"{key}: {error.strerror}") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        private = None
+    if not isinstance(private, ec.EllipticCurvePrivateKey):
+        raise PerfedError(f"{key}: not a private key of an elliptic curve in OpenSSH's format, without a password")
+    return private
+
+
+def _signed(key: Path) -> tuple[bytes, dict[str, str]]:
+    private = private_key(key)
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    public = private.public_key().public_bytes(encoding, form)
+    now = datetime.now(UTC).isoformat()
+    signature = private.sign(now.encode(), ec.ECDSA(hashes.SHA256()))
+    return public, {
+        "content-type": "application/protobuf",
+        "accept": "application/protobuf",
+        "flwr-public-key": base64.b64encode(public).decode(),
+        "flwr-timestamp": now,
+        "flwr-signature": base64.b64encode(signature).decode(),
+    }
+
+
+def _said(error: BaseException) -> str:
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)

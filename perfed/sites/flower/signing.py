@@ -1,0 +1,63 @@
+"""A site's signing key (Ed25519), with which it signs its keys of sums under masks for the other sites."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from perfed.sites.flower.processes import check_flower
+from perfed.system import read_secret
+
+try:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+except ImportError:
+    check_flower()
+    raise
+
+SIGNING_KEY = "signing.key"
+"""File of a site's folder: its private key, 32 bytes. It never leaves the site."""
+_BYTES = 32
+
+
+class SigningKey:
+    """The signing key of a site.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     key = SigningKey.in_folder(Path(folder))
+        ...     again = SigningKey.in_folder(Path(folder))
+        >>> again.public == key.public, is_signed(key.public, key.sign(b"text"), b"text")
+        (True, True)
+    """
+
+    def __init__(self, private: bytes) -> None:
+        self._private = Ed25519PrivateKey.from_private_bytes(private)
+
+    @classmethod
+    def in_folder(cls, folder: Path) -> Self:
+        """Return the key of the site in ``folder``; a new one is made where there is none.
+
+        Raises:
+            PerfedError: it is damaged, or other users have rights on it.
+        """
+        return cls(read_secret(folder / SIGNING_KEY, _BYTES, "other users have rights on this private key"))
+
+    @property
+    def public(self) -> str:
+        """The public key as 64 hexadecimal digits, as in ``secure_aggregation.keys``."""
+        return self._private.public_key().public_bytes_raw().hex()
+
+    def sign(self, content: bytes) -> bytes:
+        """Return the signature of ``content``."""
+        return self._private.sign(content)
+
+
+def is_signed(public: str, signature: bytes, content: bytes) -> bool:
+    """Return whether ``signature`` is that of ``content`` by the site with the public key ``public``."""
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(signature, content)
+    except (InvalidSignature, ValueError):
+        return False
+    return True

@@ -1,0 +1,258 @@
+"""A site in a run: it answers the server's messages, one after the other, and keeps its own state."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from perfed.codec import encode
+from perfed.data.client import Client
+from perfed.data.target_scale import TargetScale
+from perfed.engine.clients import FIRST_EXCHANGE
+from perfed.engine.evaluate import Outputs
+from perfed.engine.executor import Background, ChunkResult, LocalExecutor
+from perfed.engine.initial import Initialiser
+from perfed.errors import PerfedError
+from perfed.method.declared import FederationInfo
+from perfed.rng import Noise
+from perfed.sites.flower.allowed import Allowed
+from perfed.sites.flower.masking import KINDS, Masking, Signer, masked_message, without_reply
+from perfed.sites.flower.message import frame, unframe, unpack
+from perfed.sites.flower.refusal import Refused, Said, refusing
+from perfed.sites.flower.store import TRIES, SiteStore
+from perfed.sites.flower.wire import MEASURED, done_message, reply_tree, work_of
+from perfed.system import write_atomic
+from perfed.training.plan import Plan
+
+METRICS = "metrics.jsonl"
+"""File beside the states: what was measured here and stays here, a line each."""
+MODEL = "model.message"
+"""File beside the states: the last message by which the site has made its own model."""
+_OLDER = 6  # states before the newest base that stay, for a server that comes back from an older checkpoint
+
+
+class Budget(Protocol):
+    """What a site may tell under ``[privacy]``, and the noise on it."""
+
+    def noise(self, message: bytes) -> Noise:
+        """Return the source of the noise in the answer to ``message``, a hash of 32 bytes (:func:`hash_request`)."""
+
+    def spend(self, round_: int, exchange: str, message: bytes, *, settles: bool = False) -> None:
+        """Note that the site answers ``message`` in an exchange of a round, before it does.
+
+        ``settles``: whether it fits what is its own (:func:`perfed.engine.builtin_programs.settle`), beside the round.
+
+        Raises:
+            Refused: it would tell more than it may, or has answered another message in this exchange.
+        """
+
+    def measured(
+        self, round_: int, message: bytes, outputs: Outputs, info: FederationInfo, scale: TargetScale | None
+    ) -> dict[str, float]:
+        """Return the metrics that leave after a round, with noise, and note them before.
+
+        Args:
+            round_: number of the round.
+            message: hash of what is answered, as for :meth:`noise`.
+            outputs: what the site's model says of its test rows, in the unit of the data.
+            info: of the federation.
+            scale: what targets were standardised by.
+
+        Raises:
+            Refused: it would tell more than it may.
+        """
+
+
+class Site:
+    """One client where its data are.
+
+    Args:
+        client: with inputs in the run's dtype.
+        initialiser: method, model, seed.
+        plan: how work is cut up.
+        info: what the server knows of the federation, but for what every message says anew.
+        scale: what targets were standardised by.
+        store: on the site's disk, of the run.
+        allowed: what is answered, and nothing else.
+        budget: of what is told, where ``allowed`` is discreet.
+        study: hash of the study, which is the same in all its runs; replies under masks need it.
+        signer: the site's signing key; needed where the study has the public keys of the sites.
+
+    Raises:
+        PerfedError: a budget is needed and there is none.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        initialiser: Initialiser,
+        plan: Plan,
+        *,
+        info: FederationInfo,
+        scale: TargetScale | None,
+        store: SiteStore,
+        allowed: Allowed,
+        budget: Budget | None = None,
+        study: str = "",
+        signer: Signer | None = None,
+    ) -> None:
+        if allowed.discreet and budget is None:
+            raise PerfedError(f"site '{client.id}': a private study needs a secret and a budget of the site")
+        self.client, self.initialiser, self.plan, self._budget = client, initialiser, plan, budget
+        self._info, self._scale, self._store = info, scale, store
+        self._allowed = allowed
+        self._host: LocalExecutor | None = None
+        self._last: tuple[str, bytes] | None = None  # what was asked last, and the reply
+        secure = initialiser.secure
+        self._masking = None if secure is None else Masking(secure, client.id, store.run, allowed, store, study, signer)
+
+    def answer(self, data: bytes) -> bytes:
+        """The reply to a message of the server; to one that is sent once more that of the first time.
+
+        Raises:
+            PerfedError: a message that is none or that the study does not ask for, a state that is not here, or
+                training that diverged.
+        """
+        with refusing(Said.MESSAGE):
+            header, tree = unpack(data)
+            if self._masking is not None and header.get("kind") in KINDS:
+                return self._masking.answer(header, data)
+            secure = header.pop("secure", None)
+            if problem := self._allowed.wrong_request(header, tree, self._store.run):
+                raise PerfedError(problem)
+        asked, sequence = hashlib.sha256(data).hexdigest(), header["sequence"]
+        stored = self._store.reply(sequence)
+        if stored is not None and unpack(stored)[0].get("asked") == asked:
+            return stored
+        if self._last is not None and self._last[0] == asked:  # an evaluation, which leaves no state
+            return self._last[1]
+        content, lasting = content_of(header, data), header["index"] >= 0
+        with refusing(Said.STATE):
+            state = self._store.state(header["base"])
+        if self._budget is not None and lasting:
+            settles = header["index"] >= FIRST_EXCHANGE["settle"]
+            self._budget.spend(header["round"], str(sequence), hash_request(content, state), settles=settles)
+        elif not self._store.admit(sequence, content):
+            why = "a server that goes on asks the same again"
+            said = f"the server's message: exchange {sequence} was asked with {TRIES} payloads already; {why}"
+            raise Refused(Said.MESSAGE, said)
+        done, reply = self._done(header, tree, secure, asked, content, state)
+        if done.states:
+            self._store.put(sequence, done.states[self.client.id], reply)
+            self._store.forget({*header["keep"], *self._needed(header["base"], sequence)})
+        else:
+            write_atomic(self._store.path / MODEL, data)
+            self._last = asked, reply
+        return reply
+
+    def _done(
+        self,
+        header: Mapping[str, Any],
+        tree: Mapping[str, Any],
+        secure: Any,
+        asked: str,
+        content: str,
+        state: dict[str, Any] | None,
+    ) -> tuple[ChunkResult, bytes]:
+        """Return what was done, and the reply that leaves; under masks these are added last."""
+        work = work_of(header, tree, self.client.id, state, self._scale)
+        terms = self._allowed.terms(work.exchange) if self._masking is not None else ()
+        going = self._masking.join(header, tree, secure) if self._masking is not None and terms else None
+        host = self._at(header)
+        if self._budget is not None:
+            host.noise = self._budget.noise(hash_request(content, state))
+        noisy = self._allowed.discreet and self._allowed.tells(work.exchange)
+        exact = host.run(replace(work, keeps=noisy))
+        done = self._told(header, exact)
+        if problem := self._allowed.wrong_reply(header, reply_tree(done)):
+            raise Refused(Said.MESSAGE, problem)
+        if noisy and exact.outputs:
+            done = self._measured(header["round"], hash_request(content, state), done, exact.outputs[0])
+        fields = {**header, "asked": asked}
+        if self._masking is None:
+            return done, done_message(done, fields)
+        if going is None:
+            return done, done_message(without_reply(done), fields)
+        vector = self._masking.masked(going, secure, done, terms)
+        return done, masked_message(vector, done, fields, going.attempt)
+
+    def _told(self, header: Mapping[str, Any], done: ChunkResult) -> ChunkResult:
+        """What of it is told: of a private study no loss and no metric, which are kept here."""
+        if not self._allowed.discreet:
+            return done
+        if found := done.metrics.get(self.client.id):
+            place = {name: header[name] for name in ("round", "index", "measure")}
+            loss = float(done.losses[0])
+            line = {**place, "train_loss": loss if isfinite(loss) else None, "metrics": found}
+            with (self._store.path / METRICS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        return replace(done, losses=torch.full_like(done.losses, torch.nan), metrics={})
+
+    def _measured(self, round_: int, message: bytes, done: ChunkResult, outputs: Outputs) -> ChunkResult:
+        """With metrics that have noise; they are of the reply where this goes into a sum."""
+        assert self._budget is not None
+        found = self._budget.measured(round_, message, outputs, self._info, self._scale)
+        if self._masking is None:
+            return replace(done, metrics={self.client.id: found})
+        stacked = {name: torch.tensor([value], dtype=torch.float64) for name, value in found.items()}
+        return replace(done, content={**done.content, MEASURED: stacked}, shapes=({},))
+
+    def _needed(self, base: int, sequence: int) -> set[int]:
+        """States that the server may still name: replies between ``base`` and ``sequence`` were not accepted."""
+        stored = self._store.sequences()
+        return {base, *[n for n in stored if n >= sequence], *[n for n in stored if n < base][-_OLDER:]}
+
+    def _at(self, header: Mapping[str, Any]) -> LocalExecutor:
+        """The host, which knows of the federation what the message says."""
+        background = background_of(self.client, header, self._info)
+        if self._host is None or self._host.background != background:
+            self._host = LocalExecutor([self.client], background, self.initialiser, self.plan)
+        return self._host
+
+
+def hash_request(content: str, state: Mapping[str, Any] | None) -> bytes:
+    """Return the SHA-256 of a request: of the message's content (:func:`content_of`) and the state it starts from."""
+    digest = hashlib.sha256(content.encode())
+    digest.update(b"" if state is None else hashlib.sha256(encode(state)).digest())
+    return digest.digest()
+
+
+def content_of(header: Mapping[str, Any], data: bytes) -> str:
+    """Names what is asked, whatever states the server wants kept."""
+    asked = {name: value for name, value in header.items() if name not in ("keep", "secure")}
+    body = unframe(data)[1]
+    return f"{header['program']} {header['measure']} {hashlib.sha256(frame(asked, body)).hexdigest()}"
+
+
+def background_of(client: Client, header: Mapping[str, Any], info: FederationInfo) -> Background:
+    """What a site's client knows of the federation: ``info``, and what the server's message says anew."""
+    ids = (client.id, *["another"] * (header["clients"] - 1))  # how many there are, and not who
+    info = replace(info, ids=ids, num_domains=header["domains"])
+    return Background(info, (client.input_shape,), tuple(header["trained"]), None)
+
+
+def model_message(path: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """Header and tree of the last message by which the site in ``path`` has made its own model, and what names it.
+
+    Raises:
+        PerfedError: there is none yet.
+    """
+    try:
+        data = (path / MODEL).read_bytes()
+        header, tree = unpack(data)
+        if header.get("run") != path.name:
+            raise PerfedError(f"it is of run '{header.get('run')}'")
+        return header, tree, content_of(header, data)
+    except PerfedError as error:
+        raise PerfedError(f"{path / MODEL} is damaged ({error})") from None
+    except FileNotFoundError:
+        others = [made.parent.name for made in sorted(path.parent.glob(f"*/{MODEL}"))]
+        earlier = f"; an earlier run's: --run {' or '.join(others)}" if others else ""
+        raise PerfedError(f"{path}: no model has been made yet; it is when the run is evaluated{earlier}") from None
