@@ -74,7 +74,8 @@ def floor(name: str) -> int:
 
 
 def test_every_file_is_in_a_room_that_is_known():
-    assert {room(name) for name in modules() if "." in name} == GROUND | set(ROOMS) | FACES
+    optional = {"sites"}  # tests/without_sites.sh removes it
+    assert {room(name) for name in modules() if "." in name} | optional == GROUND | set(ROOMS) | FACES
     assert len(GROUND) + len(ROOMS) + len(FACES) <= 28
 
 
@@ -102,19 +103,6 @@ def test_there_is_no_circle():
 
 def test_no_import_is_for_types_alone():
     assert not [name for name, path in modules().items() if "TYPE_CHECKING" in path.read_text()]
-
-
-def test_flower_is_imported_where_messages_are_carried():
-    def of_flower(path: Path) -> bool:
-        if "flwr" not in path.read_text():
-            return False
-        nodes = list(ast.walk(ast.parse(path.read_text())))
-        names = [a.name for n in nodes if isinstance(n, ast.Import) for a in n.names]
-        names += [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
-        return any(name.split(".")[0] == "flwr" for name in names)
-
-    found = {name.removeprefix("perfed.sites.flower.") for name, path in modules().items() if of_flower(path)}
-    assert found == {"letters", "adapter", "node", "bar", "masks"}
 
 
 def test_the_house_has_fewer_than_twelve_floors():
