@@ -168,9 +168,8 @@ def submit_command(
         done = submit.stop(directory, place)
         where = f"after round {done}" if done else "before the end of its first round"
         return say_whole(f"the run in {place} was ended {where}; {again} goes on from there")
-    newer = {"at_least": (float(at_least), 0.0), "ratio": (ratio, 1e6)}  # apps of older deployments lack the keys
-    said = {name: value for name, (value, usual) in newer.items() if value != usual}
-    config = {"out": str(place), "wait": wait, "deadline": deadline, "norm": norm, **said}
+    config = {"out": str(place), "wait": wait, "deadline": deadline, "norm": norm, "ratio": ratio}
+    config["at_least"] = float(at_least)
     try:
         submit.submit(directory, config, _show, directory / "server" / "submit.log")
     except KeyboardInterrupt:

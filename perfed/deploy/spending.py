@@ -112,9 +112,8 @@ def ledger(folder: Path) -> list[Told]:
         answered.setdefault(line.run, set()).update(line.answers)
     for secret in sorted((folder / RUNS).glob(f"*/{SECRET}")):
         run = secret.parent.name
-        unwritten = run in answered and not answered[run]  # older versions did not write what was answered
         sequences = set(map(str, Stored(folder / RUNS, run).sequences()))
-        if not unwritten and not sequences <= answered.get(run, set()):
+        if not sequences <= answered.get(run, set()):
             raise PerfedError(
                 f"{file}: lacks what run '{run}' was told, whose exchanges this site has answered; restore the file "
                 "from a backup"

@@ -349,9 +349,7 @@ def canonical(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_extensions(settings: Any) -> Any:
-    """A method's table; its extensions as perfed writes them, also those of a file that calls them terms."""
-    if isinstance(settings, Mapping) and "terms" in settings and "extensions" not in settings:
-        settings = {"extensions" if key == "terms" else key: value for key, value in settings.items()}
+    """Return a method's table with its extensions as perfed writes them."""
     if not isinstance(settings, Mapping) or not isinstance(extensions := settings.get("extensions"), list):
         return settings
     return {**settings, "extensions": [_known(extension_id, name) for name in extensions]}

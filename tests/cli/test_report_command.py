@@ -22,7 +22,7 @@ from perfed.engine.evaluate import spread
 from perfed.experiment.config import find_experiment
 from perfed.methods.titles import display_name
 from perfed.report.papers import CSV_COLUMNS, escaped
-from perfed.run.directory import write_marker
+from perfed.run.directory import RunDirectory, write_marker
 
 SVG = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="200" height="100" viewBox="0 0 200 100"><title>t</title>'
@@ -39,7 +39,7 @@ def made(directory: Path, method: str, seed: int, **changed: Any) -> Path:
     config = (
         f'method = "{method}"\nseed = {seed}\nrounds = {settings["rounds"]}\n[data]\nname = "{settings["dataset"]}"\n'
     )
-    (directory / "config.toml").write_text(f"{config}[training]\nlr = {settings['lr']}\n")
+    RunDirectory(directory).write_config(f"{config}[training]\nlr = {settings['lr']}\n")
     over = spread(list(values))
     over = {key: float(value) for key, value in over.items()}
     metrics = dict.fromkeys(settings["metrics"], over)
