@@ -146,7 +146,6 @@ def submit_command(
     ] = None,
     wait: Annotated[float, typer.Option("--wait", min=0, help="seconds in which all sites must be there")] = 300.0,
     deadline: Annotated[float, typer.Option("--deadline", min=1, help="seconds that one exchange may take")] = 600.0,
-    norm: Annotated[float, typer.Option("--max-norm", min=0, help="longest norm of a reply; 0: any")] = 0.0,
     ratio: Annotated[
         float,
         typer.Option("--max-ratio", min=0, help="how many times as long as the others' an entry may be; 0: any"),
@@ -168,8 +167,7 @@ def submit_command(
         done = submit.stop(directory, place)
         where = f"after round {done}" if done else "before the end of its first round"
         return say_whole(f"the run in {place} was ended {where}; {again} goes on from there")
-    config = {"out": str(place), "wait": wait, "deadline": deadline, "norm": norm, "ratio": ratio}
-    config["at_least"] = float(at_least)
+    config = {"out": str(place), "wait": wait, "deadline": deadline, "ratio": ratio, "at_least": float(at_least)}
     try:
         submit.submit(directory, config, _show, directory / "server" / "submit.log")
     except KeyboardInterrupt:

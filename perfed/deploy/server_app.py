@@ -67,7 +67,6 @@ class Settings:
         out: the run's directory, on the server; a run that is there goes on.
         wait: seconds in which all sites must be there.
         deadline: seconds that an exchange may take.
-        norm: longest Euclidean norm of one reply; 0: any.
         ratio: see :class:`perfed.engine.flower.engine.Limits`; 0: any.
         at_least: sites with which a run goes on that all have agreed to; 0: all.
     """
@@ -75,7 +74,6 @@ class Settings:
     out: str
     wait: float = 300.0
     deadline: float = 600.0
-    norm: float = 0.0
     ratio: float = RATIO
     at_least: float = 0.0
 
@@ -233,9 +231,7 @@ class Submitted:
     ) -> Callable[..., RealTimeServer]:
         """What makes the server of a run in ``out``."""
         settings = self.settings
-        limits = Limits(
-            settings.deadline, norm=settings.norm or None, ratio=settings.ratio or None, least=int(settings.at_least)
-        )
+        limits = Limits(settings.deadline, ratio=settings.ratio or None, least=int(settings.at_least))
         engine = partial(
             FlowerEngine,
             transport=self.transport,

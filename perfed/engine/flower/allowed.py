@@ -10,7 +10,7 @@ import torch
 
 from perfed.codec import flatten
 from perfed.engine.executor import Exchange
-from perfed.engine.flower.checks import Bounds, Entry, Spec, like, short, wrong_header, wrong_tree
+from perfed.engine.flower.checks import Entry, Spec, like, short, wrong_header, wrong_tree
 from perfed.engine.flower.wire import LOSS, MASKED, MEASURED, REPLY, exchange_of, sequence_of
 from perfed.engine.secure_aggregation import ALWAYS
 from perfed.errors import shorten_list
@@ -61,7 +61,7 @@ class Form(NamedTuple):
 
     def wrong(self, tree: Tree) -> str | None:
         """What is wrong with a tree, in one line."""
-        return wrong_tree(tree, self.spec, Bounds(self.bytes))
+        return wrong_tree(tree, self.spec, self.bytes)
 
     def joined(self, other: Form) -> Form | None:
         """The form of both, where they differ in the length of axes alone."""
