@@ -319,7 +319,7 @@ def _run(experiment: Experiment, federation: Federation, out: Path, server: Call
         run = start(experiment, federation=federation, out=out, server=server)
     run.checkpoint_seconds = 0.0
     assert isinstance(run.server, RealTimeServer)
-    run.server.keep(lambda site: [_number(state) for i, state in run.taken.clients.items() if i == site])
+    run.server.keep(lambda site: [int(state["sequence"]) for i, state in run.taken.clients.items() if i == site])
     return run
 
 
@@ -336,11 +336,6 @@ def _with_noise(
     if experiment.privacy is not None and experiment.privacy.unit == "client":
         initialiser.method = with_secret(initialiser.method, secret_in(secret))
     return server(federation, initialiser, *args, **options)
-
-
-def _number(state: Any) -> int:
-    """Of the exchange whose state a site has, as the server's states say it."""
-    return int(state["sequence"])
 
 
 def _progress(journal: Journal, run: Run) -> Callable[[int, int, float | None], None]:

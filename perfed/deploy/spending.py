@@ -143,16 +143,15 @@ def _locked_ledger(folder: Path) -> Iterator[Path]:
         yield file
 
 
-def total(told: Sequence[Told], unit: str, delta: float, more: float = 0.0) -> float:
+def total(told: Sequence[Told], unit: str, delta: float) -> float:
     """Return epsilon of all runs for a ``unit``, at ``delta``.
 
     Args:
         told: of the ledger.
         unit: what is protected. For a sample all runs count, for what protects a client protects each of its samples.
         delta: at which.
-        more: releases over the square of their noise that are added.
     """
-    squares = sum(one.squares for one in told if unit in ("sample", one.unit)) + more
+    squares = sum(one.squares for one in told if unit in ("sample", one.unit))
     return 0.0 if squares == 0 else epsilon(1 / sqrt(squares), Releases(1), delta)
 
 
