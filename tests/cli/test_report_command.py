@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tomli_w
 from command_line import contents, perfed
 from PIL import Image
 
@@ -201,8 +200,7 @@ def test_latex_of_errors_has_the_least_first_and_a_label_for_each_metric():
 def test_latex_says_which_command_made_a_comparison(name, said):
     shutil.copytree("a", "c")
     table = {**find_experiment("digits-label-skew"), "rounds": 4, "name": name}
-    content = {"kind": "comparison", "methods": ["local", "fed_avg"], "seeds": [0, 1], "experiment": table}
-    Path("c/comparisons.toml").write_text(tomli_w.dumps(content))
+    write_marker(Path("c"), "comparison", {"methods": ["local", "fed_avg"], "seeds": [0, 1], "experiment": table})
     assert perfed("report", "c", "--latex", "t.tex").code == 0
     assert Path("t.tex").read_text().splitlines()[:2] == ["% table: perfed report c --latex t.tex", f"% runs: {said}"]
 

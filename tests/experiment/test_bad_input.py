@@ -22,7 +22,7 @@ from perfed.methods.extensions.clip import Clip
 from perfed.methods.fedavg import FedAvg
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
-from perfed.run.layout import FORMAT
+from perfed.run.directory import write_marker
 from perfed.run.run import Run
 from perfed.run.settings import Evaluation
 from perfed.training.plan import Plan
@@ -254,17 +254,20 @@ def test_a_damaged_summary_or_configuration(here):
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("kind", "content"),
     [
-        b"\xff\xfe",
-        b"methods = ['local']\nseeds = [0]\nexperiment = {}",
-        b'kind = "other"\nmethods = ["local"]\nseeds = [0]\nexperiment = {}',
-        b'kind = "comparison"\nmethods = 5\nseeds = [0]\nexperiment = {}',
-        b'kind = "campaign"\nkey = ""\ncomparisons = 5',
+        ("", b"\xff\xfe"),
+        ("", b"methods = ['local']\nseeds = [0]\nexperiment = {}"),
+        ("other", {"methods": ["local"], "seeds": [0], "experiment": {}}),
+        ("comparison", {"methods": 5, "seeds": [0], "experiment": {}}),
+        ("campaign", {"key": "", "comparisons": 5}),
     ],
 )
-def test_a_damaged_study(here, content):
-    (here / "comparisons.toml").write_bytes(f'perfed = "0.2.0"\nformat = {FORMAT}\n'.encode() + content)
+def test_a_damaged_study(here, kind, content):
+    if isinstance(content, bytes):
+        (here / "comparisons.toml").write_bytes(content)
+    else:
+        write_marker(here, kind, content)
     for command in ("resume", "report"):
         refused(perfed(command, "."), "comparisons.toml: cannot be read")
 
