@@ -239,10 +239,13 @@ class Engine(ABC):
         for members in groups.values():
             if not by_id:
                 members.sort(key=lambda client: (-len(client.train), client.id))
-            chosen = {"sequential": 1, "stacked": self.plan.chunk}.get(self.plan.engine, 0)
-            size = chosen or self._fitting(members)
+            size = self._size(members)
             chunks += [members[i : i + size] for i in range(0, len(members), size)]
         return sorted(chunks, key=lambda chunk: chunk[0].id) if by_id else chunks
+
+    def _size(self, members: Sequence[Client]) -> int:
+        """Return how many of the clients are one chunk; engines of other places say it in their own way."""
+        return {"sequential": 1, "stacked": self.plan.chunk}.get(self.plan.engine, 0) or self._fitting(members)
 
     def _fitting(self, members: Sequence[Client]) -> int:
         """How many clients a cohort may have, by the memory of their samples and models; at least 1, at most 4096."""
