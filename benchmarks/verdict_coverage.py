@@ -25,6 +25,7 @@ from perfed.engine.metrics import Metric, computed
 from perfed.report import load_runs, verdict
 from perfed.report.against import best_reference, compare_methods
 from perfed.report.paired import ClientTable
+from perfed.run.directory import RunDirectory
 
 KEPT = Path(__file__).parent.parent / "docs/results/verdict-coverage.json"
 VALUE = Metric(higher_is_better=True)
@@ -207,7 +208,7 @@ def run(folder: Path, method: str, seed: int, right: NDArray[np.bool_]) -> Path:
         targets=np.tile(y, sites),
         outputs=np.concatenate(outputs),
     )
-    (where / "config.toml").write_text(f'method = "{method}"\nseed = {seed}\n')
+    RunDirectory(where).write_config(f'method = "{method}"\nseed = {seed}\n')
     (where / "rounds.jsonl").write_text("")
     with (where / "clients.csv").open("w", newline="") as file:
         lines = csv.writer(file)

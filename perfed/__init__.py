@@ -42,7 +42,6 @@ _HOMES = {
     "validate": "perfed.experiment.config",
     "weighted_mean": "perfed.aggregate",
 }
-_OLD = {"Term": "perfed.terms"}  # until version 0.3
 __all__ = list(_HOMES)
 
 
@@ -52,8 +51,6 @@ def __getattr__(name: str) -> object:
         found: object = import_module("perfed.system").installed_version()
     elif name in _HOMES:
         found = getattr(import_module(_HOMES[name]), name)
-    elif name in _OLD:
-        found = getattr(import_module(_OLD[name]), name)
     elif find_spec(f"{__name__}.{name}") is not None:
         found = import_module(f"{__name__}.{name}")
     else:

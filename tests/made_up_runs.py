@@ -6,6 +6,7 @@ import json
 import numpy as np
 
 from perfed.engine.evaluate import spread
+from perfed.run.directory import RunDirectory
 
 
 def write(
@@ -29,7 +30,7 @@ def write(
     where = folder / f"{method.replace(':', '.')}-{seed}"
     where.mkdir()
     more = "" if weights is None else '[evaluation]\nweights = "samples"\n'
-    (where / "config.toml").write_text(f'method = "{method}"\nseed = {seed}\n{more}')
+    RunDirectory(where).write_config(f'method = "{method}"\nseed = {seed}\n{more}')
     tested = rows or weights or [10] * len(values)
     with (where / "clients.csv").open("w", newline="") as file:
         table = csv.writer(file)

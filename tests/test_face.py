@@ -64,7 +64,7 @@ assert "fedrep-srpfl" in perfed.registry.known_names()
 
 
 @pytest.mark.long
-def test_terms_are_known_before_anything_else_is_imported():
+def test_extensions_are_known_before_anything_else_is_imported():
     assert (
         in_a_process_of_its_own("import perfed; print(*perfed.extensions.extension_names())")
         == "anchors clip prototypes proximal server-optimizer top-k"

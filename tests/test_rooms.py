@@ -31,8 +31,8 @@ ROOMS = (  # from the bottom to the top; a room may use those before it
     "sites",
     "testing",  # for users and tests: nothing here imports it
 )
-# Short names for users; nothing inside imports them. "terms" is what extensions were called in version 0.1.
-FACES = {"aggregate", "placement", "registry", "extensions", "terms"}
+# Short names for users; nothing inside imports them.
+FACES = {"aggregate", "placement", "registry", "extensions"}
 
 
 @cache

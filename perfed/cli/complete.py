@@ -9,7 +9,7 @@ from perfed.cli.index import LISTS, index
 from perfed.data.originals.sources import SOURCES
 from perfed.plugins import BLEND
 
-_MARKS = ("config.toml", "comparisons.toml", "comparison.toml", "search.toml", "campaign.toml", "leaderboard.toml")
+_MARKS = ("config.toml", "comparisons.toml")
 
 
 def _names(what: str) -> list[str]:

@@ -52,7 +52,7 @@ def check_client(client: Client, num_classes: int | None, survival: bool = False
         if split is None:
             continue
         if split.has_values != client.train.has_values:
-            kinds = [_kind(part) for part in (split, client.train)]
+            kinds = ["values" if part.has_values else "labels" for part in (split, client.train)]
             raise PerfedError(f"{where}: {name} targets are {kinds[0]}, training targets {kinds[1]}")
         if 0 in split.input_shape:
             raise PerfedError(f"{where}: {name} inputs have shape {split.input_shape}, so no features at all")
@@ -67,10 +67,6 @@ def check_client(client: Client, num_classes: int | None, survival: bool = False
         raise PerfedError(
             f"{where}: {len(client.feature_names)} feature names for inputs of shape {client.input_shape}"
         )
-
-
-def _kind(split: Split) -> str:
-    return "values" if split.has_values else "labels"
 
 
 def check_samples(

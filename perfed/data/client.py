@@ -208,7 +208,7 @@ class Client:
         return self.train.input_shape
 
     def facts(self, survival: bool = False) -> ClientFacts:
-        """All that a server may know of the client without its samples; see :meth:`Federation.of_facts`."""
+        """All that a server may know of the client without its samples; see :meth:`Federation.from_source`."""
         splits = {name: split for name in SPLITS if (split := self.split(name)) is not None}
         mark = 0
         for name, split in splits.items():

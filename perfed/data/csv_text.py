@@ -16,10 +16,10 @@ _WRITTEN = re.compile(_FORMULA.pattern.replace(")(?=", ")'(?="))
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
-def csv_text(rows: Iterable[Sequence[object]], end: str = "\r\n") -> str:
-    """Rows as the text of a file, each cell :func:`escaped`; ``end``: of a line."""
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Return rows as the text of a CSV file, each cell :func:`escaped`."""
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator=end).writerows([escaped(cell) for cell in row] for row in rows)
+    csv.writer(text).writerows([escaped(cell) for cell in row] for row in rows)
     return text.getvalue()
 
 

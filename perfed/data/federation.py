@@ -8,7 +8,6 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Unpack
-from warnings import warn
 
 import torch
 from torch.utils.data import Dataset
@@ -281,13 +280,6 @@ class Federation:
         refuse_unknown(labels)
         folder = ClientFolder.of(Path(path))
         return _lazy(folder, folder.heads, list(folder.places), name, hold, labels)
-
-    @classmethod
-    def of_facts(cls, facts: Iterable[ClientFacts], num_classes: int | None, **about: Any) -> Federation:
-        """Do as ``from_source(None, facts)``, the name of this for a version."""
-        warn("Federation.of_facts is called from_source(None, facts) now", FutureWarning, stacklevel=2)
-        task: Task | None = "survival" if about.get("survival") else None
-        return replace(cls.from_source(None, facts, num_classes=num_classes, task=task), **about)
 
     @classmethod
     def from_frames(

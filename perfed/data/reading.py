@@ -93,15 +93,15 @@ def seal(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_seal(content: Any, file: Path) -> Any:
-    """Return the values to which :func:`seal` was applied; values without ``sha256``, from older versions, unchanged.
+    """Return the values to which :func:`seal` was applied; content that is no dictionary unchanged.
 
     Raises:
-        PerfedError: the values do not match the checksum; the message names ``file``.
+        PerfedError: the values do not match the checksum, or have none; the message names ``file``.
     """
-    if not isinstance(content, dict) or _SEAL not in content:
+    if not isinstance(content, dict):
         return content
     values = {name: value for name, value in content.items() if name != _SEAL}
-    if _hash_content(values) != content[_SEAL]:
+    if _hash_content(values) != content.get(_SEAL):
         raise PerfedError(f"{file}: has changed since it was written")
     return values
 

@@ -22,7 +22,6 @@ from perfed.datasets.catalogue import (
     Positive,
     PositiveReal,
     TestFraction,
-    check_range,
     client_ids,
     dataset,
 )
@@ -45,15 +44,13 @@ def digits_views(
     classes_per_client: Positive = 4,
     samples_per_client: NonNegative = 60,
     test_fraction: TestFraction = 0.3,
-    dims_low: Annotated[int, Field(ge=1, le=64)] = 10,
-    dims_high: Annotated[int, Field(ge=1, le=64)] = 40,
     standardise: bool = True,
 ) -> Federation:
     """Real 8x8 digits that come with scikit-learn (no download), each client seeing them in its own way.
 
     A client's view is one of "pixels" (all 64), "blocks" (the 16 means of 2x2 pixels, a 4x4 image), "subset"
     (a random subset of the pixels) and "linear" (a random linear map of the pixels, N(0, 1/64) entries),
-    equally often and in random order; subset and map are the client's own, of ``dims_low``..``dims_high``
+    equally often and in random order; subset and map are the client's own, of 10 to 40
     numbers. Inputs are flat vectors. The 1797 samples are split into train and test by class first, then both
     are shared by class without overlap.
 
@@ -62,7 +59,6 @@ def digits_views(
     ``validation_fraction`` takes away included); constant columns become 0.
     ``notes["view"]`` maps client id to view.
     """
-    check_range("dims_low", dims_low, "dims_high", dims_high)
     x, y = _embedded_digits()
     train, test = _split_by_class(y, test_fraction, seed)
     classes = draw_classes(10, clients, classes_per_client, seed=seed)
@@ -72,7 +68,7 @@ def digits_views(
     arrays = {}
     for i, client in enumerate(client_ids(clients)):
         rng = generator(seed, f"digits of {client}")
-        view = view_matrix(VIEWS[order[i]], int(rng.integers(dims_low, dims_high, endpoint=True)), rng)
+        view = view_matrix(VIEWS[order[i]], int(rng.integers(10, 40, endpoint=True)), rng)
         part = train_parts[i]
         if 0 < samples_per_client < len(part):
             part = np.sort(rng.choice(part, size=samples_per_client, replace=False))

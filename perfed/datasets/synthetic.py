@@ -97,13 +97,12 @@ def toy_noisy_features(
     keep_high: Fraction = 1.0,
     noise_dims_low: NonNegative = 1,
     noise_dims_high: NonNegative = 10,
-    noise_std: PositiveReal = 1.0,
 ) -> Federation:
     """Gaussian classes in a few dimensions; every client appends its own number of pure-noise features.
 
     Class means are N(0, ``mean_std``² I), the covariance is the same for all classes. Samples of a class are
     shared equally among its holders; then a client keeps a part of its training samples, uniform between
-    ``keep_low`` and ``keep_high``. Inputs are ``(dim + extra,)``; the number of extra columns, N(0, ``noise_std``²), is
+    ``keep_low`` and ``keep_high``. Inputs are ``(dim + extra,)``; the number of extra columns, N(0, 1), is
     uniform in ``noise_dims_low``..``noise_dims_high``.
 
     ``notes["oracle_accuracy"]``: mean over clients of the accuracy of the Bayes rule that knows the means and
@@ -115,7 +114,7 @@ def toy_noisy_features(
 
     def view(rng: np.random.Generator) -> View:
         extra = int(rng.integers(noise_dims_low, noise_dims_high, endpoint=True))
-        return lambda x, noise: np.hstack([x, noise_std * noise.standard_normal((len(x), extra))])
+        return lambda x, noise: np.hstack([x, noise.standard_normal((len(x), extra))])
 
     gaussians = _gaussians(num_classes, dim, mean_std, covariance, seed)
     classes = draw_classes(num_classes, clients, classes_per_client, seed=seed)
@@ -140,11 +139,10 @@ def toy_linear_map(
     keep_high: Fraction = 1.0,
     mapped_dims_low: Positive = 3,
     mapped_dims_high: Positive = 100,
-    map_std: PositiveReal = 1.0,
 ) -> Federation:
     """Gaussian classes in a few dimensions; every client sees them through its own random linear map.
 
-    As :func:`toy_noisy_features`, but the inputs of a client are ``x L`` with one matrix L of N(0, ``map_std``²)
+    As :func:`toy_noisy_features`, but the inputs of a client are ``x L`` with one matrix L of N(0, 1)
     entries for its training and test samples, ``(dim, d)``, d uniform in ``mapped_dims_low``..``mapped_dims_high``.
     ``notes["oracle_accuracy"]`` is that of the Bayes rule on the original coordinates; a client with fewer
     than ``dim`` mapped dimensions cannot reach it.
@@ -158,7 +156,7 @@ def toy_linear_map(
 
     def view(rng: np.random.Generator) -> View:
         mapped = int(rng.integers(mapped_dims_low, mapped_dims_high, endpoint=True))
-        matrix = map_std * rng.standard_normal((dim, mapped))
+        matrix = rng.standard_normal((dim, mapped))
         return lambda x, _: x @ matrix
 
     gaussians = _gaussians(num_classes, dim, mean_std, covariance, seed)

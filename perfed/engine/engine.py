@@ -226,12 +226,8 @@ class Engine(ABC):
         for chunk in chunks:
             ids = tuple(client.id for client in chunk)
             own = {i: {name: of[i] for name, of in rows.items()} for i in ids} if rows else {}
-            states = {i: state for i in ids if (state := self._state(i)) is not None}
+            states = {i: state for i in ids if (state := self._pending.get(i, self.states.get(i))) is not None}
             yield ChunkTask(exchange, ids, shared, own, states, self.scoring, keeps)
-
-    def _state(self, client: str) -> Tree | None:
-        """Pending state of the running round, else the committed one, else none: the initial one."""
-        return self._pending.get(client, self.states.get(client))
 
     def _chunks(self, ids: Sequence[str], *, by_id: bool = False) -> list[list[Client]]:
         """Clients of one architecture cut into chunks, those with more data first or in the order of ids."""
@@ -248,7 +244,7 @@ class Engine(ABC):
         return sorted(chunks, key=lambda chunk: chunk[0].id) if by_id else chunks
 
     def _size(self, members: Sequence[Client]) -> int:
-        """How many of the clients are one chunk."""
+        """Return how many of the clients are one chunk; engines of other places say it in their own way."""
         return {"sequential": 1, "stacked": self.plan.chunk}.get(self.plan.engine, 0) or self._fitting(members)
 
     def _fitting(self, members: Sequence[Client]) -> int:

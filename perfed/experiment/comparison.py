@@ -26,7 +26,7 @@ from perfed.plugins import BLEND, bare_name
 from perfed.report import Gathered, Verdict, comparison_rows, gathered, verdict, write_report
 from perfed.report.curves import oracle
 from perfed.report.runs import Run as FinishedRun
-from perfed.run.directory import RunDirectory, check_marker, marker_file, marker_of, plain, write_marker
+from perfed.run.directory import MARKER, RunDirectory, check_marker, marker_of, plain, write_marker
 from perfed.run.settings import Blend
 from perfed.settings import leaves, stated
 from perfed.system import write_atomic
@@ -199,7 +199,7 @@ class Comparison(ComparisonSpec):
             PerfedError: there is none, or its marker is damaged.
         """
         content = marker_of(path)[1]
-        with readable(marker_file(path)):
+        with readable(path / MARKER):
             return cls.of(content, path=path)
 
     def check_files(self) -> None:
@@ -220,7 +220,7 @@ class Comparison(ComparisonSpec):
                 of_all = key[0] in ("data", "model", "training") and key[1:] not in (("files",), ("test_files",))
                 if of_all and now[key] != before[key]:
                     raise PerfedError(
-                        f"{marker_file(self.path)}: {'.'.join(key)} is {stated(now[key])}, and {stated(before[key])} "
+                        f"{self.path / MARKER}: {'.'.join(key)} is {stated(now[key])}, and {stated(before[key])} "
                         f"in {file}; one of them is of another comparison"
                     )
 
@@ -236,7 +236,7 @@ class Comparison(ComparisonSpec):
     @property
     def origin(self) -> str:
         """The command, or where the settings are."""
-        return self.command or f"with the settings in {marker_file(self.path)}"
+        return self.command or f"with the settings in {self.path / MARKER}"
 
     @property
     def begun(self) -> bool:

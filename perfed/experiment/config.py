@@ -87,7 +87,7 @@ class Experiment(BaseModel):
     @model_validator(mode="after")
     def _build(self) -> Self:
         for name in dict.fromkeys([self.method, *self.methods]):
-            settings = self._settings_of(name)
+            settings = merged(self._table_of(entry(name).base), self._table_of(name))
             own = settings.pop("model", {})
             if not isinstance(own, dict):
                 raise PerfedError(f"methods.{name}.model: must be a table (given: {own!r})")
@@ -174,10 +174,6 @@ class Experiment(BaseModel):
         if policy and given not in ("uniform", policy):
             raise PerfedError(f"participation.policy = '{given}': {self.method} is under '{policy}'; allowed: {policy}")
         return self.participation.model_copy(update={"policy": policy}) if policy else self.participation
-
-    def _settings_of(self, method: str) -> dict[str, Any]:
-        """The method's table; a preset has that of its method, and its own on top."""
-        return merged(self._table_of(entry(method).base), self._table_of(method))
 
     def _table_of(self, method: str) -> dict[str, Any]:
         """``[methods.NAME]`` and ``[methods."module:NAME"]`` are of the same method."""
@@ -349,9 +345,7 @@ def canonical(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_extensions(settings: Any) -> Any:
-    """A method's table; its extensions as perfed writes them, also those of a file that calls them terms."""
-    if isinstance(settings, Mapping) and "terms" in settings and "extensions" not in settings:
-        settings = {"extensions" if key == "terms" else key: value for key, value in settings.items()}
+    """Return a method's table with its extensions as perfed writes them."""
     if not isinstance(settings, Mapping) or not isinstance(extensions := settings.get("extensions"), list):
         return settings
     return {**settings, "extensions": [_known(extension_id, name) for name in extensions]}

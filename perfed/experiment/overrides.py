@@ -123,7 +123,7 @@ def axis_of(entry: str, where: str = "") -> list[str]:
 
 def resolve(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[tuple[str, ...]]:
     """Return where the key of an assignment belongs, as paths; several if it is a setting of several methods."""
-    first, *rest = key_path("extensions" if key == "terms" else key)  # their name in version 0.1
+    first, *rest = key_path(key)
     if first in Experiment.model_fields:
         return [(first, *rest)]
     return [(*path, *rest) for path in _places(table, first, methods)]

@@ -121,16 +121,13 @@ def read_campaign(file: Path, settings: Sequence[str] = ()) -> dict[str, Compari
             raise PerfedError(f"{file}: two comparisons are called '{name}'; give one another name")
         with problems_of(f"{file}: comparison '{name}'"):
             methods = known_methods(entry.methods, "methods", baselines=True)
-            table = find_experiment(_beside(file, entry.experiment))
+            table = find_experiment(
+                known_as(entry.experiment, experiment_names()) or str(file.parent / entry.experiment)
+            )
             table = override(table, [*entry.settings, *settings], federated(methods))
             found[name] = ComparisonSpec(table, methods, parse_seeds(entry.seeds, "seeds"))
             found[name].check()
     return found
-
-
-def _beside(file: Path, experiment: str) -> str:
-    """A shipped experiment's name, or the path of a file beside the campaign's."""
-    return known_as(experiment, experiment_names()) or str(file.parent / experiment)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from perfed.plugins import known_as
 from perfed.report.board import Figure, board_table, write_board
 from perfed.report.runs import load_run
 from perfed.report.text import TextTable
-from perfed.run.directory import RunDirectory, marker_file, marker_of, plain, write_marker
+from perfed.run.directory import MARKER, RunDirectory, marker_of, plain, write_marker
 from perfed.settings import LISTED, STRICT
 from perfed.system import write_atomic
 
@@ -176,9 +176,9 @@ class Leaderboard:
     def read(cls, path: Path) -> Leaderboard:
         """Return the one that :meth:`create` wrote."""
         content = marker_of(path)[1]
-        with readable(marker_file(path)):
+        with readable(path / MARKER):
             settings = tuple(map(str, content["settings"]))
-            rows = tuple(map(str, content.get("rows", ())))  # not in one that was begun before rows could be chosen
+            rows = tuple(map(str, content["rows"]))
             return cls(path, str(content["name"]), int(content["seeds"]), settings, rows)
 
     @property

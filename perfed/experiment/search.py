@@ -26,7 +26,7 @@ from perfed.experiment.jobs import Execute, in_turn
 from perfed.experiment.overrides import grid_points, override, parse_value, resolve
 from perfed.method.registry import entry
 from perfed.run.checksums import find_damage, read_checksums, refuse_damage, set_aside, write_checksums_of
-from perfed.run.directory import RunDirectory, check_marker, marker_file, marker_of, write_marker
+from perfed.run.directory import MARKER, RunDirectory, check_marker, marker_of, write_marker
 from perfed.system import write_atomic
 
 _OWN_FRACTION = TUNING_FRACTION / 2  # the half of it that a method has that uses validation data
@@ -129,7 +129,7 @@ class Search(ComparisonSpec):
         """Return the search that :meth:`create` wrote."""
         content = marker_of(path)[1]
         check_marker(path)
-        with readable(marker_file(path)):
+        with readable(path / MARKER):
             points = [[str(assignment) for assignment in point] for point in content["points"]]
             return cls.of(content, points=points, path=path)
 

@@ -216,8 +216,7 @@ def is_done(path: Path) -> bool:
         return False
     done, progress = directory.newest()
     try:  # what an earlier ending left is there until the rounds added since are done
-        ended = progress.get("stopped_by") or any(progress.get(part, {}).get("stopped") for part in ("taken", "tally"))
-        at_its_end = bool(ended) or done >= progress.get("config", {}).get("rounds", done)
+        at_its_end = bool(progress.get("stopped_by")) or done >= progress.get("config", {}).get("rounds", done)
         return at_its_end and not find_edits(directory) and not directory.find_damage()
     except PerfedError:
         return False

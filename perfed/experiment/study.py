@@ -29,7 +29,7 @@ from perfed.experiment.planned import problems_of
 from perfed.plugins import BLEND
 from perfed.report.campaign import Part
 from perfed.report.page.campaign import write_campaign
-from perfed.run.directory import MARKER, RunDirectory, check_marker, marker_file, marker_of, write_marker
+from perfed.run.directory import MARKER, RunDirectory, check_marker, marker_of, write_marker
 
 Outcome = dict[str, Any] | PerfedError
 """The summary of a run, or why it failed."""
@@ -112,7 +112,7 @@ class Study:
         check_marker(path)
         if kind == "comparison":
             return cls._checked_files(path, {"": Comparison.read(path)})
-        with readable(marker_file(path)):
+        with readable(path / MARKER):
             folders = {str(name): path / str(folder) for name, folder in content["comparisons"].items()}
             key = str(content["key"])
         return cls._checked_files(path, {name: Comparison.read(folder) for name, folder in folders.items()}, key)
@@ -188,11 +188,11 @@ class Study:
         if self.begun:
             return False
         for one in reversed(self._with_folds.values()):
-            marker_file(one.path).unlink(missing_ok=True)
+            (one.path / MARKER).unlink(missing_ok=True)
             for place in (*one.folders.values(), one.path / "folds", one.path):
                 with suppress(OSError):  # not there, or not empty
                     place.rmdir()
-        marker_file(self.path).unlink(missing_ok=True)
+        (self.path / MARKER).unlink(missing_ok=True)
         with suppress(OSError):
             self.path.rmdir()
         return True

@@ -255,20 +255,20 @@ def learnt(sites: Sequence[Rows], prior_rows: float) -> tuple[Prior, list[FloatA
     return prior, [site_weights(rows, prior, prior_rows) for rows in sites]
 
 
-def chosen_prior(sites: Sequence[Rows], tried: Sequence[float] = PRIORS) -> float:
+def chosen_prior(sites: Sequence[Rows]) -> float:
     """Return the number of rows for the prior whose weights, learnt without a fold, have the least loss on that fold.
 
-    The loss is summed over folds and sites, so that sites send one number for each that is ``tried``.
+    The loss is summed over folds and sites, so that sites send one number for each of :data:`PRIORS`.
     """
-    found = np.zeros(len(tried))
+    found = np.zeros(len(PRIORS))
     for fold in np.unique(np.concatenate([rows.fold for rows in sites])):
         others = [rows.take(rows.fold != fold) for rows in sites]
         held = [rows.take(rows.fold == fold) for rows in sites]
         prior, _ = learnt(others, float("inf"))
-        for number, prior_rows in enumerate(tried):
+        for number, prior_rows in enumerate(PRIORS):
             own = [site_weights(rows, prior, prior_rows) for rows in others]
             found[number] += sum(rows.sums(w).value for rows, w in zip(held, own, strict=True) if len(rows.said))
-    return tried[int(found.argmin())]
+    return PRIORS[int(found.argmin())]
 
 
 def evidence(task: Task, y: NDArray[Any], said: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:

@@ -21,7 +21,6 @@ in which they are given, ``incoming`` in the reverse order.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -34,8 +33,6 @@ from perfed.training.private import PrivateTraining
 from perfed.training.settings import Scheduled
 from perfed.training.step import Penalty
 from perfed.training.steprules import Transform
-
-_OLD_HOOKS = {"penalty": "loss", "after": "client_update", "absorb": "on_replies", "step": "server_step"}
 
 
 class Extension(Scheduled):
@@ -58,14 +55,6 @@ class Extension(Scheduled):
     server sees sums alone it is then left out; an extension with any other ``incoming`` is refused there."""
     discreet: ClassVar[bool] = False
     """Whether clients that are elsewhere keep their losses and metrics, and draw noise with secrets of their own."""
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Take hooks by the names that they had in version 0.1, with a warning."""
-        for old, new in _OLD_HOOKS.items():
-            if callable(hook := cls.__dict__.get(old)):
-                warnings.warn(f"{cls.__name__}.{old} is called {new} now", FutureWarning, stacklevel=2)
-                setattr(cls, new, hook)
 
     def sets(self) -> dict[str, ParameterSet]:
         """Return the extension's parameter sets; names are shared with the method's."""

@@ -7,10 +7,9 @@ holds hyper-parameters only; everything that changes is in named parameter sets.
 
 from __future__ import annotations
 
-import warnings
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from perfed.data.client import Client
@@ -77,14 +76,6 @@ class Method(LocalTraining):
     extensions: Annotated[tuple[Extension, ...], LISTED] = Field(
         (), description="what rides along its rounds (perfed.method.extension)"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _extensions_by_their_old_name(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or "terms" not in values:
-            return values
-        warnings.warn("a method's terms are called extensions now", FutureWarning, stacklevel=2)
-        return {"extensions" if name == "terms" else name: value for name, value in values.items()}
 
     # Server programs ---------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ def build_method(
     Args:
         name: of the method.
         settings: the method's hyper-parameters and those of its extensions; ``extensions`` may list further ones by
-            name (``terms`` in version 0.1).
+            name.
         training: settings that every method has (optimiser, learning rate, ...); ``settings`` win.
 
     Raises:
@@ -54,9 +54,7 @@ def build_method(
             raise PerfedError(f"unknown key 'training.{key}'; allowed: {', '.join(allowed)}")
     settings = settings or {}
     merged = {**(found.defaults or {}), **(training or {}), **settings}
-    if "terms" in merged and "extensions" in merged:
-        raise PerfedError(f"methods.{name}.terms: is called extensions now; write one of them")
-    extra = merged.pop("extensions", merged.pop("terms", []))
+    extra = merged.pop("extensions", [])
     if not isinstance(extra, list | tuple) or not all(isinstance(name, str) for name in extra):
         raise PerfedError(f"methods.{name}.extensions: must be a list of names (given: {extra!r})")
     classes: list[type[Extension]] = [*found.extensions, *(extension_class(t) for t in extra)]

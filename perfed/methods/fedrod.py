@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
 from perfed.method.declared import ParameterSet
@@ -30,10 +29,6 @@ class FedRoD(FedAvg):
 
     fits_unused: ClassVar[str] = "train"
 
-    absent_count: float = Field(
-        1.0, gt=0, le=1, description="n_ic of a class that the client does not hold: its log must be finite"
-    )
-
     def adapt(self, model: Model) -> Model:
         """The model as it is; it must have a head."""
         return model.with_head(lambda head, shape: head, "fedrod gives every client a second head")
@@ -52,7 +47,7 @@ class FedRoD(FedAvg):
 
     def loss(self, cohort: Cohort) -> Loss:
         """``CE(g + log n_ic) + CE(stop(g) + p(stop(features)))``."""
-        log_counts = cohort.class_counts.clamp_min(self.absent_count).log()
+        log_counts = cohort.class_counts.clamp_min(1.0).log()
 
         def value(step: Step) -> Tensor:
             g = step.output()

@@ -20,11 +20,10 @@ class TSNEFedRep(FedRep):
     """FedRep on each client's own t-SNE projection, to R^64 (Rakotomamonjy et al. 2024, S3.7).
 
     t-SNE has no map for new samples: a client projects all its splits together, without labels, by exact t-SNE with
-    250 iterations from a random start, as the authors did. Perplexity is at most a third of the other samples.
+    250 iterations from a random start, as the authors did. Perplexity is 20, and at most a third of the other samples.
     """
 
     dimension: int = Field(64, ge=1, description="of the projection")
-    perplexity: float = Field(20.0, gt=0, description="of t-SNE")
 
     def local_data(self, client: Client, key: Tensor) -> Client:
         """The client's samples, projected."""
@@ -36,7 +35,7 @@ class TSNEFedRep(FedRep):
         if len(x) > 1:
             tsne = TSNE(
                 self.dimension,
-                perplexity=min(self.perplexity, (len(x) - 1) / 3),
+                perplexity=min(20.0, (len(x) - 1) / 3),
                 method="exact",
                 init="random",
                 max_iter=250,

@@ -358,11 +358,6 @@ def shareable(module: nn.Module) -> bool:
     return type(module) in (*ELEMENTWISE, *_PER_SAMPLE, *_DROPOUT, nn.Linear, ColumnLinear, nn.Flatten)
 
 
-def repeatable(module: nn.Module) -> bool:
-    """Whether every pass of ``module`` in training does the same: it may be replayed as a CUDA graph."""
-    return shareable(module) and not any(isinstance(layer, _DROPOUT) for layer in module.modules())
-
-
 def why_not_stackable(module: nn.Module, input_shape: tuple[int, ...], name: str = "module") -> tuple[str, str] | None:
     """The layer of ``module`` that must run one client at a time, and why; ``None`` if there is none.
 

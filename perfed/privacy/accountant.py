@@ -7,7 +7,6 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from math import inf, sqrt
-from typing import Any
 
 from perfed.errors import PerfedError
 from perfed.system import extra_command
@@ -63,7 +62,9 @@ def epsilon(noise: float, releases: Releases, delta: float) -> float:
         return 0.0
     if noise <= 0:
         return inf
-    library = _library()
+    if find_spec("dp_accounting") is None:
+        raise PerfedError(f"[privacy] needs dp-accounting: {extra_command('privacy')}")
+    library = import_module("dp_accounting")
     if not releases.drawn:
         return float(library.get_epsilon_gaussian(noise / sqrt(releases.whole), delta))
     accountant = import_module("dp_accounting.pld").PLDAccountant()
@@ -94,9 +95,3 @@ def noise_for(budget: float, delta: float, releases: Releases) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if epsilon(middle, releases, delta) <= budget else (middle, high)
     return high
-
-
-def _library() -> Any:
-    if find_spec("dp_accounting") is None:
-        raise PerfedError(f"[privacy] needs dp-accounting: {extra_command('privacy')}")
-    return import_module("dp_accounting")

@@ -174,7 +174,7 @@ def privately(
     together = Releases()  # with what training tells
     numbers = [None] if settings.unit == "client" else _row_numbers(settings, rows)
     if settings.unit == "client":
-        told: list[_Told] = [(Releases(), tuple([Releases(1 if _sends(declared) else 0)] * rounds))]
+        told: list[_Told] = [(Releases(), tuple([Releases(int(any(of.entries for _, of in declared)))] * rounds))]
         together = Releases() if metrics is None else metrics.releases(times)
     else:
         told = [_of_rows(method, declared, number, rounds, max(1, times)) for number in numbers]
@@ -223,10 +223,6 @@ def _declared(method: Method, settings: Privacy, name: str) -> list[tuple[Method
     parts: list[tuple[Method | Extension, str]] = [(method, name)]
     parts += [(extension, f"extension '{extension.name}'") for extension in method.extensions]
     return [(part, declared_of(part, called, settings.unit)) for part, called in parts]
-
-
-def _sends(declared: Sequence[tuple[Method | Extension, Declared]]) -> bool:
-    return any(of.entries for _, of in declared)
 
 
 def _fitting(method: Method, settings: Privacy, name: str) -> tuple[Method, list[str]]:

@@ -213,7 +213,7 @@ class WrittenFiles(BaseModel):
 
 
 def written_files(progress: Mapping[str, Any]) -> WrittenFiles | None:
-    """Return the checksums in a checkpoint's progress; ``None`` if an older perfed wrote the checkpoint."""
+    """Return the checksums in a checkpoint's progress; ``None`` if it has none, as where no checkpoint was written."""
     files = progress.get("files")
     return None if files is None else WrittenFiles.model_validate(files)
 
@@ -227,7 +227,6 @@ class _Progress(BaseModel):
 
     config: _Config = _Config()
     tally: dict[str, Any] = {}
-    taken: dict[str, Any] = {}
     callbacks: dict[str, dict[str, Any]] = {}
     stopped_by: str = ""
     policy: dict[str, Any] = {}

@@ -27,7 +27,7 @@ def write_checksums(folder: Path, checksums: Mapping[str, str]) -> None:
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """Return the checksums that :func:`write_checksums` wrote, by file name; empty if an older perfed wrote the folder.
+    """Return the checksums that :func:`write_checksums` wrote, by file name; empty where there are none.
 
     Raises:
         PerfedError: the file cannot be read, or a line does not consist of a checksum and a name.
@@ -89,10 +89,10 @@ def add_checksum(text: str) -> str:
 
 
 def matches_comment(text: str) -> bool:
-    """Return whether a text matches the comment of :func:`add_checksum`; True if an older perfed wrote no comment."""
+    """Return whether a text matches the comment of :func:`add_checksum` in its first line."""
     comment, _, content = text.partition("\n")
     checksum = hashlib.sha256(content.encode()).hexdigest()
-    return not comment.startswith(_COMMENT) or comment == _COMMENT + checksum
+    return comment == _COMMENT + checksum
 
 
 def set_aside(file: Path) -> None:

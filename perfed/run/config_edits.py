@@ -51,8 +51,6 @@ def find_edits(directory: RunDirectory) -> dict[str, tuple[Any, Any]]:
     except tomllib.TOMLDecodeError as error:
         raise PerfedError(f"{directory.path / 'config.toml'}: not valid TOML: {error}") from None
     old = _flatten_keys(checkpoint_config)
-    if old.get("data.missing") == []:  # an older perfed wrote the checkpoint, with this default
-        old |= {"data.missing": new.get("data.missing")}
     may_change = ("device", "plan.hold_megabytes")
     keys = [key for key in dict.fromkeys([*old, *new]) if key not in may_change and not key.startswith("plan.paths.")]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}

@@ -38,7 +38,7 @@ from perfed.run.checksums import (
     set_aside,
     write_checksums,
 )
-from perfed.run.layout import FILE, Layout, current_settings, layout_of, readable_layout, written_now
+from perfed.run.layout import FILE, Layout, check_layout, read_layout
 from perfed.run.records import Summary
 from perfed.run.round_log import RoundLog, matches_checksums
 from perfed.system import SCRATCH, locked, sweep, write_atomic
@@ -47,10 +47,10 @@ from perfed.tree import Tree
 MARKER = "comparisons.toml"
 """What every study is begun with: its kind, and what its runs are made of."""
 
-OLD_MARKERS = {f"{kind}.toml": kind for kind in ("comparison", "search", "campaign", "leaderboard")}
-"""What studies of each kind were begun with before there was one marker; they are read for one version."""
+KINDS = ("comparison", "search", "campaign", "leaderboard")
+"""The kinds of studies."""
 
-BEGINNINGS = ("config.toml", MARKER, *OLD_MARKERS)
+BEGINNINGS = ("config.toml", MARKER)
 """What a run and a study are begun with, and resumed from."""
 
 ROUNDS = "rounds.jsonl"
@@ -70,35 +70,29 @@ RESULTS = (
 """What is made in a directory of results: nothing new is begun in one that has any of these."""
 
 
-def marker_file(path: Path) -> Path:
-    """Return the file that says what the study in ``path`` is, whether it is there or not."""
-    return next((path / name for name in (MARKER, *OLD_MARKERS) if (path / name).is_file()), path / MARKER)
-
-
 def marker_of(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the kind of the study in ``path``, and what its marker says beside it; two empty ones where none is there.
 
     Raises:
-        PerfedError: the marker cannot be read, or is of a version whose directories are not read.
+        PerfedError: the marker cannot be read, or is of another format.
     """
-    file = marker_file(path)
+    file = path / MARKER
     if not file.is_file():
         return "", {}
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
-        kind = OLD_MARKERS.get(file.name) or content.pop("kind", None)
-        if kind not in OLD_MARKERS.values():
-            raise ValueError(f"kind: must be one of {', '.join(OLD_MARKERS.values())} (given: {kind!r})")
+        kind = content.pop("kind", None)
+        if kind not in KINDS:
+            raise ValueError(f"kind: must be one of {', '.join(KINDS)} (given: {kind!r})")
     except (OSError, ValueError) as error:
         raise PerfedError(f"{file}: cannot be read: {error}") from None
-    said = {key: content.pop(key) for key in Layout.model_fields if key in content}
-    return str(kind), current_settings(content, readable_layout(path, said, file))
+    check_layout(path, {key: content.pop(key) for key in Layout.model_fields if key in content}, file)
+    return str(kind), content
 
 
 def write_marker(path: Path, kind: str, content: Mapping[str, Any]) -> None:
-    """Write what :func:`marker_of` reads, in the place of an older one."""
-    write_atomic(path / MARKER, add_checksum(tomli_w.dumps({"kind": kind, **written_now(), **content})))
-    (path / f"{kind}.toml").unlink(missing_ok=True)
+    """Write what :func:`marker_of` reads."""
+    write_atomic(path / MARKER, add_checksum(tomli_w.dumps({"kind": kind, **Layout().model_dump(), **content})))
 
 
 _AT_THE_END = ("clients.csv", "federation.json", "sites.json", "summary.json")
@@ -108,9 +102,9 @@ def check_marker(path: Path) -> None:
     """Raise an error if the marker of a study has changed since it was written.
 
     Raises:
-        PerfedError: the marker has changed. Markers of older versions have no checksum and are accepted.
+        PerfedError: the marker has changed.
     """
-    file = marker_file(path)
+    file = path / MARKER
     if file.is_file() and not matches_comment(read_text(file)):
         raise PerfedError(
             f"{file}: has changed since it was written; restore it, or begin the study in another directory"
@@ -126,12 +120,12 @@ class RunDirectory(CheckpointFiles):
     """Reads and writes the files of one run, and keeps the checksums of those that it writes.
 
     Raises:
-        PerfedError: the run is of a version whose directories are not read.
+        PerfedError: the run is of another format.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.layout = layout_of(path)
+        self.layout = read_layout(path)
         self._log = RoundLog(path / ROUNDS)
         self._arrays: dict[str, str] = {}
         self._results: dict[str, str] = {}
@@ -175,25 +169,19 @@ class RunDirectory(CheckpointFiles):
 
     def write_config(self, text: str) -> None:
         """Write the experiment into ``config.toml``, and who writes it into ``version.json``."""
-        self._write_result(FILE, json.dumps(written_now()) + "\n")
+        self._write_result(FILE, Layout().model_dump_json() + "\n")
         self._write_result("config.toml", text)
 
     def read_config(self) -> str:
-        """Return the experiment in ``config.toml``, converted to the settings of this version of perfed."""
+        """Return the experiment in ``config.toml``."""
         try:
-            text = (self.path / "config.toml").read_text(encoding="utf-8")
+            return (self.path / "config.toml").read_text(encoding="utf-8")
         except OSError:
             if marker_of(self.path)[0] == "comparison":
                 raise PerfedError(f"{self.path}: a comparison, not a run; its runs are METHOD/seed-N in it") from None
             raise PerfedError(f"{self.path}: no run here (config.toml is missing)") from None
         except UnicodeDecodeError as error:
             raise PerfedError(f"{self.path / 'config.toml'}: is not text: {error}") from None
-        try:
-            settings = tomllib.loads(text)
-        except tomllib.TOMLDecodeError:  # reported where the text is parsed
-            return text
-        current = current_settings(settings, self.layout)
-        return text if current == settings else tomli_w.dumps(current)
 
     @property
     def method(self) -> str:
@@ -356,7 +344,7 @@ class RunDirectory(CheckpointFiles):
         self._write_result("sites.json", json.dumps(content, separators=(",", ":")) + "\n")
 
     def read_sites(self) -> dict[str, Any] | None:
-        """Return what :meth:`write_sites` wrote; ``None`` if it wrote nothing, as in older runs.
+        """Return what :meth:`write_sites` wrote; ``None`` if it wrote nothing.
 
         Raises:
             PerfedError: the file is damaged.

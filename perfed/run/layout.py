@@ -1,11 +1,10 @@
-"""Which perfed wrote a directory of results, in which format, and whether this one reads it.
+"""Which perfed wrote a directory of results, and in which format.
 
-A run says it in ``version.json``, a study in its marker. What says nothing is of version 0.1, and in format 1.
+A run has it in ``version.json``, a study in its marker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,75 +15,45 @@ from perfed.errors import PerfedError
 from perfed.system import installed_version
 
 FORMAT = 3
-"""Of directories that are written now. It grows with a change after which an older perfed would read them wrongly."""
-
-OLDEST = 1
-"""The oldest format that is read and resumed: that of the last minor version at least."""
-
-_ALL_TEXTS_OFF = 3  # from this format on, no text such as NA means missing with ``missing = []``
+"""The format that is written, and the only one that is read. Raise it when older directories would be misread."""
 
 FILE = "version.json"
-FIRST = "0.1"  # version of perfed that wrote format 1
 
 
 class Layout(BaseModel):
-    """Who wrote a directory: the version of perfed, and the number of the format."""
+    """The version of perfed that wrote a directory, and the number of the directory's format."""
 
-    perfed: str = Field(FIRST, description="version that wrote the directory")
-    format: int = Field(1, description="of the directory's files")
-
-
-def written_now() -> dict[str, Any]:
-    """Return what a directory that is written now says of itself.
-
-    Example:
-        >>> written_now()["format"] == FORMAT
-        True
-    """
-    return Layout(perfed=installed_version(), format=FORMAT).model_dump()
+    perfed: str = Field(default_factory=installed_version, description="version that wrote the directory")
+    format: int = Field(FORMAT, description="of the directory's files")
 
 
-def layout_of(path: Path) -> Layout:
-    """Return who wrote the run in ``path``.
+def check_layout(path: Path, content: Any, file: Path) -> Layout:
+    """Return the layout of ``path``, whose fields ``file`` has.
 
     Raises:
-        PerfedError: its format is not one of those that are read, or what it says of itself cannot be read.
+        PerfedError: the directory has another format; the message names the perfed that reads it.
+    """
+    if isinstance(content, dict) and not Layout.model_fields.keys() <= content.keys():
+        raise PerfedError(f"{file}: does not have the format of the directory; this perfed reads format {FORMAT} only")
+    layout = checked(Layout, content, file)
+    if layout.format != FORMAT:
+        remedy = "install" if layout.format > FORMAT else "read it with"
+        raise PerfedError(
+            f"{path}: was written by perfed {layout.perfed} in format {layout.format}; perfed {installed_version()} "
+            f"reads format {FORMAT} only: {remedy} perfed {layout.perfed}"
+        )
+    return layout
+
+
+def read_layout(path: Path) -> Layout:
+    """Return the layout of the run in ``path``; that of this perfed where there is no run.
+
+    Raises:
+        PerfedError: as :func:`check_layout`, or ``version.json`` is missing or cannot be read.
     """
     file = path / FILE
-    return readable_layout(path, checked(dict[str, Any], read_json(file), file) if file.is_file() else {}, file)
-
-
-def readable_layout(path: Path, said: Mapping[str, Any], file: Path) -> Layout:
-    """Return who wrote ``path``, of which ``file`` says ``said``.
-
-    Raises:
-        PerfedError: its format is older or newer than those that are read; says which perfed reads it.
-    """
-    found = checked(Layout, said, file)
-    if OLDEST <= found.format <= FORMAT:
-        return found
-    way = (
-        f"install perfed {found.perfed} or newer" if found.format > FORMAT else f"finish it with perfed {found.perfed}"
-    )
-    raise PerfedError(
-        f"{path}: was written by perfed {found.perfed} in format {found.format}; perfed {installed_version()} reads "
-        f"formats {OLDEST} to {FORMAT}: {way}"
-    )
-
-
-def current_settings(settings: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
-    """Return the settings of a directory, nested or not, converted to their meaning in this version of perfed.
-
-    Up to format 2, ``missing = []`` of tables meant what its absence means today.
-
-    Example:
-        >>> current_settings({"data": {"name": "tables", "missing": []}}, Layout(format=2))
-        {'data': {'name': 'tables'}}
-    """
-    if layout.format >= _ALL_TEXTS_OFF:
-        return dict(settings)
-    return {
-        key: current_settings(value, layout) if isinstance(value, Mapping) else value
-        for key, value in settings.items()
-        if not (key == "missing" and value == [] and settings.get("name") == "tables")
-    }
+    if file.is_file():
+        return check_layout(path, read_json(file), file)
+    if (path / "config.toml").exists():
+        raise PerfedError(f"{file}: is missing; this perfed reads runs of format {FORMAT} only")
+    return Layout()

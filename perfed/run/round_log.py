@@ -96,8 +96,7 @@ class RoundLog:
 
         Args:
             last: the round of the checkpoint from which the run resumes.
-            checksums: the checksums in the checkpoint. ``None`` if an older perfed wrote it; only lines that are
-                missing or that are no valid records are detected then.
+            checksums: the checksums in the checkpoint; ``None`` where there is no checkpoint.
 
         Returns:
             The records of the rounds up to ``last``, and a list with a note if lines were damaged or records are lost.
@@ -140,17 +139,12 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def _select_lines(content: bytes, checksums: RoundChecksums | None, last: int) -> tuple[list[bytes], int]:
-    """Return the undamaged lines of rounds up to ``last``, and the number of damaged lines.
-
-    Without checksums, every line that is a valid record counts as undamaged.
-    """
+    """Return the undamaged lines of rounds up to ``last``, and the number of damaged lines."""
     expected = [] if checksums is None else textwrap.wrap(checksums.crc32, 8)
     selected, damaged = [], 0
     for line in _split_lines(content):
         record, checksum = _parse_line(line), f"{crc32(line):08x}"
-        if record is not None and checksums is None and record["round"] <= last:
-            selected.append(line)
-        elif record is not None and checksum in expected:
+        if record is not None and checksum in expected:
             expected = expected[expected.index(checksum) + 1 :]
             selected.append(line)
         else:

@@ -109,7 +109,6 @@ class Run(OwnModels):
         watched = federation.ids[: self.snapshots.clients] if self.snapshots.losses else ()
         model = by_columns(model, federation.named_inputs)
         device = usable_device(str(device), f"device = '{device}'")
-        self.plan.check(device)
         initialiser = Initialiser(method, model, seed, dtype, device, watched, secure)
         if secure is not None:
             secure.check(participation or Participation(), len(federation), federation.clients[0].held is not None)

@@ -14,7 +14,7 @@ def load_site(path: Path | str, trust: bool = False) -> SiteModel:
     """Return the model that :meth:`SiteModel.save` wrote into ``path``.
 
     No code in the files is run, unless they are trusted: ``network.pt2``, which is a network that is more than
-    operations of torch or one that an earlier perfed wrote, and a pickled preprocessing run what they hold.
+    operations of torch, and a pickled preprocessing run what they hold.
 
     Args:
         path: the folder.

@@ -79,7 +79,7 @@ class _Facts(_Strict):
     weights: dict[str, float] | None = None
     contributors: dict[str, int | None] | None = None
     privacy: dict[str, Any] | None = None
-    files: dict[str, str] = {}
+    files: dict[str, str]
 
 
 def read_facts(file: Path) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def read_facts(file: Path) -> dict[str, Any]:
         PerfedError: it cannot be read, is of another version of perfed, or holds a value of another type.
     """
     content: dict[str, Any] = read_json(file)
-    if isinstance(content, dict) and content.get("format", FORMAT) != FORMAT:
+    if isinstance(content, dict) and content.get("format") != FORMAT:
         raise PerfedError(f"{file}: was written by another version of perfed")
     checked(_Facts, content, file)
     return {name: value for name, value in content.items() if name not in ("format", "files", "sha256")}
@@ -106,12 +106,12 @@ def _without_name(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_file_checksums(file: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file beside ``site.json`` by its name; empty if an older perfed wrote it.
+    """Return the SHA-256 of each file beside ``site.json`` by its name.
 
     Raises:
         PerfedError: ``site.json`` itself has changed since it was written.
     """
     content = read_json(file)
     check_seal(_without_name(content), file)
-    checksums: dict[str, str] = content.get("files", {})
+    checksums: dict[str, str] = content["files"]
     return checksums

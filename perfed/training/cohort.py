@@ -389,7 +389,6 @@ class Cohort(View):
             raw=raw,
             rows=np.arange(self.n),
             private=self.private,
-            graphs=self.plan.graphs,
         )
 
     def _check(self, losses: Tensor) -> None:

@@ -19,9 +19,8 @@ from perfed import rng
 from perfed.data.augment import CropFlip
 from perfed.errors import Diverged, PerfedError
 from perfed.model.chain import Chain, Parameters, stage_of
-from perfed.model.stacked import Dense, repeatable
+from perfed.model.stacked import Dense
 from perfed.training.batches import Block, IntArray, Samples, Stream, blocks, schedule
-from perfed.training.graphs import WORTH, Replays
 from perfed.training.optim import Optimizer, OptimizerState, with_axes_of
 from perfed.training.private import PrivateTraining
 from perfed.training.step import Loss, Objective, Step, mean_loss, mean_loss_gradient
@@ -48,7 +47,6 @@ class Task:
         stream: the sequence of mini-batches in which each client goes on; ``None``: the fit has its own shuffles.
         rows: position of each client in its cohort.
         private: how rows are kept private; ``None``: not at all.
-        graphs: whether steps are replayed as CUDA graphs where they can be.
         bf16: whether layers compute with numbers of 16 bits.
     """
 
@@ -70,7 +68,6 @@ class Task:
     raw: Tensor | None = None
     rows: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     private: PrivateTraining | None = None
-    graphs: bool = False
     bf16: bool = False
 
     @property
@@ -83,14 +80,6 @@ class Task:
         """The layers, where all are dense and the loss is the plain one: their gradients are written out."""
         plain = self.loss is mean_loss and not (self.per_domain or self.bf16)
         return Dense.of(self.chain, self.start) if plain else None
-
-    @property
-    def replayable(self) -> bool:
-        """Whether steps do the same with each mini-batch, without random numbers, and are enough for CUDA graphs."""
-        stages = [self.chain.get_submodule(stage) for stage in self.chain.stages]
-        plain = self.loss is mean_loss and not (self.private or self.augment or self.per_domain)
-        optimisers = self.rules is None or (self.rules.rule is None and not self.rules.transforms)
-        return plain and optimisers and int(self.steps.max()) >= WORTH and all(map(repeatable, stages))
 
     def kind(self, label: str) -> str:
         """Names the kind of work in the plan: stages, ``label``, and the size of mini-batches if it is their own."""
@@ -195,7 +184,6 @@ def _steps(task: Task, sequences: Sequence[Iterator[Block]]) -> Iterator[Tensor]
     state = OptimizerState(task.optimizer, trainable)
     params = {name: t for name, t in task.params.items() if name not in trainable} | trainable
     trained = frozenset(stage_of(name) for name in task.trained)
-    replays = Replays(lambda step: _step(task, state, [step])) if task.graphs and task.replayable else None
     for together in zip(*sequences, strict=True):
         block = together[0]
         active = block.clients
@@ -224,7 +212,7 @@ def _steps(task: Task, sequences: Sequence[Iterator[Block]]) -> Iterator[Tensor]
                 )
                 for b in together
             ]
-            yield _step(task, state, batches) if replays is None else replays.step(batches[0])
+            yield _step(task, state, batches)
 
 
 def _step(task: Task, state: OptimizerState, batches: list[Step]) -> Tensor:

@@ -80,7 +80,6 @@ class Plan:
         hold: bytes of clients' states in memory; beyond it those that were made first are on disk. No result depends
             on it.
         remember: whether what trials choose is kept for later runs of this user, and what they chose is taken.
-        graphs: whether local training replays its steps as CUDA graphs (:mod:`perfed.training.graphs`).
         on_choice: called after each new choice, e.g. to write it down.
         trying: entered while ways are tried, e.g. to say so.
         reasons: what must run one client at a time, and why.
@@ -93,7 +92,6 @@ class Plan:
     reasons: dict[str, str] = field(default_factory=dict)
     hold: int = HOLD
     remember: bool = True
-    graphs: bool = False
     on_choice: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
     trying: Callable[[], AbstractContextManager[object]] = field(default=nullcontext, repr=False, compare=False)
 
@@ -108,17 +106,6 @@ class Plan:
             raise PerfedError(f"hold is {self.hold} bytes; at least 0 is needed")
         if self.threads == 0:
             self.threads = 1 if self.engine == "ray" else torch.get_num_threads()
-
-    def check(self, device: torch.device) -> None:
-        """Whether this plan can be followed on ``device``.
-
-        Raises:
-            PerfedError: CUDA graphs anywhere else, or on Ray's workers, whose plans have none.
-        """
-        if self.graphs and device.type != "cuda":
-            raise PerfedError(f"plan.graphs = true needs device = 'cuda'; this is '{device}'")
-        if self.graphs and self.engine == "ray":
-            raise PerfedError("plan.graphs = true is for engines of this process; this is 'ray'")
 
     def path(self, kind: str, clients: int, trial: Tryable | None, *, parallel: bool = False) -> Path:
         """The path for ``kind`` of work with ``clients`` clients at hand.
@@ -179,8 +166,7 @@ class Plan:
         paths = {kind: asdict(path) for kind, path in sorted(self.paths.items())}
         hold = {} if self.hold == HOLD else {"hold_megabytes": self.hold >> 20}
         remember = {} if self.remember else {"remember": False}
-        given = {**hold, **remember, **({"graphs": True} if self.graphs else {})}
-        return {"engine": self.engine, "chunk": self.chunk, "threads": self.threads, **given, "paths": paths}
+        return {"engine": self.engine, "chunk": self.chunk, "threads": self.threads, **hold, **remember, "paths": paths}
 
     def describe(self) -> list[str]:
         """One line per choice and per reason, for people."""
@@ -210,18 +196,12 @@ class PlanSettings(Table):
     remember: bool = Field(
         True, description="whether later runs of this user take over what trials choose", exclude_if=unless(True)
     )
-    graphs: bool = Field(
-        False, description="whether steps are replayed as CUDA graphs; needs device = 'cuda'", exclude_if=unless(False)
-    )
     paths: dict[str, Path] = Field(default_factory=dict)
 
     def build(self) -> Plan:
         """A plan of its own, with the recorded choices."""
         hold = self.hold_megabytes << 20
-        return Plan(
-            self.engine, self.chunk, self.threads, dict(self.paths),
-            hold=hold, remember=self.remember, graphs=self.graphs,
-        )  # fmt: skip
+        return Plan(self.engine, self.chunk, self.threads, dict(self.paths), hold=hold, remember=self.remember)
 
 
 def busy(chunk: int, threads: int, clients: int, free: int) -> int:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tomli_w
 from command_line import contents, perfed
 from PIL import Image
 
@@ -22,7 +21,7 @@ from perfed.engine.evaluate import spread
 from perfed.experiment.config import find_experiment
 from perfed.methods.titles import display_name
 from perfed.report.papers import CSV_COLUMNS, escaped
-from perfed.run.directory import write_marker
+from perfed.run.directory import RunDirectory, write_marker
 
 SVG = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="200" height="100" viewBox="0 0 200 100"><title>t</title>'
@@ -39,7 +38,7 @@ def made(directory: Path, method: str, seed: int, **changed: Any) -> Path:
     config = (
         f'method = "{method}"\nseed = {seed}\nrounds = {settings["rounds"]}\n[data]\nname = "{settings["dataset"]}"\n'
     )
-    (directory / "config.toml").write_text(f"{config}[training]\nlr = {settings['lr']}\n")
+    RunDirectory(directory).write_config(f"{config}[training]\nlr = {settings['lr']}\n")
     over = spread(list(values))
     over = {key: float(value) for key, value in over.items()}
     metrics = dict.fromkeys(settings["metrics"], over)
@@ -201,8 +200,7 @@ def test_latex_of_errors_has_the_least_first_and_a_label_for_each_metric():
 def test_latex_says_which_command_made_a_comparison(name, said):
     shutil.copytree("a", "c")
     table = {**find_experiment("digits-label-skew"), "rounds": 4, "name": name}
-    content = {"kind": "comparison", "methods": ["local", "fed_avg"], "seeds": [0, 1], "experiment": table}
-    Path("c/comparisons.toml").write_text(tomli_w.dumps(content))
+    write_marker(Path("c"), "comparison", {"methods": ["local", "fed_avg"], "seeds": [0, 1], "experiment": table})
     assert perfed("report", "c", "--latex", "t.tex").code == 0
     assert Path("t.tex").read_text().splitlines()[:2] == ["% table: perfed report c --latex t.tex", f"% runs: {said}"]
 

@@ -10,12 +10,9 @@ import torch
 from engines import ENGINES, blobs, difference, make, network_for, serve, train
 from test_golden import METHODS
 
-from perfed.training.plan import Plan
-
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU on this machine")
 # On the processor twice the same bits: what is compared, and how, is right.
 WAYS = [("cpu", "stacked"), *(pytest.param("cuda", engine, marks=GPU) for engine in ENGINES)]
-GRAPHS = Plan("stacked", threads=1, graphs=True)
 
 
 @pytest.mark.parametrize(("device", "engine"), WAYS)
@@ -31,12 +28,3 @@ def test_a_device_gives_what_the_processor_gives_in_float64(name, device, engine
     assert difference(found, expected) <= (0 if device == "cpu" else 1e-8)
     for client, values in expected.evaluate("test").items():
         assert found.evaluate("test")[client] == pytest.approx(values, rel=1e-8)
-
-
-@GPU
-@pytest.mark.parametrize("name", ["fedavg", "fedrep", "ditto"])
-def test_steps_that_a_gpu_replays_are_those_of_the_processor(name):
-    method = make(name, local_epochs=9, batch_size=5)
-    found = train(serve(method, blobs((23, 11, 4)), device="cuda", plan=GRAPHS), 2)
-    expected = train(serve(method, blobs((23, 11, 4)), plan=Plan("stacked", threads=1)), 2)
-    assert difference(found, expected) <= 1e-8

@@ -222,8 +222,6 @@ def test_a_server_builds_the_same_federation_of_facts_as_the_sites_have():
         one.ids == other.ids and (one.num_samples == other.num_samples).all() and (one.batches == other.batches).all()
     )
     assert holdings(server) | {"data": 0} == holdings(EAGER) | {"data": 0}
-    with pytest.warns(FutureWarning, match=r"from_source\(None, facts\)"):
-        assert server.fingerprint == Federation.of_facts(facts, 3).fingerprint
     with pytest.raises(PerfedError, match=r"^client 'c1': its data stay at the site$"):
         server.clients[1].train.take(torch.tensor([0]))
 

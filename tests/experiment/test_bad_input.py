@@ -22,6 +22,7 @@ from perfed.methods.extensions.clip import Clip
 from perfed.methods.fedavg import FedAvg
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
+from perfed.run.directory import write_marker
 from perfed.run.run import Run
 from perfed.run.settings import Evaluation
 from perfed.training.plan import Plan
@@ -253,21 +254,22 @@ def test_a_damaged_summary_or_configuration(here):
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("kind", "content"),
     [
-        ("comparison.toml", b"\xff\xfe"),  # as every kind of study once had its own
-        ("comparison.toml", b"methods = 5\nseeds = [0]\nexperiment = {}"),
-        ("comparisons.toml", b"\xff\xfe"),
-        ("comparisons.toml", b"methods = ['local']\nseeds = [0]\nexperiment = {}"),
-        ("comparisons.toml", b'kind = "other"\nmethods = ["local"]\nseeds = [0]\nexperiment = {}'),
-        ("comparisons.toml", b'kind = "comparison"\nmethods = 5\nseeds = [0]\nexperiment = {}'),
-        ("comparisons.toml", b'kind = "campaign"\nkey = ""\ncomparisons = 5'),
+        ("", b"\xff\xfe"),
+        ("", b"methods = ['local']\nseeds = [0]\nexperiment = {}"),
+        ("other", {"methods": ["local"], "seeds": [0], "experiment": {}}),
+        ("comparison", {"methods": 5, "seeds": [0], "experiment": {}}),
+        ("campaign", {"key": "", "comparisons": 5}),
     ],
 )
-def test_a_damaged_study(here, name, content):
-    (here / name).write_bytes(content)
+def test_a_damaged_study(here, kind, content):
+    if isinstance(content, bytes):
+        (here / "comparisons.toml").write_bytes(content)
+    else:
+        write_marker(here, kind, content)
     for command in ("resume", "report"):
-        refused(perfed(command, "."), f"{name}: cannot be read")
+        refused(perfed(command, "."), "comparisons.toml: cannot be read")
 
 
 def test_what_cannot_begin_leaves_no_directory(here):

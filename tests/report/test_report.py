@@ -20,6 +20,7 @@ from perfed.report.leaderboard import standings
 from perfed.report.load_runs import load_runs
 from perfed.report.paired import holm, paired_p
 from perfed.report.snapshots import MAX_SAMPLES, Snapshot, placed
+from perfed.run.directory import RunDirectory
 
 MEANS = {("fedavg", 0): 0.60, ("fedavg", 1): 0.64, ("flic", 0): 0.80, ("flic", 1): 0.82}
 SECTIONS = ["verdict", "leaderboard", "gains", "curves", "embedding", "federation", "reproduce"]
@@ -35,7 +36,7 @@ def write_run(directory: Path, method: str, seed: int, *, metric: str = "accurac
     rng = np.random.default_rng(seed)
     directory.mkdir()
     settings = f'name = "toy"\nmethod = "{method}"\nseed = {seed}\nrounds = 3\n[data]\nname = "<script>x & y"\n'
-    (directory / "config.toml").write_text(settings)
+    RunDirectory(directory).write_config(settings)
     lines = [{"round": number, "training_seconds": 0.5, "train_loss": 1.0} for number in (1, 2, 3)]
     for line in lines[::2]:
         value = spread(mean - 0.1 * (3 - line["round"]))
@@ -491,7 +492,7 @@ def test_many_clients_methods_and_rounds_stay_a_small_file(tmp_path):
 
 def write_large(directory: Path, method: str, rng: np.random.Generator, clients: int = 2000, rounds: int = 500) -> Path:
     directory.mkdir()
-    (directory / "config.toml").write_text(f'method = "{method}"\nseed = 0\n')
+    RunDirectory(directory).write_config(f'method = "{method}"\nseed = 0\n')
     with (directory / "rounds.jsonl").open("w") as file:
         for number in range(1, rounds + 1):
             value = spread(0.8 - 0.5 / number)

@@ -18,6 +18,7 @@ from perfed.report.curves import axes_of, metric_curves, used_curves
 from perfed.report.page.page_data import Study
 from perfed.report.page.speeds import speed_figures
 from perfed.report.tables import domain_tables, speed_table, target_table
+from perfed.run.directory import RunDirectory
 
 ROUNDS = (1, 2, 4)
 # seconds, rounds taken part, accuracy: in seed 1 everything is twice as slow and 0.1 better
@@ -36,7 +37,7 @@ def made(
 ) -> Path:
     """A finished run of five clients whose rounds 1, 2 and 4 were evaluated; accuracy 0.5, 0.6, 0.7 plus seed / 10."""
     directory.mkdir()
-    (directory / "config.toml").write_text(f'method = "{method}"\nseed = {seed}\n')
+    RunDirectory(directory).write_config(f'method = "{method}"\nseed = {seed}\n')
     lines = []
     for number in range(1, 5):
         clocked = 10.0 * number * (1 + seed) if clock else float(number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 from command_line import EXPERIMENT, TINY, perfed
 from engines import blobs, every_tensor, make, network
 
-from perfed.codec import decode, encode
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read, validate
 from perfed.experiment.start import is_done, resume, start
@@ -246,48 +244,3 @@ TABLE = {
     "training": {"lr": 0.05, "local_epochs": 1},
     "plan": {"threads": 1},
 }
-
-
-def as_the_version_before(directory: Path) -> None:
-    """Rewrite the checkpoints as perfed wrote them when targets and best models were parts of the loop."""
-    for file in (directory / "checkpoint").glob("state-*.json"):
-        body = json.loads(json.loads(file.read_text())["body"])
-        progress, server = body["progress"], directory / "checkpoint" / body["server"]["file"]
-        states, ended = progress.pop("callbacks"), progress.pop("stopped_by")
-        progress["tally"] |= {"targets": states.get("targets", {}).get("targets", []), "stopped": ended == "targets"}
-        if best := states.get("best"):
-            parts = {"servers": {}, "clients": {}}
-            progress["taken"] = {name: part for name, part in best.items() if name not in parts}
-            progress["taken"]["stopped"] = ended == "best"
-            sets = decode(server.read_bytes())
-            server.write_bytes(encode({**sets, ":taken": parts | sets.pop(":best")}))
-            body["server"]["sha256"] = hashlib.sha256(server.read_bytes()).hexdigest()
-        text = json.dumps(body)
-        file.write_text(json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "body": text}))
-
-
-@pytest.mark.in_turns(3)
-@pytest.mark.parametrize("stop", ["validated", "targets"])
-@pytest.mark.parametrize("cut", [2, None])
-def test_checkpoints_of_the_version_before_go_on(tmp_path, stop, cut):
-    evaluation = {"every": 1, "targets": [0.2, 0.3], "stop": stop, "patience": 2}
-    experiment = validate({**TABLE, "evaluation": evaluation})
-    whole = start(experiment, out=tmp_path / "whole").execute()
-    assert whole["rounds"] < 8 and whole["stopped_by"] == {"validated": "best", "targets": "targets"}[stop]
-
-    def interrupt(number: int, rounds: int, accuracy: float | None) -> None:
-        if number == cut:
-            raise KeyboardInterrupt
-
-    made = start(experiment, out=tmp_path / "run")
-    if cut is None:
-        made.execute()
-        (tmp_path / "run/summary.json").unlink()
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            made.execute(interrupt)
-    as_the_version_before(tmp_path / "run")
-    found = resume(tmp_path / "run").execute()
-    for key in ("rounds", "metrics", "taken_rounds", "stopped_by"):
-        assert found.get(key) == whole.get(key), key
-    assert [t["round"] for t in found["targets"]] == [t["round"] for t in whole["targets"]]

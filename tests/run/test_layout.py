@@ -1,4 +1,4 @@
-"""Directories say which perfed wrote them, in which format: older ones go on, and what cannot is refused in a line."""
+"""Directories have the perfed that wrote them and their format; other formats are refused in one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tomli_w
 from command_line import EXPERIMENT, TINY, Outcome, contents, perfed
 
 import perfed as package
-from perfed.run.layout import FORMAT, OLDEST
+from perfed.run.layout import FORMAT
 
 SHORT = (*TINY, "rounds=1", "evaluation.every=1")
 
@@ -56,10 +56,10 @@ def test_a_run_and_a_study_say_who_wrote_them(copy):
 
 @pytest.mark.parametrize("newer", [True, False])
 def test_what_cannot_be_read_is_refused_in_a_line_that_says_which_perfed_can(run, tmp_path, newer):
-    version, format_ = ("9.1.0", FORMAT + 1) if newer else ("0.0.7", OLDEST - 1)
+    version, format_ = ("9.1.0", FORMAT + 1) if newer else ("0.0.7", FORMAT - 1)
     says(run, version, format_)
     before = contents(run)
-    way = f"install perfed {version} or newer" if newer else f"finish it with perfed {version}"
+    way = f"install perfed {version}" if newer else f"read it with perfed {version}"
     rows = tmp_path / "rows.csv"
     rows.write_text("a\n1\n")
     for command in (
@@ -89,22 +89,27 @@ def test_a_study_of_a_newer_format_is_refused(copy, command):
     content = tomllib.loads(marker.read_text())
     marker.write_text(tomli_w.dumps({**content, "perfed": "9.1.0", "format": FORMAT + 1}))
     words = ("compare", "--extend", copy, "--seeds", "1") if command == "extend" else (command, copy)
-    refused(perfed(*words), str(copy), "perfed 9.1.0", "install perfed 9.1.0 or newer")
+    refused(perfed(*words), str(copy), "perfed 9.1.0", "install perfed 9.1.0")
 
 
-@pytest.mark.parametrize("said", [None, ("0.1.0", 1), ("0.2.0rc1", FORMAT)])
-def test_a_run_of_the_last_minor_version_goes_on_and_is_then_of_this_one(run, said):
-    if said is None:
-        (run / "version.json").unlink()
-    else:
-        says(run, *said)
+@pytest.mark.parametrize("command", ["resume", "report"])
+def test_a_run_or_a_study_without_a_format_is_refused(copy, run, command):
+    (run / "version.json").unlink()
+    refused(perfed(command, run), "version.json: is missing", f"reads runs of format {FORMAT} only")
+    marker = copy / "comparisons.toml"
+    content = tomllib.loads(marker.read_text())
+    marker.write_text(tomli_w.dumps({key: value for key, value in content.items() if key != "format"}))
+    refused(perfed(command, copy), "comparisons.toml: does not have the format", f"reads format {FORMAT} only")
+
+
+def test_a_run_of_another_version_with_the_same_format_goes_on_and_is_then_of_this_one(run):
+    says(run, "0.2.0rc1", FORMAT)
     more = perfed("resume", run, "rounds=2")
     assert more.code == 0, more.err
     assert json.loads((run / "version.json").read_text()) == {"perfed": package.__version__, "format": FORMAT}
     summary = json.loads((run / "summary.json").read_text())
-    before = said[0] if said else "0.1"
     assert summary["rounds"] == 2
-    assert any(f"begun with perfed {before}, continued with {package.__version__}" in note for note in summary["notes"])
+    assert any(f"begun with perfed 0.2.0rc1, continued with {package.__version__}" in note for note in summary["notes"])
     assert perfed("report", run).code == 0
 
 
@@ -113,50 +118,10 @@ def test_a_run_of_this_version_says_nothing_of_versions(run):
     assert not [note for note in json.loads((run / "summary.json").read_text())["notes"] if "begun with perfed" in note]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": "two"}', '{"perfed": 1, "format": 1}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"format": "two"}', '{"perfed": "0.2.0", "format": "two"}', '{"perfed": 1, "format": 1}']
+)
 def test_a_damaged_file_is_named(run, text):
     (run / "version.json").write_text(text)
     for command in ("resume", "report"):
         refused(perfed(command, run), "version.json")
-
-
-STUDY = """
-name = "wards"
-method = "local"
-rounds = 1
-[data]
-name = "tables"
-files = ["north.csv"]
-target = "ill"
-[model]
-head = "linear"
-[plan]
-engine = "stacked"
-threads = 1
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("grades", [("NA", "low", "high"), ("mild", "low", "high")])
-def test_an_empty_list_of_missing_values_means_in_an_old_run_what_it_meant(tmp_path, monkeypatch, grades):
-    """``missing = []`` was written by ``init``, beside texts that meant missing nevertheless."""
-    monkeypatch.chdir(tmp_path)
-    rows = [f"{at % 7},{grades[at % 3]},{'yes' if at % 5 else 'no'}" for at in range(60)]
-    Path("north.csv").write_text("\n".join(["age,grade,ill", *rows]))
-    Path("study.toml").write_text(STUDY if "NA" in grades else STUDY.replace("target", "missing = []\ntarget"))
-    assert perfed("run", "study.toml", "--out", "old").code == 0
-    config = Path("old/config.toml")
-    if "NA" in grades:  # the list is not in the checkpoint
-        config.write_text(config.read_text().replace('target = "ill"', 'target = "ill"\nmissing = []'))
-    assert "missing = []" in config.read_text()
-    says(Path("old"), "0.2.0", 2)
-    resumed = perfed("resume", "old", "rounds=2")
-    assert resumed.code == 0, resumed.err
-    Path("study.toml").write_text(STUDY.replace("rounds = 1", "rounds = 2"))
-    assert perfed("run", "study.toml", "--out", "whole").code == 0
-    expected = json.loads(Path("whole/summary.json").read_text())["metrics"]
-    assert json.loads(Path("old/summary.json").read_text())["metrics"] == expected
-    assert "missing =" not in config.read_text()
-    Path("study.toml").write_text(STUDY.replace("target", "missing = []\ntarget"))
-    assert perfed("run", "study.toml", "--out", "new").code == 0
-    assert "missing = []" in Path("new/config.toml").read_text()

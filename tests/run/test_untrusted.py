@@ -74,8 +74,8 @@ def predicted(run_dir: Path, *more: str) -> Any:
     return perfed("predict", run_dir, run_dir.parent / "new.csv", "--site", "west", "--out", out, *more)
 
 
-def old_format(run_dir: Path) -> Path:
-    """The joined site's network as earlier versions wrote it."""
+def pickled_network(run_dir: Path) -> Path:
+    """The joined site's network in torch's own format, as one is kept that is more than operations of torch."""
     file = run_dir / "joined" / "west" / "network.pt2"
     (file.parent / "network.safetensors").unlink()
     write_program(site().program, file)
@@ -93,7 +93,7 @@ def edited(file: Path, change: Any) -> None:
 
 
 def test_a_network_that_is_pickled_is_not_read(run_dir):
-    file, mark = old_format(run_dir), run_dir.parent / "mark"
+    file, mark = pickled_network(run_dir), run_dir.parent / "mark"
 
     def attack(members: dict[str, bytes]) -> None:
         config = next(name for name in members if name.endswith("weights_config.json"))
@@ -117,7 +117,7 @@ def test_a_network_that_is_pickled_is_not_read(run_dir):
 
 
 def test_a_network_of_an_earlier_version_is_read_if_it_is_trusted(run_dir):
-    file = old_format(run_dir)
+    file = pickled_network(run_dir)
     assert predicted(run_dir).code == 2 and predicted(run_dir, "--trust").code == 0
     assert perfed("export", run_dir, "--site", "west", "--format", "safetensors").code == 2
     assert perfed("export", run_dir, "--site", "west", "--format", "safetensors", "--trust").code == 0
@@ -128,7 +128,7 @@ def test_a_network_of_an_earlier_version_is_read_if_it_is_trusted(run_dir):
 @pytest.mark.in_turns(4)
 @pytest.mark.parametrize("part", [0.3, 0.9])
 def test_a_damaged_network_in_torch_s_format_is_one_line(run_dir, part):
-    file = old_format(run_dir)
+    file = pickled_network(run_dir)
     file.write_bytes(file.read_bytes()[: int(part * file.stat().st_size)])
     command = ("predict", run_dir, run_dir.parent / "new.csv", "--site", "west", "--out", "said.csv", "--trust")
     found = another_process(*command)  # torch's log goes to this process's standard error

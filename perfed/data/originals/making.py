@@ -69,13 +69,11 @@ def unused(given: Sequence[Path], sources: Sequence[Source]) -> list[Path]:
         for path in given
         if path.suffix != ".arff"
         and not any(
-            _is_given(o, Files([path]), len(s.originals)) or _has_part(o, path) for s in sources for o in s.originals
+            _is_given(original, Files([path]), len(source.originals)) or any(map(Files([path]).has, original.members))
+            for source in sources
+            for original in source.originals
         )
     ]
-
-
-def _has_part(original: Original, path: Path) -> bool:
-    return any(Files([path]).has(member) for member in original.members)
 
 
 def _is_given(original: Original, files: Files, number: int) -> bool:

@@ -93,8 +93,8 @@ def adult(files: Files) -> Arrays:
 
 def parkinsons(files: Files) -> Arrays:
     """``x`` ``(n, 19)``, ``motor_updrs``, ``total_updrs`` and ``patient``, with ``feature_names``."""
-    names, values = _numbers(files.read("parkinsons_updrs.data"))
-    table = dict(zip(names, values.T, strict=True))
+    names, *rows = _cells(files.read("parkinsons_updrs.data"))
+    table = dict(zip(names, np.array(rows, dtype=np.float64).T, strict=True))
     try:
         motor, total, patient = (table.pop(name) for name in ("motor_UPDRS", "total_UPDRS", "subject#"))
     except KeyError as error:
@@ -162,8 +162,3 @@ def _rows(content: bytes, columns: int) -> Sequence[list[str]]:
         if len(row) != columns:
             raise PerfedError(f"row {number} has {len(row)} cells, not {columns}")
     return rows
-
-
-def _numbers(content: bytes) -> tuple[list[str], NDArray[np.float64]]:
-    names, *rows = _cells(content)
-    return names, np.array(rows, dtype=np.float64)

@@ -43,7 +43,7 @@ def describe_codes(name: str, texts: Mapping[str, Sequence[str]], sources: Mappi
     for sites, synonyms in by_sites.items():
         targets = [replacements[text] for text in synonyms]
         other_sites = sorted(set().union(*(holders[text] for text in targets)) - set(sites)) or list(sites)
-        site_list, other_list = (_list_sites(group, sources) for group in (sites, other_sites))
+        site_list, other_list = (shorten_list([sources[site] for site in group], 3) for group in (sites, other_sites))
         here, elsewhere = f"{_quote_texts(synonyms)} at {site_list}", f"{_quote_texts(targets)} at {other_list}"
         setting = _format_setting(name, dict(zip(synonyms, targets, strict=True)))
         yield (
@@ -129,10 +129,6 @@ _SYNONYMS = tuple(frozenset(map(_simplify_text, words.split())) for words in _WO
 
 def _quote_texts(texts: Sequence[str]) -> str:
     return shorten_list([f"'{text}'" for text in texts], _LISTED)
-
-
-def _list_sites(sites: Sequence[str], sources: Mapping[str, str]) -> str:
-    return shorten_list([sources[site] for site in sites], 3)
 
 
 def _format_setting(name: str, replacements: Mapping[str, str]) -> str:

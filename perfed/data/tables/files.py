@@ -186,7 +186,8 @@ def read_table(path: Path) -> tuple[Frame, list[str]]:
     if ending in _PARQUET:
         return _read_parquet(path), []
     if ending in _EXCEL:
-        return _read_excel(path)
+        rows, notes = read_sheet(path)
+        return _frame(path, rows[0], rows[1:], range(2, len(rows) + 1)), notes
     raise PerfedError(f"{path}: '{path.suffix}' is not the ending of a table; allowed: {_ALLOWED}")
 
 
@@ -352,11 +353,6 @@ def refuse_too_large(path: Path, rows: int, columns: int) -> None:
             f"{path}: {rows:,} rows of {columns} columns need about {needed / 2**30:.3g} GiB of memory, and there are "
             f"{there / 2**30:.3g}; give fewer rows or columns"
         )
-
-
-def _read_excel(path: Path) -> tuple[Frame, list[str]]:
-    rows, notes = read_sheet(path)
-    return _frame(path, rows[0], rows[1:], range(2, len(rows) + 1)), notes
 
 
 def _frame(path: Path, header: Sequence[Any], rows: Sequence[Sequence[Any]], numbers: Iterable[int]) -> Frame:

@@ -15,6 +15,9 @@ from perfed.methods.forest.forest import Forest, key_of, rows_of, stacked
 from perfed.methods.forest.trees import Recipe, votes
 from perfed.training.cohort import Cohort
 
+_DEPTH = 2  # splits from the root to a leaf of a tree of boosting
+_LEAF = 5  # fewest rows in such a leaf
+
 
 @register("boost", title="Boost")
 class Boost(Forest):
@@ -29,8 +32,6 @@ class Boost(Forest):
 
     stages: int = Field(60, ge=1, le=1000, description="most stages of boosting")
     shrinkage: float = Field(0.1, gt=0, le=1, description="what each step of boosting is multiplied by")
-    step_depth: int = Field(2, ge=1, le=8, description="splits from the root to a leaf of a tree of boosting")
-    step_leaf: int = Field(5, ge=1, description="fewest rows in a leaf of a tree of boosting")
 
     def own_recipe(self, of: FederationInfo | Cohort, leaf: int) -> Recipe:
         """Return that there is no own forest."""
@@ -50,7 +51,7 @@ class Boost(Forest):
         survival = cohort.task == "survival"
         scores = start.cpu().double().split(samples.counts.tolist())
         for row, (inputs, y) in enumerate(rows_of(cohort)):
-            steps = Steps(self.stages, self.shrinkage, self.step_depth, self.step_leaf, cohort.num_classes, survival)
+            steps = Steps(self.stages, self.shrinkage, _DEPTH, _LEAF, cohort.num_classes, survival)
             found.append(boosted(inputs, y, scores[row].numpy(), steps, key_of(cohort, row, "folds")))
         cohort.scratch["steps"] = stacked(found, cohort)
 
@@ -59,4 +60,4 @@ class Boost(Forest):
         start = super().predict(cohort, x)
         if "steps" not in cohort.scratch:
             return start
-        return start + votes(cohort.scratch["steps"], x.flatten(2), self.step_depth).sum(1)
+        return start + votes(cohort.scratch["steps"], x.flatten(2), _DEPTH).sum(1)

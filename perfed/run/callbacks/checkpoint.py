@@ -154,7 +154,9 @@ def restore(
             f"'{federation.name}'; continue it with the same (in Python, resume(..., federation=...))"
         )
     sets: dict[str, Any] = map_leaves(found.server, lambda _, t: t.to(server.device))
-    totals, stopped_by, states = _states(progress, sets)
+    totals = RunTotals.of_plain(progress["tally"])
+    tensors = {name: sets.pop(name) for name in [*sets] if name.startswith(_OF)}
+    states = {name: joined(values, tensors.get(_OF + name, {})) for name, values in progress["callbacks"].items()}
     server.restore(
         replace(
             now,
@@ -166,33 +168,8 @@ def restore(
     )
     server.plan.paths.update(checked(PlanSettings, progress["plan"], found.path / "checkpoint").paths)
     recall(callbacks, states)
-    wall = progress["wall_seconds"]
-    training = progress.get("training_seconds", wall)  # older ones have one time for both
-    return RunProgress(totals, found.round, wall, training, stopped_by)
-
-
-def _states(progress: Mapping[str, Any], sets: dict[str, Any]) -> tuple[RunTotals, str, dict[str, dict[str, Any]]]:
-    """Take the states of callbacks out of a checkpoint.
-
-    Args:
-        progress: the checkpoint's plain values; those of the version before have targets among the totals, and the
-            best models under another name.
-        sets: its tensors; those of callbacks are taken out.
-
-    Returns:
-        The totals, the callback that ended the run, and the states by name.
-    """
-    totals, stopped_by = dict(progress.get("tally", {})), progress.get("stopped_by", "")
-    plain = dict(progress.get("callbacks", {}))
-    targets, all_reached = totals.pop("targets", []), totals.pop("stopped", False)
-    if targets:
-        plain["targets"], stopped_by = {"targets": targets}, "targets" if all_reached else stopped_by
-    if taken := dict(progress.get("taken", {})):
-        stopped_by = "best" if taken.pop("stopped", False) else stopped_by
-        plain["best"], sets[_OF + "best"] = taken, sets.pop(":taken", {})
-    tensors = {name: sets.pop(name) for name in [*sets] if name.startswith(_OF)}
-    states = {name: joined(values, tensors.get(_OF + name, {})) for name, values in plain.items()}
-    return RunTotals.of_plain(totals), stopped_by, states
+    wall, training = progress["wall_seconds"], progress["training_seconds"]
+    return RunProgress(totals, found.round, wall, training, progress["stopped_by"])
 
 
 def _continued(found: Checkpoint, server: Server, rounds: int) -> list[str]:

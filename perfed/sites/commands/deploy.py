@@ -146,7 +146,6 @@ def submit_command(
     ] = None,
     wait: Annotated[float, typer.Option("--wait", min=0, help="seconds in which all sites must be there")] = 300.0,
     deadline: Annotated[float, typer.Option("--deadline", min=1, help="seconds that one exchange may take")] = 600.0,
-    norm: Annotated[float, typer.Option("--max-norm", min=0, help="longest norm of a reply; 0: any")] = 0.0,
     ratio: Annotated[
         float,
         typer.Option("--max-ratio", min=0, help="how many times as long as the others' an entry may be; 0: any"),
@@ -168,9 +167,7 @@ def submit_command(
         done = submit.stop(directory, place)
         where = f"after round {done}" if done else "before the end of its first round"
         return say_whole(f"the run in {place} was ended {where}; {again} goes on from there")
-    newer = {"at_least": (float(at_least), 0.0), "ratio": (ratio, 1e6)}  # apps of older deployments lack the keys
-    said = {name: value for name, (value, usual) in newer.items() if value != usual}
-    config = {"out": str(place), "wait": wait, "deadline": deadline, "norm": norm, **said}
+    config = {"out": str(place), "wait": wait, "deadline": deadline, "ratio": ratio, "at_least": float(at_least)}
     try:
         submit.submit(directory, config, _show, directory / "server" / "submit.log")
     except KeyboardInterrupt:

@@ -93,7 +93,7 @@ class Opening:
         if known is not None:
             facts = {site: ClientFacts.of_plain(values) for site, values in (known["facts"] | plain).items()}
         before = plain if known is None else known["facts"]
-        if changed := [site for site in plain if _nameless(plain[site]) != _nameless(before.get(site, {}))]:
+        if changed := [site for site in plain if plain[site] != before.get(site)]:
             raise PerfedError(
                 f"site '{changed[0]}': its data are not those that the run in {file.parent} was begun with"
             )
@@ -147,11 +147,6 @@ class Opening:
             return run if place == self._fields["place"] or not goes_on(Path(place)) else ""
         except (OSError, ValueError):  # nobody can look there
             return ""
-
-
-def _nameless(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts without names of inputs, in whose place older sites sent others."""
-    return {name: value for name, value in facts.items() if name != "feature_names"}
 
 
 def made(folder: Path) -> Path:

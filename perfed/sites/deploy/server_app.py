@@ -67,7 +67,6 @@ class Settings:
         out: the run's directory, on the server; a run that is there goes on.
         wait: seconds in which all sites must be there.
         deadline: seconds that an exchange may take.
-        norm: longest Euclidean norm of one reply; 0: any.
         ratio: see :class:`perfed.sites.flower.engine.Limits`; 0: any.
         at_least: sites with which a run goes on that all have agreed to; 0: all.
     """
@@ -75,7 +74,6 @@ class Settings:
     out: str
     wait: float = 300.0
     deadline: float = 600.0
-    norm: float = 0.0
     ratio: float = RATIO
     at_least: float = 0.0
 
@@ -233,9 +231,7 @@ class Submitted:
     ) -> Callable[..., RealTimeServer]:
         """What makes the server of a run in ``out``."""
         settings = self.settings
-        limits = Limits(
-            settings.deadline, norm=settings.norm or None, ratio=settings.ratio or None, least=int(settings.at_least)
-        )
+        limits = Limits(settings.deadline, ratio=settings.ratio or None, least=int(settings.at_least))
         engine = partial(
             FlowerEngine,
             transport=self.transport,
@@ -323,7 +319,7 @@ def _run(experiment: Experiment, federation: Federation, out: Path, server: Call
         run = start(experiment, federation=federation, out=out, server=server)
     run.checkpoint_seconds = 0.0
     assert isinstance(run.server, RealTimeServer)
-    run.server.keep(lambda site: [_number(state) for i, state in run.taken.clients.items() if i == site])
+    run.server.keep(lambda site: [int(state["sequence"]) for i, state in run.taken.clients.items() if i == site])
     return run
 
 
@@ -340,11 +336,6 @@ def _with_noise(
     if experiment.privacy is not None and experiment.privacy.unit == "client":
         initialiser.method = with_secret(initialiser.method, secret_in(secret))
     return server(federation, initialiser, *args, **options)
-
-
-def _number(state: Any) -> int:
-    """Of the exchange whose state a site has, as the server's states say it."""
-    return int(state["sequence"])
 
 
 def _progress(journal: Journal, run: Run) -> Callable[[int, int, float | None], None]:

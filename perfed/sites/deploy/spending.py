@@ -112,9 +112,8 @@ def ledger(folder: Path) -> list[Told]:
         answered.setdefault(line.run, set()).update(line.answers)
     for secret in sorted((folder / RUNS).glob(f"*/{SECRET}")):
         run = secret.parent.name
-        unwritten = run in answered and not answered[run]  # older versions did not write what was answered
         sequences = set(map(str, Stored(folder / RUNS, run).sequences()))
-        if not unwritten and not sequences <= answered.get(run, set()):
+        if not sequences <= answered.get(run, set()):
             raise PerfedError(
                 f"{file}: lacks what run '{run}' was told, whose exchanges this site has answered; restore the file "
                 "from a backup"
@@ -144,16 +143,15 @@ def _locked_ledger(folder: Path) -> Iterator[Path]:
         yield file
 
 
-def total(told: Sequence[Told], unit: str, delta: float, more: float = 0.0) -> float:
+def total(told: Sequence[Told], unit: str, delta: float) -> float:
     """Return epsilon of all runs for a ``unit``, at ``delta``.
 
     Args:
         told: of the ledger.
         unit: what is protected. For a sample all runs count, for what protects a client protects each of its samples.
         delta: at which.
-        more: releases over the square of their noise that are added.
     """
-    squares = sum(one.squares for one in told if unit in ("sample", one.unit)) + more
+    squares = sum(one.squares for one in told if unit in ("sample", one.unit))
     return 0.0 if squares == 0 else epsilon(1 / sqrt(squares), Releases(1), delta)
 
 

@@ -15,7 +15,7 @@ from perfed.sites.deploy import tls
 from perfed.sites.deploy.deployment import FILE, Deployment
 from perfed.sites.deploy.pages import Credentials, readme, site_files
 from perfed.sites.deploy.release import FOLDER, Release
-from perfed.sites.deploy.server_files import BAR, STUDY_FILE, app_files, server_files
+from perfed.sites.deploy.server_files import STUDY_FILE, app_files, server_files
 from perfed.sites.deploy.study import study_of
 from perfed.system import private_files, write_atomic
 
@@ -160,9 +160,6 @@ def rotate(folder: Path, site: str) -> str:
         key.replace(own / f"{site}.key")
         public.replace(folder / f"server/keys/{site}.pub")
     write_atomic(folder / page, text)
-    if not (folder / "server" / BAR).exists():  # of an older perfed
-        files = server_files(deployment, Release.of_deployment(folder))
-        _write(folder, {f"server/{BAR}": files[f"server/{BAR}"]})
     return found.keys[site]
 
 

@@ -13,7 +13,7 @@ from perfed.engine.executor import Exchange
 from perfed.engine.secure_aggregation import ALWAYS
 from perfed.errors import shorten_list
 from perfed.maths.sums import Term
-from perfed.sites.flower.checks import Bounds, Entry, Spec, like, short, wrong_header, wrong_tree
+from perfed.sites.flower.checks import Entry, Spec, like, short, wrong_header, wrong_tree
 from perfed.sites.flower.wire import LOSS, MASKED, MEASURED, REPLY, exchange_of, sequence_of
 from perfed.tree import Tree
 
@@ -61,7 +61,7 @@ class Form(NamedTuple):
 
     def wrong(self, tree: Tree) -> str | None:
         """What is wrong with a tree, in one line."""
-        return wrong_tree(tree, self.spec, Bounds(self.bytes))
+        return wrong_tree(tree, self.spec, self.bytes)
 
     def joined(self, other: Form) -> Form | None:
         """The form of both, where they differ in the length of axes alone."""

@@ -25,6 +25,7 @@ from perfed.system import locked, sync_folder
 
 _OWN = ("run", "round", "program")  # of the header, by themselves in a line
 _ASKED = ("kind", *_OWN, "sequence", "measure")  # of the header of a message that arrives
+_LONGEST = 100  # characters of a value that is written as it is
 
 
 class OutgoingLog:
@@ -174,7 +175,7 @@ class OutgoingLog:
         self.head, self._last, self._end = head, now, self._end + len(lines)
 
 
-def _shown(value: Any, most: int = 100) -> Any:
+def _shown(value: Any) -> Any:
     """``value``, or the beginning of how it is written where a sender made it long or nested."""
-    plain = value is None or (isinstance(value, bool | int | str) and len(str(value)) <= most)
-    return value if plain else short(value, most)
+    plain = value is None or (isinstance(value, bool | int | str) and len(str(value)) <= _LONGEST)
+    return value if plain else short(value, _LONGEST)

@@ -67,26 +67,14 @@ def like(tree: Tree) -> dict[str, Entry]:
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """How large a tree may be.
-
-    Attributes:
-        bytes: of all its tensors together.
-        norm: Euclidean, of all its floating-point values together; ``None`` for any.
-    """
-
-    bytes: int
-    norm: float | None = None
-
-
-@dataclass(frozen=True)
 class Expected:
     """What a reply must be, of the exchange that is going on.
 
     Attributes:
         run, sequence, program: which one.
         sites: the names that it was sent to.
-        spec, bounds: of the reply's tree.
+        spec: of the reply's tree.
+        most_bytes: that all tensors of the tree may have together.
         samples: training samples that the site has, as its facts say; ``None`` where that is not known.
     """
 
@@ -95,7 +83,7 @@ class Expected:
     program: str
     sites: Collection[str]
     spec: Spec
-    bounds: Bounds
+    most_bytes: int
     samples: int | None = None
 
 
@@ -127,7 +115,7 @@ def wrong_reply(site: str, header: Mapping[str, Any], tree: Tree, expected: Expe
 
     Example:
         >>> bias = {"bias": torch.tensor([0.0, float("nan")])}
-        >>> expected = Expected("flic-1", 20_000, "train", ["north"], like(bias), Bounds(bytes=1000))
+        >>> expected = Expected("flic-1", 20_000, "train", ["north"], like(bias), 1000)
         >>> header = {"site": "north", "run": "flic-1", "sequence": 20_000, "program": "train"}
         >>> wrong_reply("north", header, bias, expected)
         "the reply of site 'north': entry 'bias' has 1 value that is not finite"
@@ -137,7 +125,7 @@ def wrong_reply(site: str, header: Mapping[str, Any], tree: Tree, expected: Expe
     if site not in expected.sites:
         return f"a reply of site '{site}', which was not asked; asked: {shorten_list(sorted(expected.sites))}"
     fields = {"site": site, "run": expected.run, "sequence": expected.sequence, "program": expected.program}
-    problem = wrong_header(header, fields) or wrong_tree(tree, expected.spec, expected.bounds)
+    problem = wrong_header(header, fields) or wrong_tree(tree, expected.spec, expected.most_bytes)
     problem = problem or _wrong_counts(tree, expected)
     return problem and f"the reply of site '{site}': {problem}"
 
@@ -152,15 +140,15 @@ def wrong_header(header: Mapping[str, Any], expected: Mapping[str, Any]) -> str 
     return None
 
 
-def wrong_tree(tree: Tree, spec: Spec, bounds: Bounds) -> str | None:
-    """Whether the tree is within bounds and has the entries of ``spec``, no more, each as it must be."""
+def wrong_tree(tree: Tree, spec: Spec, most: int) -> str | None:
+    """Return what is wrong with a tree that must have at most ``most`` bytes and exactly the entries of ``spec``."""
     found = flatten(tree)
     size = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
-    if size > bounds.bytes:
-        return f"{size} bytes of tensors; at most {bounds.bytes} are expected"
+    if size > most:
+        return f"{size} bytes of tensors; at most {most} are expected"
     longest = max((length for tensor in found.values() for length in tensor.shape), default=0)
-    if longest > bounds.bytes:  # beside an axis of length 0 it takes no bytes, and would overflow later
-        return f"has an axis of {longest}; at most {bounds.bytes} are expected"
+    if longest > most:  # beside an axis of length 0 it takes no bytes, and would overflow later
+        return f"has an axis of {longest}; at most {most} are expected"
     if lacking := sorted(spec.keys() - found.keys()):
         return f"lacks {shorten_list([repr(name) for name in lacking])}"
     if strange := sorted(found.keys() - spec.keys()):
@@ -168,8 +156,6 @@ def wrong_tree(tree: Tree, spec: Spec, bounds: Bounds) -> str | None:
     for name, entry in spec.items():
         if problem := _wrong_tensor(found[name], entry):
             return f"entry '{name}' {problem}"
-    if bounds.norm is not None and (norm := _norm(found)) > bounds.norm:
-        return f"its norm is {norm:.6g}; at most {bounds.norm:.6g} is allowed"
     return None
 
 
@@ -189,7 +175,7 @@ def _wrong_counts(tree: Tree, expected: Expected) -> str | None:
 def norms(tree: Tree) -> dict[str, float]:
     """Euclidean norm of the finite floating-point values of each entry; infinite where squares overflow."""
     return {
-        name: _norm({name: tensor[torch.isfinite(tensor)]})
+        name: math.sqrt(float(tensor[torch.isfinite(tensor)].double().square().sum()))
         for name, tensor in flatten(tree).items()
         if tensor.is_floating_point() and tensor.element_size() > 1
     }
@@ -232,12 +218,6 @@ def _wrong_tensor(tensor: Tensor, entry: Entry) -> str | None:
     if entry.finite and (bad := int((~torch.isfinite(values)).sum())):
         return f"has {bad} values that are not finite" if bad > 1 else "has 1 value that is not finite"
     return None
-
-
-def _norm(tensors: Mapping[str, Tensor]) -> float:
-    """Euclidean norm of all floating-point values; infinite where squares overflow."""
-    floating = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
-    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in floating))
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -31,7 +31,7 @@ from perfed.method.exchange import Replies
 from perfed.participation.invitation import Invitation, invite, take
 from perfed.participation.policies import Choice
 from perfed.sites.flower.allowed import Allowed
-from perfed.sites.flower.checks import REFUSED, Bounds, Entry, Expected, Spec, norms, too_large, usable, wrong_reply
+from perfed.sites.flower.checks import REFUSED, Entry, Expected, Spec, norms, too_large, usable, wrong_reply
 from perfed.sites.flower.dry_run import rehearsed
 from perfed.sites.flower.journal import Journal
 from perfed.sites.flower.message import unpack
@@ -64,7 +64,6 @@ class Limits:
     Attributes:
         seconds: longest time that one exchange may take.
         bytes: of one reply.
-        norm: Euclidean, of all numbers of one reply; ``None`` for any.
         ratio: of the norm of one entry to the median of the others' in the same exchange, to that of all that the site
             was sent, or to its number of training samples, whichever is the largest; ``None`` for any.
         least: replies with which rounds and evaluations that need every site go on, without those that are not
@@ -73,7 +72,6 @@ class Limits:
 
     seconds: float = 600.0
     bytes: int = 2**30
-    norm: float | None = None
     ratio: float | None = RATIO
     least: int = 0
 
@@ -222,9 +220,9 @@ class FlowerEngine(Engine):
         if odd := [site for site, form in forms.items() if form != forms[first]]:
             raise SingleReplies(f"replies of other shapes of site '{odd[0]}' than of site '{first}'")
         self._shown = specs[first], {}
-        bounds, program = Bounds(self._limits.bytes), asked[first].exchange.program
+        most, program = self._limits.bytes, asked[first].exchange.program
         spec = masked_spec(forms[first])
-        return {site: Expected(self._run, sequence, program, [site], spec, bounds) for site in asked}, forms[first]
+        return {site: Expected(self._run, sequence, program, [site], spec, most) for site in asked}, forms[first]
 
     def _summed(self, exchange: Exchange, ids: Sequence[str], content: dict[str, Any], losses: Tensor) -> Replies:
         """Replies of which the sums are known that sites were asked for."""
@@ -291,8 +289,7 @@ class FlowerEngine(Engine):
         if self._allowed is not None:  # nothing is summed, so that nothing of the reply leaves
             self._shown, spec = (spec, {}), NOTHING
         samples = None if self._discreet else len(self.clients[site].train)
-        bounds = Bounds(self._limits.bytes, self._limits.norm)
-        return Expected(self._run, sequence, work.exchange.program, [site], spec, bounds, samples)
+        return Expected(self._run, sequence, work.exchange.program, [site], spec, self._limits.bytes, samples)
 
     @property
     def _discreet(self) -> bool:

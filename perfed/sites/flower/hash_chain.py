@@ -25,8 +25,8 @@ def read(path: Path) -> list[dict[str, Any]]:
     A line of a message has ``run``, ``round`` and ``program``, ``header`` (the other fields that went with it),
     ``entries`` (``name``, ``shape`` and ``dtype`` of each tensor), ``bytes`` and ``sha256`` of the message as it left.
     One of a message that arrived has ``arrived``, what it asked (``kind``, ``run``, ``round``, ``program``,
-    ``sequence`` and ``measure``, where it said so), ``bytes`` and ``sha256``; logs of older versions have none. One
-    that something had to be noted in has ``note``. All have ``time`` (UTC), ``previous`` and ``hash``.
+    ``sequence`` and ``measure``, where it said so), ``bytes`` and ``sha256``. One that
+    something had to be noted in has ``note``. All have ``time`` (UTC), ``previous`` and ``hash``.
 
     Raises:
         PerfedError: there is no log.

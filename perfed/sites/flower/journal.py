@@ -63,8 +63,8 @@ class Journal:
             header, body = unframe(self._file(sequence).read_bytes())
             if header.get("sequence") != sequence:
                 raise PerfedError(f"it is of exchange {header.get('sequence')}")
-            if header.get("run", self.run) != self.run:  # older versions wrote none
-                raise PerfedError(f"it is of run '{header['run']}'")
+            if header.get("run") != self.run:
+                raise PerfedError(f"it is of run '{header.get('run')}'")
         except FileNotFoundError:
             return None
         except (PerfedError, OSError) as error:

@@ -174,11 +174,10 @@ class SiteStore(Stored):
         file = self.path / _ASKED
         *lines, torn = file.read_bytes().split(b"\n") if file.exists() else [b""]
         for number, line in enumerate(lines, 1):
-            content, tab, checksum = line.decode(errors="replace").partition("\t")
-            if tab or self._checksum:  # older versions wrote lines without a checksum
-                self._checksum = _chain_checksum(self._checksum, content)
-                if checksum != self._checksum:
-                    raise PerfedError(f"{file}: line {number} has changed; {_NOT_AGAIN}")
+            content, _, checksum = line.decode(errors="replace").partition("\t")
+            self._checksum = _chain_checksum(self._checksum, content)
+            if checksum != self._checksum:
+                raise PerfedError(f"{file}: line {number} has changed; {_NOT_AGAIN}")
             self._asked.add(content)
         if torn:
             os.truncate(file, file.stat().st_size - len(torn))

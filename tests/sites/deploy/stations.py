@@ -92,7 +92,7 @@ class Stations:
 
 
 def answer_all(path: Path, text: str, transport: Stations, name: str = "run") -> None:
-    server_app.main(transport, {"out": str(path / name), "wait": 1.0, "deadline": 60.0, "norm": 0.0}, study=text)
+    server_app.main(transport, {"out": str(path / name), "wait": 1.0, "deadline": 60.0}, study=text)
 
 
 def submit(path: Path, text: str, transport: Stations | None = None) -> Stations:

@@ -57,17 +57,19 @@ def test_a_list_of_another_run_is_refused(asked):
         SiteStore(asked.parents[1], "run-1")
 
 
-def test_a_list_of_an_older_version_goes_on(asked):
+def test_a_list_without_checksums_is_refused(asked):
     asked.write_text("".join(f"{number} {content}\n" for number, content in ADMITTED))
-    for _ in range(2):
-        with SiteStore(asked.parents[1], "run-1") as again:
-            assert again.admit(*ADMITTED[2]) and again.admit(40_001, "train test new")
+    with pytest.raises(PerfedError, match="line 1 has changed"):
+        SiteStore(asked.parents[1], "run-1")
 
 
 @DAMAGED
 def test_a_damaged_ledger_is_refused(asked, tmp_path, damage):
     (asked.parent / SECRET).write_bytes(bytes(32))
-    lines = [vars(Told(run, "x", "study", "sample", 1e-3, 2.0, 1, {"1": 3})) for run in ("run-0", "run-1")]
+    answers = {str(number): content for number, content in ADMITTED}
+    lines = [
+        vars(Told(run, "x", "study", "sample", 1e-3, 2.0, 1, {"1": 3}, answers=answers)) for run in ("run-0", "run-1")
+    ]
     (tmp_path / LEDGER).write_text(json.dumps([seal(line) for line in lines], indent=1) + "\n")
     assert [line.run for line in ledger(tmp_path)] == ["run-0", "run-1"]
     damage(tmp_path / LEDGER)

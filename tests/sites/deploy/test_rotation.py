@@ -52,11 +52,3 @@ def test_what_has_no_key_of_a_site_is_refused_and_left_alone(folder, tmp_path):
     assert done.code == 2 and "this deployment has no TLS" in " ".join(done.err.split())
     done = perfed("deploy", "--rotate", "north", tmp_path / "nowhere")
     assert done.code == 2 and "nowhere" in done.err
-
-
-def test_a_deployment_of_an_older_perfed_gets_the_script(folder):
-    script = folder / "server/bar.sh"
-    before = script.read_text()
-    script.unlink()
-    assert perfed("deploy", "--rotate", "north", folder).code == 0
-    assert script.read_text() == before

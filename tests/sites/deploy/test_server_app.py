@@ -198,7 +198,7 @@ def test_a_site_that_sends_anchors_of_1e30_is_named_and_the_run_may_go_on_withou
                 tree["reply"].get("extensions", {}), lambda _, t: torch.full_like(t, 1e30)
             )
 
-    text, settings = study(tables), {"out": str(tables / "run"), "wait": 1.0, "deadline": 60.0, "norm": 0.0}
+    text, settings = study(tables), {"out": str(tables / "run"), "wait": 1.0, "deadline": 60.0}
     with closing(west_says(Stations(tables), enlarge)) as stations:
         with pytest.raises(
             PerfedError, match=r"round 2: refused: the reply of site 'west': the norm of entry 'reply/e"
@@ -251,7 +251,7 @@ def test_bytes_that_are_no_message_are_refused_and_the_site_is_named(tables):
 
 def test_a_site_that_does_not_return_ends_a_run_unless_enough_others_are_there(tables, capsys):
     """The message names the way on; with it rounds say who was missing, also where the site is not there at all."""
-    text, settings = study(tables), {"out": str(tables / "run"), "wait": 1.0, "deadline": 60.0, "norm": 0.0}
+    text, settings = study(tables), {"out": str(tables / "run"), "wait": 1.0, "deadline": 60.0}
     with closing(Stations(tables)) as stations:
         ask, asked = stations.exchange, [0]
 

@@ -167,13 +167,6 @@ def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on_where_the_policy_a
     assert BAD[change] in str(caught.value) and strict.server.sets["shared"] == before
 
 
-def test_a_reply_with_too_large_a_norm_is_refused(tmp_path):
-    strict = sites(tmp_path, limits=Limits(norm=1e-3))
-    strict.server.prepare()
-    with pytest.raises(PerfedError, match=r"its norm is .*; at most 0.001 is allowed"):
-        strict.server.round(1)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("others", [1, 2])
 def test_the_site_that_sent_anchors_of_1e30_is_named_and_the_others_go_on(others, tmp_path):
