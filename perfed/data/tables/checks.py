@@ -222,7 +222,7 @@ def _columns(part: Part, given: Part | None, options: TableOptions) -> list[Colu
     names = [name for name in part.frame.columns if name not in roles]
     kinds = options.kinds
     found = [part.rows.guess(name, kinds.get(name), more, swapped=name in options.swapped) for name in names]
-    return [replace(c, kind=options.kinds[c.name]) if c.name in options.public else c for c in found]
+    return [c.with_kind(options.kinds[c.name]) if c.name in options.public else c for c in found]
 
 
 def _structure(part: Part) -> list[Problem]:
@@ -246,7 +246,7 @@ def _describe_long_texts(part: Part, options: TableOptions) -> list[Problem]:
     """
     roles = [name for name in (options.target, options.domain) if name is not None]
     left_out = {*roles, options.event, options.group, *options.drop}
-    names = [name for name in part.frame.columns if name not in left_out and part.frame[name].dtype == object]
+    names = [name for name in part.frame.columns if name not in left_out and part.rows[name].found.dtype == object]
     categories = [name for name in names if part.rows.guess(name, options.kinds.get(name)).kind == "category"]
     problems = []
     for name in (*roles, *categories):
