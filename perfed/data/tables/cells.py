@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from datetime import date, timedelta
 from numbers import Number
@@ -11,20 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfed.data.names import compose_text
 from perfed.data.tables.missing import find_codes
 from perfed.data.tables.problems import Frame, Series, pandas
 
 _DAY = np.timedelta64(1, "D")
-
-
-def compose_text(text: str) -> str:
-    """Return a text with composed accents (Unicode's form NFC), the form in which names and values are compared.
-
-    Example:
-        >>> compose_text("Ko\\u0308ln") == "K\\u00f6ln"
-        True
-    """
-    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def column_names(frame: Frame) -> list[str]:

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.labels import Task
-from perfed.data.names import describe_control_character
-from perfed.data.tables.cells import compose_text
+from perfed.data.names import compose_text, describe_control_character
 from perfed.data.tables.kinds import Cells, Column, Kind, Parsed
 from perfed.data.tables.marks import CODES, FEWEST, are_marked_numbers, describe_marks
 from perfed.data.tables.missing import missing_values

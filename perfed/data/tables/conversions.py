@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from perfed.data.tables.cells import compose_text
+from perfed.data.names import compose_text
 from perfed.data.tables.missing import split_code
 from perfed.data.tables.problems import Frame, Series, pandas
 from perfed.errors import PerfedError

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from perfed.data.groups import GroupSplit
 from perfed.data.labels import Task
-from perfed.data.tables.cells import compose_text
+from perfed.data.names import compose_text
 from perfed.data.tables.conversions import Conversions, read_values
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, Kind
 from perfed.data.tables.missing import split_code

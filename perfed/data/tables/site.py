@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from perfed.data.files import optional_package
 from perfed.data.inputs import native_columns
+from perfed.data.names import compose_text
 from perfed.data.reading import checked, reason_of, refuse_unpacked, refuse_untrusted
-from perfed.data.tables.cells import clean_frame, column_names, compose_text
+from perfed.data.tables.cells import clean_frame, column_names
 from perfed.data.tables.conversions import Conversions
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, read
 from perfed.data.tables.preprocess import inputs_of, output_names, outputs
