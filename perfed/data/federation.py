@@ -167,7 +167,7 @@ class Federation:
             if task in ("regression", "survival"):
                 raise PerfedError(f"num_classes is for classification, and task is {task}; leave one of them out")
             task = "classification"
-        read = [(str(key), arrays_of(str(key), given, SPLITS)) for key, given in pairs]
+        read = [(str(key), arrays_of(str(key), data, SPLITS)) for key, data in pairs]
         refuse_unusable(name, [site for site, _ in read])
         targets = [target for site, arrays in read for target in targets_in(site, arrays.parts)]
         task = task_of(targets, task)
@@ -494,14 +494,14 @@ def refuse_unusable(name: str, ids: Sequence[str]) -> None:
 def _lazy(read: Arrays, look: Arrays, ids: Sequence[str], name: str, hold: int, labels: Labels) -> Federation:
     """Clients of whose arrays each is looked at once, by ``look``, and read by ``read`` when it is used."""
     refuse_unusable(name, ids)
-    seen: list[SeenSite] = []
+    sites: list[SeenSite] = []
     originals: list[dict[str, str]] = []
     for client in ids:
         arrays = arrays_of(client, read_by(look, client), SPLITS)
-        seen.append(scanned(client, arrays.parts, arrays.names, labels.get("task")))
+        sites.append(scanned(client, arrays.parts, arrays.names, labels.get("task")))
         originals.append(arrays.originals)
-    schema = schema_of(seen, labels)
-    facts = (site.facts(schema) for site in seen)
+    schema = schema_of(sites, labels)
+    facts = (site.facts(schema) for site in sites)
     clients = tuple(
         replace(client, originals=of_client)
         for client, of_client in zip(

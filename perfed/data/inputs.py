@@ -317,8 +317,8 @@ def check_names(where: str, what: str, names: Sequence[str], other: str, expecte
     if len(names) != len(expected):
         problem = f"{len(names)} columns, {other} {len(expected)}"
     else:
-        at = next(position for position, (name, expected_name) in enumerate(pairs) if name != expected_name)
-        problem = f"'{names[at]}' in column {at}, {other} '{expected[at]}'"
+        column = next(position for position, (name, expected_name) in enumerate(pairs) if name != expected_name)
+        problem = f"'{names[column]}' in column {column}, {other} '{expected[column]}'"
     same = {*map(compose_text, names)} == {*map(compose_text, expected)}
     order = "; the same columns in one order are needed" if same else ""
     raise PerfedError(f"{where}: {what} has {problem}{order}")

@@ -192,12 +192,12 @@ class SiteModel:
         return x[[columns[compose_text(name)] for name in self.facts["features"]]], domain
 
     def _check_columns(self, x: Any, without: Sequence[str] = ()) -> None:
-        found = [compose_text(name) for name in column_names(x) or ()]
-        wanted = [compose_text(name) for name in self.feature_names_in_ if name not in without]
+        columns = [compose_text(name) for name in column_names(x) or ()]
+        expected = [compose_text(name) for name in self.feature_names_in_ if name not in without]
         for what, names in (
-            ("x lacks", [name for name in wanted if name not in found]),
-            ("remove from x the unknown", [name for name in found if name not in wanted]),
-            ("x has twice", [name for name in dict.fromkeys(found) if found.count(name) > 1]),
+            ("x lacks", [name for name in expected if name not in columns]),
+            ("remove from x the unknown", [name for name in columns if name not in expected]),
+            ("x has twice", [name for name in dict.fromkeys(columns) if columns.count(name) > 1]),
         ):
             if names:
                 raise PerfedError(f"site '{self.site}': {what} {columns_named(names)}")

@@ -226,7 +226,7 @@ class SiteTableData:
         """Those of the ``levels`` that at least so many training rows hold, or groups of these."""
         if not levels:
             return ()
-        values = self._series(replace(column, kind="category"), "train").fillna(MISSING_CATEGORY)
+        values = self._values_with_index(replace(column, kind="category"), "train").fillna(MISSING_CATEGORY)
         group = self.options.group
         found = holders(values, None if group is None else self._frames[0][group])
         return tuple(level for level in levels if found.get(level, 0) >= fewest)
@@ -248,7 +248,7 @@ class SiteTableData:
         values = self.main.rows[column.name].read(column)[0].to_numpy()
         return np.asarray(values[self._split_rows[split]])
 
-    def _series(self, column: Column, split: str) -> Series:
+    def _values_with_index(self, column: Column, split: str) -> Series:
         """Return :meth:`_values` with the index of the rows."""
         return pandas().Series(self._values(column, split), index=self._frame_of(split).index, name=column.name)
 
@@ -413,7 +413,7 @@ class SiteTableData:
                 arrays[f"x_{split}"] = outputs(table.transformer, ready, f"site '{table.site}'")
                 arrays[f"y_{split}"] = y
                 if table.domain is not None:
-                    texts = self._series(Column(table.domain, "category"), split)
+                    texts = self._values_with_index(Column(table.domain, "category"), split)
                     arrays[f"domain_{split}"] = domain_ids(texts, table.domain, table.domains)[0]
         names = output_names(table.transformer)
         return arrays if names is None else {**arrays, "feature_names": names}
