@@ -12,9 +12,10 @@ from perfed.cli.options import Source, check_new, file_name
 from perfed.data.client import Client
 from perfed.data.csv_text import csv_text
 from perfed.data.federation import Federation
+from perfed.data.names import compose_text, find_name
 from perfed.data.new_client import new_client, new_client_from_frame
 from perfed.data.reading import read_arrays
-from perfed.data.tables.cells import clean_frame, compose_text
+from perfed.data.tables.cells import clean_frame
 from perfed.data.tables.files import read_table
 from perfed.data.tables.kinds import Column, read
 from perfed.data.tables.problems import refuse
@@ -87,7 +88,7 @@ def join(source: Source, file: Path) -> None:
     """Let a new site make its own model against what a finished run shares; no other file of the run changes."""
     site = source.site
     folder = source.directory / "joined" / file_name(site)
-    if site in joined_sites(source.directory) or (folder / FACTS).exists():
+    if find_name(site, joined_sites(source.directory)) is not None or (folder / FACTS).exists():
         raise PerfedError(f"{folder}: site '{site}' has joined already")
     with no_modules_of(source.directory, source.trust):
         found = opened_models(source.directory, data_dir=source.data_dir)
@@ -103,8 +104,8 @@ def join(source: Source, file: Path) -> None:
 def model_of(source: Source) -> SiteModel:
     """Return the model of a site of the run, or of one that has joined it."""
     joined = joined_sites(source.directory)
-    if source.site in joined:
-        return load_site(joined[source.site], source.trust)
+    if (name := find_name(source.site, joined)) is not None:
+        return load_site(joined[name], source.trust)
     with no_modules_of(source.directory, source.trust):
         return opened_models(source.directory, data_dir=source.data_dir, site=source.site).site(source.site)
 

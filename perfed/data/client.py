@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from perfed.data.facts import SPLITS as SPLITS
 from perfed.data.facts import ClientFacts, Counts, SplitFacts, padded
+from perfed.data.names import compose_text, find_originals
 from perfed.data.tables.site import TablePreprocessor
 
 
@@ -183,6 +184,8 @@ class Client:
         table: what turns the site's own table into inputs, where they were made so (:meth:`Federation.from_frames`).
         held: where the first inputs mean the same at all clients, by the names of columns, which of these the client
             has; those that it lacks are 0. ``None`` otherwise.
+        originals: the client's spelling of each class and feature name whose composed form
+            (:func:`perfed.data.names.compose_text`) differs from it, by the composed form.
 
     Example:
         >>> split = Split(torch.eye(3), torch.tensor([0, 1, 1]))
@@ -198,6 +201,12 @@ class Client:
     feature_names: tuple[str, ...] | None = None
     table: TablePreprocessor | None = None
     held: tuple[bool, ...] | None = None
+    originals: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.feature_names is not None and (originals := find_originals(self.feature_names)):
+            object.__setattr__(self, "originals", {**self.originals, **originals})
+            object.__setattr__(self, "feature_names", tuple(map(compose_text, self.feature_names)))
 
     def __repr__(self) -> str:
         return f"<Client '{self.id}': {sizes_of([self])}, inputs of shape {self.input_shape}>"
@@ -221,7 +230,11 @@ class Client:
         splits = (self.train, self.test, self.validation)
         train, test, validation = (None if split is None else split.to(dtype, device) for split in splits)
         assert train is not None
-        return Client(self.id, train, test, validation, self.feature_names, self.table, self.held)
+        return replace(self, train=train, test=test, validation=validation)
+
+    def original_name(self, name: str) -> str:
+        """Return a class or a feature name as the client writes it."""
+        return self.originals.get(name, name)
 
     def with_targets(self, change: Callable[[Tensor], Tensor]) -> Client:
         """The same client with other targets in every split, made of those that it has."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from perfed.data.names import compose_text
 from perfed.errors import PerfedError, first_problem
 
 SPLITS = ("train", "validation", "test")
@@ -89,6 +90,8 @@ class ClientFacts:
     held: tuple[bool, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.feature_names is not None:
+            object.__setattr__(self, "feature_names", tuple(map(compose_text, self.feature_names)))
         if unknown := [name for name in self.splits if name not in SPLITS]:
             raise PerfedError(f"client '{self.id}': facts of '{unknown[0]}'; allowed: {', '.join(SPLITS)}")
         if "train" not in self.splits:

@@ -21,11 +21,12 @@ from perfed.data.folder import ClientFolder
 from perfed.data.inputs import arrays_of
 from perfed.data.labels import Classes, Task, task_of
 from perfed.data.lazy import HOLD, lazy_clients, refuse_read
-from perfed.data.names import refuse_control_characters
+from perfed.data.names import compose_text, refuse_control_characters
 from perfed.data.site_arrays import (
     Arrays,
     FromArrays,
     Labels,
+    SeenSite,
     SiteArrays,
     read_by,
     refuse_unknown,
@@ -165,11 +166,14 @@ class Federation:
             if task in ("regression", "survival"):
                 raise PerfedError(f"num_classes is for classification, and task is {task}; leave one of them out")
             task = "classification"
-        read = [(str(key), *arrays_of(str(key), given, SPLITS)) for key, given in pairs]
-        refuse_unusable(name, [site for site, _, _ in read])
-        targets = [target for site, parts, _ in read for target in targets_in(site, parts)]
+        read = [(str(key), arrays_of(str(key), data, SPLITS)) for key, data in pairs]
+        refuse_unusable(name, [site for site, _ in read])
+        targets = [target for site, arrays in read for target in targets_in(site, arrays.parts)]
         task = task_of(targets, task)
-        sites = [SiteArrays(site, parts, names, task, standardised=False) for site, parts, names in read]
+        sites = [
+            SiteArrays(site, arrays.parts, arrays.names, task, standardised=False, originals=arrays.originals)
+            for site, arrays in read
+        ]
         schema = schema_of([site.seen for site in sites], labels)
         return federation_of((site.client(schema) for site in sites), schema, name, labels.get("class_names"))
 
@@ -474,16 +478,26 @@ def refuse_unusable(name: str, ids: Sequence[str]) -> None:
         raise PerfedError(f"federation '{name}' has no clients; at least one is needed")
     if unusable := sorted(_RESERVED & {*ids}):
         raise PerfedError(f"a client id is '{unusable[0]}'; ids are not empty, and not '__metadata__'")
-    for first, second in pairwise(sorted(ids)):
-        if first == second:
+    for first, second in pairwise(sorted(ids, key=compose_text)):
+        if compose_text(first) == compose_text(second):
             raise PerfedError(f"client id '{first}' occurs twice; ids must be unique")
 
 
 def _lazy(read: Arrays, look: Arrays, ids: Sequence[str], name: str, hold: int, labels: Labels) -> Federation:
     """Clients of whose arrays each is looked at once, by ``look``, and read by ``read`` when it is used."""
     refuse_unusable(name, ids)
-    seen = [scanned(client, *arrays_of(client, read_by(look, client), SPLITS), labels.get("task")) for client in ids]
-    schema = schema_of(seen, labels)
-    known = (site.facts(schema) for site in seen)
-    clients = lazy_clients(FromArrays(read, schema.classes), known, schema, hold)
+    sites: list[SeenSite] = []
+    originals: list[dict[str, str]] = []
+    for client in ids:
+        arrays = arrays_of(client, read_by(look, client), SPLITS)
+        sites.append(scanned(client, arrays.parts, arrays.names, labels.get("task")))
+        originals.append(arrays.originals)
+    schema = schema_of(sites, labels)
+    facts = (site.facts(schema) for site in sites)
+    clients = tuple(
+        replace(client, originals=of_client)
+        for client, of_client in zip(
+            lazy_clients(FromArrays(read, schema.classes), facts, schema, hold), originals, strict=True
+        )
+    )
     return federation_of(clients, schema, name, labels.get("class_names"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,11 +14,26 @@ from rich.progress import track
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from perfed.data.names import refuse_control_characters
+from perfed.data.names import compose_text, find_originals, refuse_control_characters
 from perfed.errors import PerfedError
 
 Parts = dict[str, tuple[Tensor, Tensor | NDArray[np.str_], Tensor | None]]
 """Inputs, targets and domain ids, by split."""
+
+
+class ClientArrays(NamedTuple):
+    """The arrays of one client; texts have composed accents (:func:`perfed.data.names.compose_text`).
+
+    Attributes:
+        parts: inputs, targets and domain ids by split, without empty splits.
+        names: the names of the features; ``None`` without names.
+        originals: the client's spelling of each label and each name whose composed form differs from it.
+    """
+
+    parts: Parts
+    names: tuple[str, ...] | None
+    originals: dict[str, str]
+
 
 TWO_COLUMNS = "give real and imaginary parts as columns of their own"
 """The advice in messages about complex numbers."""
@@ -206,10 +222,8 @@ def _read_samples(data: Any, what: str, client: str) -> list[Any]:
 # A client's data ---------------------------------------------------------------------------------------------
 
 
-def arrays_of(
-    client: str, given: Any, splits: Sequence[str], only: str | None = None
-) -> tuple[Parts, tuple[str, ...] | None]:
-    """One client's inputs, targets and domain ids by split, without empty ones, and the names of its features.
+def arrays_of(client: str, given: Any, splits: Sequence[str], only: str | None = None) -> ClientArrays:
+    """Return the arrays that a user gives for one client, checked and converted.
 
     Args:
         client: its id.
@@ -232,7 +246,8 @@ def arrays_of(
             raise PerfedError(f"client '{client}': unknown key '{key}'; allowed: {', '.join(sorted(allowed))}")
     parts: Parts = {}
     given_names = arrays.get("feature_names")
-    names = None if given_names is None else tuple(given_names)
+    names = None if given_names is None else tuple(map(str, given_names))
+    originals: dict[str, str] = {}
     source = "feature_names"
     for split in splits if only is None else (only,):
         keys = [f"{part}_{split}" for part in ("x", "y", "domain")]
@@ -245,13 +260,35 @@ def arrays_of(
         if columns is not None and names is None:
             names, source = columns, keys[0]
         xt, yt = as_tensor(x, keys[0], client), as_targets(y, keys[1], client)
+        if not isinstance(yt, Tensor):
+            yt = _compose_labels(yt, originals)
         if len(xt) or len(yt):
             ids = None if domain is None else domain_ids(as_tensor(domain, keys[2], client))
             parts[split] = (xt if torch.is_floating_point(xt) else xt.float(), yt, ids)
     if only is None and "train" not in parts:
         raise PerfedError(f"client '{client}' has no training data; 'x_train' and 'y_train' are needed")
-    refuse_control_characters(f"client '{client}': column", map(str, names or ()))
-    return parts, names
+    if names is not None:
+        refuse_control_characters(f"client '{client}': column", names)
+        originals |= find_originals(names)
+        names = _compose_names(names, client)
+    return ClientArrays(parts, names, originals)
+
+
+def _compose_labels(labels: NDArray[np.str_], originals: dict[str, str]) -> NDArray[np.str_]:
+    """Return labels in composed form, and add the spelling of each that was not composed to ``originals``."""
+    different, positions = np.unique(labels, return_inverse=True)
+    if not (spellings := find_originals(different.tolist())):
+        return labels
+    originals |= spellings
+    return np.array([compose_text(label) for label in different.tolist()], np.str_)[positions].reshape(labels.shape)
+
+
+def _compose_names(names: tuple[str, ...], client: str) -> tuple[str, ...]:
+    composed = tuple(map(compose_text, names))
+    if len(set(composed)) < len(set(names)):
+        name = next(name for name, count in Counter(composed).items() if count > 1)
+        raise PerfedError(f"client '{client}': several columns are called '{name}'; names must differ")
+    return composed
 
 
 def _values(client: str, arrays: Mapping[str, Any], split: str, keys: Sequence[str]) -> tuple[Any, Any, Any]:
@@ -274,14 +311,16 @@ def check_names(where: str, what: str, names: Sequence[str], other: str, expecte
     Raises:
         PerfedError: names the first column that differs.
     """
-    if tuple(names) == tuple(expected):
+    pairs = list(zip(map(compose_text, names), map(compose_text, expected), strict=False))
+    if len(names) == len(expected) and all(name == expected_name for name, expected_name in pairs):
         return
     if len(names) != len(expected):
         problem = f"{len(names)} columns, {other} {len(expected)}"
     else:
-        at = next(i for i, (one, two) in enumerate(zip(names, expected, strict=True)) if one != two)
-        problem = f"'{names[at]}' in column {at}, {other} '{expected[at]}'"
-    order = "; the same columns in one order are needed" if set(names) == set(expected) else ""
+        column = next(position for position, (name, expected_name) in enumerate(pairs) if name != expected_name)
+        problem = f"'{names[column]}' in column {column}, {other} '{expected[column]}'"
+    same = {*map(compose_text, names)} == {*map(compose_text, expected)}
+    order = "; the same columns in one order are needed" if same else ""
     raise PerfedError(f"{where}: {what} has {problem}{order}")
 
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from perfed.data.names import compose_text
 from perfed.errors import PerfedError
 
 Task = Literal["classification", "regression", "survival"]
@@ -68,7 +69,7 @@ def classes_of(found: Classes, num_classes: int | None, class_names: Sequence[st
     """
     names = len(class_names) if class_names is not None else 0
     if any(isinstance(label, str) for label in found):
-        classes = tuple(map(str, found if class_names is None else class_names))
+        classes = tuple(compose_text(str(name)) for name in (found if class_names is None else class_names))
         if num_classes not in (None, len(classes)):
             shown = ", ".join(map(str, classes))
             raise PerfedError(f"the labels are {shown}, and num_classes is {num_classes}; name all with class_names")

@@ -17,6 +17,33 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;"}
 
 
+def compose_text(text: str) -> str:
+    """Return a text with composed accents (Unicode's form NFC), the form in which names and values are compared.
+
+    Example:
+        >>> compose_text("Ko\\u0308ln") == "K\\u00f6ln"
+        True
+    """
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+def find_name(name: str, names: Iterable[str]) -> str | None:
+    """Return the one of ``names`` that equals ``name`` up to the composition of accents, or ``None``.
+
+    Example:
+        >>> find_name("K\\u00f6ln", ["Bonn", "Ko\\u0308ln"]) == "Ko\\u0308ln"
+        True
+    """
+    composed = compose_text(name)
+    return next((candidate for candidate in names if compose_text(candidate) == composed), None)
+
+
+def find_originals(texts: Iterable[str]) -> dict[str, str]:
+    """Return the original spelling of each text that is not in composed form, by its composed form."""
+    pairs = ((compose_text(text), text) for text in texts)
+    return {composed: text for composed, text in pairs if composed != text}
+
+
 def find_control_character(name: str) -> str | None:
     r"""Return the code point of the first forbidden control character, or ``None``.
 

@@ -16,8 +16,9 @@ from perfed.data.federation import Federation
 from perfed.data.federation_schema import AgreedColumn
 from perfed.data.groups import GroupSplit
 from perfed.data.held_out import with_validation
+from perfed.data.names import find_name
 from perfed.data.site_arrays import SiteArrays
-from perfed.data.tables.cells import clean_frame, column_names, compose_text
+from perfed.data.tables.cells import clean_frame, column_names
 from perfed.data.tables.kinds import guess
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.site import TablePreprocessor
@@ -166,5 +167,5 @@ def _shared(tables: Sequence[TablePreprocessor]) -> tuple[AgreedColumn, ...] | N
 
 
 def _refuse_known(federation: Federation, name: str) -> None:
-    if compose_text(name) in map(compose_text, federation.ids):
+    if find_name(name, federation.ids) is not None:
         raise PerfedError(f"site '{name}' is in the run already; choose another name")

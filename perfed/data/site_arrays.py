@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypedDict
 
@@ -183,6 +183,7 @@ class SiteArrays:
         task: what the targets are for.
         standardised: whether the site tells what the targets of a regression are standardised by.
         public: what is told in the place of what was seen, where the study says it.
+        originals: as of :class:`perfed.data.client.Client`.
     """
 
     site: str
@@ -191,6 +192,7 @@ class SiteArrays:
     task: Task
     standardised: bool = True
     public: SiteMetadata | None = None
+    originals: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, site: str, given: Any, task: Task | None = None) -> SiteArrays:
@@ -199,8 +201,8 @@ class SiteArrays:
         Raises:
             PerfedError: what that method refuses.
         """
-        parts, names = arrays_of(site, given, SPLITS)
-        return cls(site, parts, names, task_of(targets_in(site, parts), task))
+        parts, names, originals = arrays_of(site, given, SPLITS)
+        return cls(site, parts, names, task_of(targets_in(site, parts), task), originals=originals)
 
     @cached_property
     def seen(self) -> SeenSite:
@@ -252,7 +254,14 @@ class SiteArrays:
             name: Split(x, _scaled(f"client '{self.site}': {name}", y, schema), domain).with_facts(facts.splits[name])
             for name, (x, y, domain) in self.parts.items()
         }
-        client = Client(self.site, splits["train"], splits.get("test"), splits.get("validation"), self.names)
+        client = Client(
+            self.site,
+            splits["train"],
+            splits.get("test"),
+            splits.get("validation"),
+            self.names,
+            originals=self.originals,
+        )
         check_client(client, None if schema.classes is None else len(schema.classes), self.task == "survival")
         return client
 
@@ -362,7 +371,7 @@ class FromArrays:
         return [self._one(client, split) for client in clients]
 
     def _one(self, client: str, split: str) -> Split:
-        parts, _ = arrays_of(client, read_by(self.read, client, f"{split} samples"), SPLITS, only=split)
+        parts = arrays_of(client, read_by(self.read, client, f"{split} samples"), SPLITS, only=split).parts
         if split not in parts:
             raise PerfedError(f"client '{client}': {split} samples: there are none, but its facts say that there are")
         x, y, domain = parts[split]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.files import optional_package
+from perfed.data.names import compose_text
 from perfed.data.partition.shards import Indices, put_aside
 from perfed.datasets.catalogue import TestFraction
 from perfed.datasets.pool import Pool
@@ -107,9 +108,10 @@ def _read(path: str, config: str, split: str, inputs: str | list[str], label: st
         raise PerfedError(f"data set '{path}', split '{split}' has no rows")
     where = f"'{path}', split '{split}'"
     x = _column(table, columns[0], where) if len(columns) == 1 else _side_by_side(table, columns, where)
-    owners = [str(value) for value in table[client]] if client else []
+    owners = [compose_text(str(value)) for value in table[client]] if client else []
     declared = getattr(table.features.get(label), "names", None) or ()
-    return _Table(x, list(table[label]), owners, tuple(declared))
+    labels = [compose_text(value) if isinstance(value, str) else value for value in table[label]]
+    return _Table(x, labels, owners, tuple(declared))
 
 
 def _side_by_side(table: Any, columns: Sequence[str], where: str) -> NDArray[np.float32]:

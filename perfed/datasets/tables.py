@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +14,7 @@ from perfed.data.client import Client
 from perfed.data.federation import Federation, of_tables
 from perfed.data.federation_schema import FederationSchema
 from perfed.data.lazy import HOLD
-from perfed.data.tables.cells import compose_text
+from perfed.data.names import compose_text, find_name
 from perfed.data.tables.files import Sites, read_sites, table_files, tables_in
 from perfed.data.tables.options import Mode, Scales, TableOptions
 from perfed.data.tables.site_rows import SiteTableData
@@ -123,7 +123,7 @@ def site_client(given: Mapping[str, Any], seed: int, site: str, agreement: Feder
     settings = TableSettings.model_construct(**given)
     read = _sites(_files_of(settings.files, settings.site_column, site), settings)
     tests = _sites(_files_of(settings.test_files, settings.site_column, site), settings)
-    name, tested = (_find_site_name(site, sites.frames) for sites in (read, tests))
+    name, tested = (find_name(site, sites.frames) for sites in (read, tests))
     if name is None:
         raise PerfedError(f"site '{site}': its table is not among data.files any more")
     options = settings.options(seed)
@@ -131,11 +131,6 @@ def site_client(given: Mapping[str, Any], seed: int, site: str, agreement: Feder
     sources = read.sources[name], "" if tested is None else tests.sources[tested]
     test = None if tested is None else tests.frames[tested]
     return SiteTableData.alone(site, read.frames[name], options, test, sources).client(agreement)
-
-
-def _find_site_name(site: str, names: Iterable[str]) -> str | None:
-    """Return the name that equals that of the site up to the composition of accents, or ``None``."""
-    return next((name for name in names if compose_text(name) == compose_text(site)), None)
 
 
 def _files_of(files: list[str], site_column: str, site: str) -> list[str]:

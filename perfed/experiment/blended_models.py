@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.held_out import fold_as_test
+from perfed.data.names import find_name
 from perfed.data.reading import read_json
 from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.blend import FILE, own_among
@@ -70,11 +71,14 @@ class BlendedModels:
         Raises:
             PerfedError: an unknown client, or a candidate's model that was not kept or is damaged.
         """
-        if client in (joined := joined_sites(self.path)) and client not in self.federation.ids:
-            return load_site(joined[client], trust)
-        weights = self.content["sites"].get(client)
-        if weights is None or client not in self.federation.ids:
+        joined = joined_sites(self.path)
+        site = find_name(client, self.federation.ids)
+        if site is None and (name := find_name(client, joined)) is not None:
+            return load_site(joined[name], trust)
+        weights = self.content["sites"].get(site)
+        if weights is None or site is None:
             raise PerfedError(f"unknown client '{client}'; ids are: {shorten_list(self.federation.ids)}")
+        client = site
         own = self.federation.clients[self.federation.ids.index(client)]
         used = {name: float(weight) for name, weight in weights.items() if weight > 0}
         return self._blended(own, {name: self.candidates[name].site(client) for name in used}, list(used.values()))

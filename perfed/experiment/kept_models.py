@@ -14,6 +14,7 @@ import numpy as np
 
 from perfed.data.client import Client
 from perfed.data.federation import Federation
+from perfed.data.names import find_name
 from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.estimators import is_pooled
 from perfed.run.directory import RunDirectory, plain
@@ -103,8 +104,10 @@ class KeptModels:
             PerfedError: an unknown client, a model that was not kept, or a file that is damaged.
         """
         ids = self.federation.ids
-        if client not in ids:
+        name = find_name(client, ids)
+        if name is None:
             raise PerfedError(f"unknown client '{client}'; ids are: {shorten_list(ids)}")
+        client = name
         file = self.path / FOLDER / (POOLED_FILE if is_pooled(self.name) else _file(ids.index(client)))
         if not file.exists():
             raise PerfedError(f"{file}: there is no model of client '{client}'; train again: 'perfed compare'")

@@ -16,6 +16,8 @@ from perfed import tree
 from perfed.data.checks import new_inputs
 from perfed.data.client import Client
 from perfed.data.federation import Federation
+from perfed.data.labels import Classes
+from perfed.data.names import find_name
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column
 from perfed.engine import evaluate
 from perfed.engine.joining import joined
@@ -76,6 +78,7 @@ class OwnModels:
             PerfedError: an unknown client, inputs of another shape or with other columns, values that are not finite,
                 no domains or unknown ones, or a method that projects the data.
         """
+        client = _find_client(self.server, client)
         cohort, method, federation = self._of(self.server, client), self._method(client), self.server.federation
         inputs, ids = new_inputs(self.server.clients[client], x, domain, federation.num_domains)
         if ids is None and (method.needs_domains or cohort.per_domain):
@@ -108,12 +111,14 @@ class OwnModels:
         Raises:
             PerfedError: an unknown client, files that could run code, or a method that projects the data.
         """
-        if client not in self.server.clients and self.path and (joined := joined_sites(self.path)):
-            if client not in joined:
+        is_known = find_name(client, self.server.clients) is not None
+        if not is_known and self.path and (joined := joined_sites(self.path)):
+            name = find_name(client, joined)
+            if name is None:
                 known = f"ids are: {shorten_list([*self.server.clients])}; joined: {shorten_list([*joined])}"
                 raise PerfedError(f"unknown client '{client}'; {known}")
-            return load_site(joined[client], trust)
-        return self._site(self.server, client)
+            return load_site(joined[name], trust)
+        return self._site(self.server, _find_client(self.server, client))
 
     def join(self, client: Client, rounds: int | None = None) -> SiteModel:
         """Return the model of a new client, which trains what is its own; what the others share does not change.
@@ -139,6 +144,7 @@ class OwnModels:
         Raises:
             PerfedError: an unknown client, or a method that predicts with more than these modules.
         """
+        client = _find_client(self.server, client)
         cohort, method = self._alone(self.server, client), self.server.method
         if type(method).predict is not Method.predict or method.changes_data or cohort.per_domain:
             raise PerfedError(f"{self.name} predicts with more than one chain of modules; use predict() of the run")
@@ -173,11 +179,21 @@ class OwnModels:
 
     def _alone(self, server: Server, client: str) -> Cohort:
         """The client alone, with the model that evaluation uses."""
-        if client not in server.clients:
-            raise PerfedError(f"unknown client '{client}'; ids are: {shorten_list([*server.clients])}")
         with self.taken.at(server, client):
             (cohort,) = server.own_models([client], self.taken.rounds.get(client, self.done))
         return cohort
+
+
+def _find_client(server: Server, name: str) -> str:
+    """Return the id of the client with this name, whatever the composition of its accents.
+
+    Raises:
+        PerfedError: an unknown client.
+    """
+    client = find_name(name, server.clients)
+    if client is None:
+        raise PerfedError(f"unknown client '{name}'; ids are: {shorten_list([*server.clients])}")
+    return client
 
 
 def facts_of(client: Client, federation: Federation, **about: Any) -> dict[str, Any]:
@@ -187,8 +203,9 @@ def facts_of(client: Client, federation: Federation, **about: Any) -> dict[str, 
         "site": client.id,
         "dataset": federation.name,
         "target": None if table is None else table.target,
-        "classes": federation.classes,
-        "features": client.feature_names or [f"x{j}" for j in range(prod(shape))],
+        "classes": _original_classes(client, federation),
+        "features": [client.original_name(name) for name in client.feature_names or ()]
+        or [f"x{j}" for j in range(prod(shape))],
         "columns": None if table is None else [_column_facts(column) for column in table.columns],
         "output": output_name(federation.classes, table),
         "missing": [] if table is None else list(table.missing),
@@ -201,6 +218,13 @@ def facts_of(client: Client, federation: Federation, **about: Any) -> dict[str, 
         "date": today(),
         **about,
     }
+
+
+def _original_classes(client: Client, federation: Federation) -> Classes | None:
+    """Return the classes as the client writes them; a table restores its spelling when it predicts."""
+    if federation.classes is None or client.table is not None:
+        return federation.classes
+    return tuple(client.original_name(label) if isinstance(label, str) else label for label in federation.classes)
 
 
 def _column_facts(column: Column) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from torch.export import Dim, ExportedProgram
 
 from perfed.data.client import Split
 from perfed.data.inputs import as_tensor, column_names, native_columns
+from perfed.data.names import compose_text
 from perfed.data.reading import reason_of, refuse_untrusted
 from perfed.data.tables.problems import columns_named, pandas
 from perfed.data.tables.site import TablePreprocessor
@@ -187,14 +188,16 @@ class SiteModel:
         x = native_columns(x)
         if self.takes_domain and domain is None:
             domain = np.asarray(x[DOMAIN])
-        return x[list(self.facts["features"])], domain
+        columns = {compose_text(str(name)): name for name in x.columns}
+        return x[[columns[compose_text(name)] for name in self.facts["features"]]], domain
 
     def _check_columns(self, x: Any, without: Sequence[str] = ()) -> None:
-        found, wanted = column_names(x) or (), [name for name in self.feature_names_in_ if name not in without]
+        columns = [compose_text(name) for name in column_names(x) or ()]
+        expected = [compose_text(name) for name in self.feature_names_in_ if name not in without]
         for what, names in (
-            ("x lacks", [name for name in wanted if name not in found]),
-            ("remove from x the unknown", [name for name in found if name not in wanted]),
-            ("x has twice", [name for name in dict.fromkeys(found) if found.count(name) > 1]),
+            ("x lacks", [name for name in expected if name not in columns]),
+            ("remove from x the unknown", [name for name in columns if name not in expected]),
+            ("x has twice", [name for name in dict.fromkeys(columns) if columns.count(name) > 1]),
         ):
             if names:
                 raise PerfedError(f"site '{self.site}': {what} {columns_named(names)}")
@@ -206,12 +209,14 @@ class SiteModel:
         given = np.asarray(domain)
         if given.shape != (samples,):
             raise PerfedError(f"site '{self.site}': {samples} samples, but domains of shape {given.shape}")
-        known: list[Any] = names if given.dtype.kind in "OU" else list(range(len(names)))
-        for value in given.tolist():
+        are_names = given.dtype.kind in "OU"
+        known: list[Any] = [compose_text(name) for name in names] if are_names else list(range(len(names)))
+        values = [compose_text(value) if isinstance(value, str) else value for value in given.tolist()]
+        for value in values:
             if value not in known:
                 allowed = ", ".join(map(str, known))
                 raise PerfedError(f"site '{self.site}': unknown domain {value!r}; allowed: {allowed}")
-        return torch.tensor([known.index(value) for value in given.tolist()], dtype=torch.int64)
+        return torch.tensor([known.index(value) for value in values], dtype=torch.int64)
 
     # Files -------------------------------------------------------------------------------------------------
 

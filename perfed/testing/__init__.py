@@ -1,4 +1,4 @@
-"""Checks of methods of one's own: what perfed's own methods are tested with, on runs of a fraction of a second."""
+"""Checks for methods that users write: those that all methods of perfed pass, on runs of a fraction of a second."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ __all__ = ["check_method", "method_checks"]
 
 
 def check_method(method: type[Method] | Method | str) -> None:
-    """Check that a method keeps what all of perfed relies on; takes a few seconds.
+    """Check that a method has the properties that perfed relies on; takes a few seconds.
 
-    It must train on awkward federations; give the same results on every engine and for every way of cutting clients
-    into chunks; not mix clients; keep nothing outside its declared sets; resume to the same bits; learn.
+    The method must train on awkward federations, give the same results on every engine and for every division of the
+    clients into chunks, keep clients apart, store nothing outside its declared sets, resume with the same bits, and
+    learn.
 
     Args:
-        method: a class or the name of a registered method, which is tried with the extensions and defaults that it is
-            registered with, at most two epochs of everything, mini-batches of four and, unless its defaults have
-            another, a learning rate of 0.02; or a method with its extensions and the settings that it is to be tried
-            with.
+        method: a class or the name of a registered method, or a method. A registered method is checked with the
+            extensions and defaults of its registration, a class with those of its first name; it has at most two
+            epochs, mini-batches of four samples and, unless its defaults set another, a learning rate of 0.02. A
+            method is checked with its settings and extensions.
 
     Raises:
-        PerfedError: no method, or a class that is registered under several names and always with extensions; or the
-            first check that fails: its name, what it asks for and what was found.
+        PerfedError: the argument is no method; a class has several names, the first of them with extensions; or a
+            check fails: the message has the check's name, what it requires and the result.
 
     Example:
         >>> from perfed.method import Method
@@ -49,7 +50,7 @@ def method_checks(method: type[Method] | Method | str) -> dict[str, Callable[[],
     """Return the checks of :func:`check_method` by name, each to be called: for a test of each.
 
     Raises:
-        PerfedError: no method, or several, as there.
+        PerfedError: the argument is no method, or a class with several names (see :func:`check_method`).
 
     Example:
         >>> from perfed.methods.fedavg import FedAvg
@@ -66,9 +67,10 @@ def _run(name: str, label: str, make: Make) -> None:
     try:
         check(make)
     except Exception as error:
-        what = " ".join((getattr(check, "func", check).__doc__ or "").split())
-        said = str(error) if isinstance(error, PerfedError) else repr(error)
-        raise PerfedError(f"{label} fails '{name}' ({what.removeprefix('Check that ').rstrip('.')}): {said}") from error
+        summary = " ".join((getattr(check, "func", check).__doc__ or "").partition("\n\n")[0].split())
+        requirement = summary.removeprefix("Check that ").rstrip(".")
+        reason = str(error) if isinstance(error, PerfedError) else repr(error)
+        raise PerfedError(f"{label} fails '{name}' ({requirement}): {reason}") from error
 
 
 def _label_and_maker(method: object) -> tuple[str, Make]:
@@ -88,13 +90,16 @@ def _label_and_maker(method: object) -> tuple[str, Make]:
 
 
 def _entry_of(method: type[Method]) -> Entry:
-    """Return the entry with which a class is registered, preferably the one without extensions."""
-    registered = [known for known in METHODS.values() if known.method is method and not known.base]
-    plain = [known for known in registered if not known.extensions]
-    if len(registered) > 1 and not plain:
-        names = ", ".join(known.name for known in registered)
-        raise PerfedError(f"{method.__name__} is registered as {names}, each with extensions; check one of these names")
-    return next(iter(plain or registered), Entry("", method))
+    """Return the first entry with which a class is registered, or a new one if it is not registered.
+
+    Raises:
+        PerfedError: the first of several entries has extensions, so that the class does not determine which one to check.
+    """
+    entries = [registered for registered in METHODS.values() if registered.method is method and not registered.base]
+    if len(entries) > 1 and entries[0].extensions:
+        names = ", ".join(registered.name for registered in entries)
+        raise PerfedError(f"{method.__name__} is registered as {names}, with extensions; check one of these names")
+    return next(iter(entries), Entry("", method))
 
 
 def _build(registered: Entry, **settings: Any) -> Method:

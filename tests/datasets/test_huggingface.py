@@ -145,6 +145,18 @@ def test_a_column_of_clients_makes_the_natural_partition():
     assert len(federation.clients[1].test) == 15
 
 
+def test_accents_of_both_forms_are_one_client_and_one_class(package):
+    def towns(split: str) -> Table:
+        both = ["K\u00f6ln", "Ko\u0308ln", "Bonn", "Bonn"]
+        return Table({"a": [float(i) for i in range(40)], "town": both * 10, "kind": both[::-1] * 10})
+
+    package["towns"] = towns
+    options = {"path": "towns", "inputs": "a", "label": "kind", "client": "town", "partition": "natural"}
+    federation = load("huggingface", options, seed=0)
+    assert list(federation.notes["owner"].values()) == ["Bonn", "K\u00f6ln"]
+    assert federation.class_names == ("Bonn", "K\u00f6ln")
+
+
 def test_without_a_test_split_a_part_is_put_aside(package):
     by_class = give(path="images", test_split="", test_fraction=0.25)
     assert package["calls"] == [("images", None, "train")]

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from datetime import date, timedelta
 from numbers import Number
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from perfed.data.tables.missing import without_codes
+from perfed.data.names import compose_text
+from perfed.data.tables.missing import find_codes
 from perfed.data.tables.problems import Frame, Series, pandas
 
 _DAY = np.timedelta64(1, "D")
-
-
-def compose_text(text: str) -> str:
-    """Return a text with composed accents (Unicode's form NFC), the form in which names and values are compared.
-
-    Example:
-        >>> compose_text("Ko\\u0308ln") == "K\\u00f6ln"
-        True
-    """
-    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def column_names(frame: Frame) -> list[str]:
@@ -46,43 +37,69 @@ def clean_frame(frame: Frame, codes: Sequence[str] = (), originals: dict[str, st
     composed = [compose_text(name) for name in names]
     texts = {} if originals is None else originals
     texts.update((text, name) for text, name in zip(composed, names, strict=True) if text != name)
-    columns = [frame.iloc[:, position] for position in range(len(names))]
-    cleaned = [clean_cells(column, texts) for column in columns]
-    if any(result is not column for result, column in zip(cleaned, columns, strict=True)):
-        frame = pandas().concat(cleaned, axis=1)
-    return without_codes(frame.set_axis(composed, axis=1), codes)
+    is_typed = np.array([_is_typed(dtype) for dtype in frame.dtypes], bool)
+    # All texts are cleaned in one array: wide tables would spend most of their time on a Series for each column.
+    cells = _clean_objects(frame.loc[:, ~is_typed].astype(object).to_numpy(), texts)
+    for column, position in zip(cells.T, np.flatnonzero(~is_typed), strict=True):
+        column[find_codes(column, composed[position], codes)] = None
+    if not is_typed.any():
+        return pandas().DataFrame(cells, index=frame.index, columns=composed, dtype=object)
+    typed = [(name, column) for (_, column), name in zip(frame.items(), composed, strict=True)]
+    columns = iter(cells.T)
+    parts = [
+        _clean_typed(column, name, codes) if has_type else _object_series(next(columns), column)
+        for (name, column), has_type in zip(typed, is_typed, strict=True)
+    ]
+    if all(part is column for part, (_, column) in zip(parts, typed, strict=True)):
+        return frame.set_axis(composed, axis=1)
+    return pandas().concat(parts, axis=1).set_axis(composed, axis=1)
 
 
-def clean_cells(values: Series, originals: dict[str, str] | None = None) -> Series:
+def clean_cells(values: Series) -> Series:
     """Return a column with normalised cells.
 
     Columns of numbers, booleans or dates are returned unchanged, and durations as numbers of days. Any other column
     becomes one of objects: numbers stay, texts are stripped and composed, dates become texts in ISO format, durations
     numbers of days, other objects their ``str``, and empty cells ``None``.
-
-    Args:
-        values: the cells of the column.
-        originals: as in :func:`clean_frame`.
     """
-    kinds = pandas().api.types
-    numpy_kind = values.dtype.kind if isinstance(values.dtype, np.dtype) else ""
-    if numpy_kind == "m":
-        return pandas().Series(values.to_numpy() / _DAY, index=values.index, name=values.name)
-    if numpy_kind in ("b", "i", "u", "f") or kinds.is_datetime64_any_dtype(values.dtype):
-        return values
-    cells = np.array(values.astype(object), object)
-    cells[pandas().isna(cells)] = None
-    cells[:] = [_clean_cell(cell, originals) for cell in cells]
+    if _is_typed(values.dtype):
+        return _clean_typed(values)
+    return _object_series(_clean_objects(values.astype(object).to_numpy(), {}), values)
+
+
+def _is_typed(dtype: Any) -> bool:
+    """Return whether the cells of a column are all numbers, booleans, dates or durations, or missing."""
+    if isinstance(dtype, np.dtype):
+        return dtype.kind in "biufmM"
+    return bool(pandas().api.types.is_datetime64_any_dtype(dtype))
+
+
+def _clean_typed(cells: Series, name: str = "", codes: Sequence[str] = ()) -> Series:
+    if cells.dtype.kind == "m":
+        cells = pandas().Series(cells.to_numpy() / _DAY, index=cells.index, name=cells.name)
+    is_missing = find_codes(cells, name, codes) if codes else np.zeros(1, bool)
+    return clean_cells(cells.where(~is_missing)) if is_missing.any() else cells
+
+
+def _clean_objects(cells: NDArray[Any], originals: dict[str, str]) -> NDArray[Any]:
+    """Return normalised cells; texts that were not composed are added to ``originals``, column by column."""
+    flat = cells.flatten(order="F")
+    flat[pandas().isna(flat)] = None
+    flat[:] = [_clean_cell(cell, originals) for cell in flat]
+    return flat.reshape(cells.shape, order="F")
+
+
+def _object_series(cells: NDArray[Any], values: Series) -> Series:
     return pandas().Series(cells, index=values.index, dtype=object, name=values.name)
 
 
-def _clean_cell(cell: Any, originals: dict[str, str] | None) -> Any:
+def _clean_cell(cell: Any, originals: dict[str, str]) -> Any:
     if isinstance(cell, str):
         text = cell.strip()
         if text.isascii():
             return text or None
         composed = compose_text(text)
-        if originals is not None and composed != text:
+        if composed != text:
             originals[composed] = text
         return composed
     if cell is None or isinstance(cell, Number):

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.labels import Task
-from perfed.data.names import describe_control_character
-from perfed.data.tables.cells import compose_text
+from perfed.data.names import compose_text, describe_control_character
 from perfed.data.tables.kinds import Cells, Column, Kind, Parsed
 from perfed.data.tables.marks import CODES, FEWEST, are_marked_numbers, describe_marks
 from perfed.data.tables.missing import missing_values
@@ -222,7 +221,7 @@ def _columns(part: Part, given: Part | None, options: TableOptions) -> list[Colu
     names = [name for name in part.frame.columns if name not in roles]
     kinds = options.kinds
     found = [part.rows.guess(name, kinds.get(name), more, swapped=name in options.swapped) for name in names]
-    return [replace(c, kind=options.kinds[c.name]) if c.name in options.public else c for c in found]
+    return [c.with_kind(options.kinds[c.name]) if c.name in options.public else c for c in found]
 
 
 def _structure(part: Part) -> list[Problem]:
@@ -246,7 +245,7 @@ def _describe_long_texts(part: Part, options: TableOptions) -> list[Problem]:
     """
     roles = [name for name in (options.target, options.domain) if name is not None]
     left_out = {*roles, options.event, options.group, *options.drop}
-    names = [name for name in part.frame.columns if name not in left_out and part.frame[name].dtype == object]
+    names = [name for name in part.frame.columns if name not in left_out and part.rows[name].found.dtype == object]
     categories = [name for name in names if part.rows.guess(name, options.kinds.get(name)).kind == "category"]
     problems = []
     for name in (*roles, *categories):

@@ -6,10 +6,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from unicodedata import normalize
 
 import numpy as np
 
+from perfed.data.names import compose_text
 from perfed.data.tables.missing import split_code
 from perfed.data.tables.problems import Frame, Series, pandas
 from perfed.errors import PerfedError
@@ -166,7 +166,9 @@ def read_values(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
                 f"values.{name} = {texts!r} is not allowed; allowed: texts of the column and what replaces them, such "
                 'as {female = "F", male = "M"}'
             )
-        checked[str(name)] = {normalize("NFC", str(old).strip()): str(new).strip() for old, new in texts.items()}
+        checked[str(name)] = {
+            compose_text(str(old).strip()): compose_text(str(new).strip()) for old, new in texts.items()
+        }
     return checked
 
 
@@ -174,7 +176,7 @@ def _find_cells(cells: Series, replacements: Mapping[str, str]) -> list[tuple[An
     """Return a mask of the cells that equal each replaced text, as texts or as numbers, and its replacement."""
     if not replacements:
         return []
-    texts = np.array([normalize("NFC", str(cell).strip()) for cell in cells.astype(object)], object)
+    texts = np.array([compose_text(str(cell).strip()) for cell in cells.astype(object)], object)
     numbers = pandas().to_numeric(pandas().Series(texts), errors="coerce").to_numpy(float)
     matches = []
     for old, new in replacements.items():

@@ -33,6 +33,7 @@ _MOST = 2000  # rows of a site that are looked at
 _BESIDE = 5  # rows on either side of one that say which class it has
 _LEADING_ZERO = re.compile(r"[+-]?0\d+([.,]\d*)?")
 _EXPONENT = re.compile(r"\d+[eE]\d+")
+_CODE_START = re.compile(r"[+-]?0\d|\d+[eE]\d")  # begins all texts of the two forms, and few other numbers
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -264,13 +265,15 @@ def _describe_possible_codes(
     targets = {options.target} if all(y.dtype.kind in "if" for y in data.targets.values()) else set()
     for name in sorted(numeric | targets):
         advice = "name it in categories" if name in numeric else "put a letter before each"
+        candidates: dict[str, list[str]] = {}
+        for part in data.main:
+            cells = part.rows[name].found if name in part.frame.columns else None
+            if cells is not None and cells.dtype == object:
+                texts = (cell for cell in cells.to_numpy() if isinstance(cell, str))
+                candidates[part.site] = list(filter(_CODE_START.match, texts))
         for form, description in forms:
-            rows: dict[str, int] = {}
-            for part in data.main:
-                cells = part.rows[name].found if name in part.frame.columns else None
-                if cells is not None and cells.dtype == object:
-                    number = sum(isinstance(cell, str) and form.fullmatch(cell) is not None for cell in cells)
-                    rows.update({part.site: number} if number else {})
+            numbers = {site: sum(map(bool, map(form.fullmatch, texts))) for site, texts in candidates.items()}
+            rows = {site: number for site, number in numbers.items() if number}
             if rows:
                 values = f"{sum(rows.values())} values of {shorten_list(list(rows), 3)}"
                 yield f"column '{name}': {values} {description}; if these are codes, {advice}"

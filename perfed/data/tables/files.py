@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from perfed.data.files import optional_package
+from perfed.data.names import compose_text
 from perfed.data.reading import reason_of
-from perfed.data.tables.cells import clean_frame, column_names, compose_text
+from perfed.data.tables.cells import clean_frame, column_names
 from perfed.data.tables.conversions import groups_thousands
 from perfed.data.tables.excel import read_sheet
 from perfed.data.tables.kinds import Parsed, separates_thousands

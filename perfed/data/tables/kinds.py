@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal
@@ -86,6 +86,10 @@ class Column:
     letters: tuple[str, ...] | None = ()
     swapped: bool = False
 
+    def with_kind(self, kind: Kind) -> Column:
+        """Return the column with another kind."""
+        return self if kind == self.kind else replace(self, kind=kind)
+
     @property
     def filling(self) -> str | float:
         """What stands in every row of a column that is absent."""
@@ -99,19 +103,20 @@ class Cells:
 
     Args:
         values: as the site has them.
+        cleaned: whether :func:`perfed.data.tables.cells.clean_frame` has returned them.
 
     Attributes:
         found: the column as it is if of numbers, booleans or dates, else as objects: texts stripped, ``None`` missing.
     """
 
-    def __init__(self, values: Series) -> None:
-        self.found = clean_cells(values)
+    def __init__(self, values: Series, *, cleaned: bool = False) -> None:
+        self.found = values if cleaned else clean_cells(values)
         self._read: dict[tuple[Kind, str, bool, tuple[str, ...] | None, bool], tuple[Series, list[str]]] = {}
 
     @cached_property
     def filled(self) -> NDArray[np.bool_]:
         """A mask of the cells that are not missing."""
-        return np.asarray(self.found.notna().to_numpy(), bool)
+        return np.asarray(pandas().notna(self.found.to_numpy()), bool)
 
     @property
     def texts(self) -> list[str]:
@@ -121,7 +126,8 @@ class Cells:
     @cached_property
     def numbers(self) -> Series:
         """As floats, NaN where a cell is no number."""
-        return pandas().to_numeric(self.found, errors="coerce").astype(float)
+        numbers = pandas().to_numeric(self.found, errors="coerce")
+        return numbers if numbers.dtype == float else numbers.astype(float)
 
     @cached_property
     def groups(self) -> NDArray[np.int64]:
@@ -166,15 +172,16 @@ def guess(values: Series | Cells, name: str, said: Kind | None = None, *, swappe
     share = float(np.mean(~np.isnan(numbers)))
     if share == 1:
         kind = said or _kind_of_numbers(numbers, name)
-        return Column(name, kind, binary=kind == "number" and bool(np.isin(numbers, (0.0, 1.0)).all()))
+        return Column(name, kind, binary=kind == "number" and bool(((numbers == 0) | (numbers == 1)).all()))
     return _guess_from_texts(found, name, share, said, swapped=swapped)
 
 
 def _find_truth_words(cells: Series) -> set[str]:
     """Return the words of a column in lower case if all belong to one pair for true and false, otherwise no words."""
-    first = str(cells.iloc[0]).lower()
+    texts = cells.to_numpy()
+    first = str(texts[0]).lower()
     pair = next((words for words in _TRUTH_WORDS if first in words), ())
-    return {str(cell).lower() for cell in cells} if all(str(cell).lower() in pair for cell in cells) else set()
+    return {str(text).lower() for text in texts} if all(str(text).lower() in pair for text in texts) else set()
 
 
 def _kind_of_numbers(numbers: Any, name: str) -> Kind:
@@ -353,8 +360,7 @@ def _read(cells: Cells, column: Column) -> tuple[Series, list[str]]:
         way = f"write numbers alone, {_CODES}, or name the column in categories"
         texts = list_texts(count_texts([str(cell) for cell in found[bad]]))
         problems.append(f"{where} holds {column.kind}s, and something else {in_rows(found.index[bad])}{texts}; {way}")
-    odd = ~(np.isnan(values) | np.isin(values, (0.0, 1.0)))
-    if column.kind == "boolean" and odd.any():
+    if column.kind == "boolean" and (odd := ~(np.isnan(values) | np.isin(values, (0.0, 1.0)))).any():
         allowed = "allowed: 0, 1, yes, no, true, false"
         problems.append(f"{where} holds booleans, and other numbers {in_rows(found.index[odd])}; {allowed}")
     if (endless := np.isinf(values)).any():
@@ -445,7 +451,7 @@ class Parsed:
 
     def __getitem__(self, name: str) -> Cells:
         if name not in self._cells:
-            self._cells[name] = Cells(self.frame[name])
+            self._cells[name] = Cells(self.frame[name], cleaned=self._uncleaned is not self.frame)
         return self._cells[name]
 
     def clean(self, codes: Sequence[str]) -> Parsed:

@@ -250,7 +250,7 @@ def _combine_hashes(columns: Mapping[str, Hashes]) -> Hashes:
 
 def _match_probability(values: Hashes) -> float:
     """Return the probability that two rows hold the same value."""
-    counts = pandas().Series(values).value_counts().to_numpy()
+    counts = np.unique(values, return_counts=True)[1]
     number = len(values)
     return 2 * _count_pairs(counts) / (number * (number - 1)) if number > 1 else 0.0
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfed.data.tables.problems import Frame, pandas
+from perfed.data.tables.problems import Series, pandas
 from perfed.errors import shorten_list
 
 MISSING_TEXTS = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "?")
@@ -48,36 +49,41 @@ def _values_of(codes: Sequence[str], column: str) -> list[str]:
     return [value for name, value in map(split_code, codes) if name in (None, column)]
 
 
-def without_codes(frame: Frame, codes: Sequence[str]) -> Frame:
-    """Return the frame with missing cells in place of ``codes``; numbers are compared by value.
+def find_codes(cells: Series | NDArray[Any], name: str, codes: Sequence[str]) -> NDArray[np.bool_]:
+    """Return a mask of the cells of a column that hold a value that means missing; numbers are compared by value.
 
     Args:
-        frame: a frame with texts as column names and cells normalised by
-            :func:`perfed.data.tables.cells.clean_cells`.
-        codes: each a value, or ``COLUMN=VALUE``; columns that are not there are left out.
+        cells: a column normalised by :func:`perfed.data.tables.cells.clean_cells`, or its array if it is of objects.
+        name: the name of the column.
+        codes: each a value, or ``COLUMN=VALUE``; those of other columns do not matter.
     """
-    columns = {}
-    for position, name in enumerate(frame.columns):
-        cells = frame.iloc[:, position]
-        values = missing_values(codes, name) if cells.dtype == object else _values_of(codes, name)
-        if values and (hit := _equals_any(cells, values)).any():
-            columns[position] = cells.where(~hit)
-    parts = [columns.get(position, frame.iloc[:, position]) for position in range(frame.shape[1])]
-    return pandas().concat(parts, axis=1) if columns else frame
-
-
-def _equals_any(cells: Any, values: Sequence[str]) -> NDArray[np.bool_]:
-    """Return a mask of the cells that equal one of the values, as numbers or as texts."""
+    values = tuple(missing_values(codes, name) if cells.dtype == object else _values_of(codes, name))
+    if not values:
+        return np.zeros(len(cells), bool)
+    if cells.dtype == object:
+        return _equal_any_object(np.asarray(cells), values)
     pd = pandas()
-    known = [number for number in pd.to_numeric(pd.Series(values), errors="coerce") if not np.isnan(number)]
-    if cells.dtype == object and not known:
-        return np.asarray(cells.isin(values).to_numpy(bool))
     texts = cells.astype(str)
     if pd.api.types.is_datetime64_any_dtype(cells.dtype):
         return np.asarray(texts.str.replace(_MIDNIGHT, "", regex=True).isin(values).to_numpy(bool))
     if pd.api.types.is_bool_dtype(cells.dtype):
         return np.asarray(texts.isin(values).to_numpy(bool))
-    return np.asarray((texts.isin(values) | pd.to_numeric(cells, errors="coerce").isin(known)).to_numpy(bool))
+    return np.asarray((texts.isin(values) | cells.isin(_numbers_among(values))).to_numpy(bool))
+
+
+def _equal_any_object(cells: NDArray[Any], values: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Return a mask of the texts and numbers that equal one of the values; a plain loop is faster than pandas here."""
+    texts, numbers = frozenset(values), _numbers_among(values)
+    if not numbers:
+        return np.fromiter((cell in texts for cell in cells), bool, len(cells))
+    equal_texts = np.fromiter((str(cell) in texts for cell in cells), bool, len(cells))
+    return equal_texts | np.isin(pandas().to_numeric(cells, errors="coerce"), numbers)
+
+
+@cache
+def _numbers_among(values: tuple[str, ...]) -> list[float]:
+    numbers = pandas().to_numeric(pandas().Series(values), errors="coerce")
+    return [float(number) for number in numbers if not np.isnan(number)]
 
 
 def suspected(columns: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> Iterator[str]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfed.data.groups import GroupSplit
 from perfed.data.labels import Task
-from perfed.data.tables.cells import compose_text
+from perfed.data.names import compose_text
 from perfed.data.tables.conversions import Conversions, read_values
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, Kind
 from perfed.data.tables.missing import split_code
-from perfed.data.tables.problems import Series, listed
+from perfed.data.tables.problems import listed, pandas
 from perfed.data.tables.public import read_public
 from perfed.errors import PerfedError, shorten_list
 
@@ -26,22 +28,27 @@ _RARE = 0.02  # share of a site's training rows below which a category is rare
 _TWICE = 2  # and a category that occurs less often is so in any case
 
 
-def learnt(values: Series, column: Column) -> Column:
-    """``column`` with what its ``values`` in the training rows say: how many are missing, categories, whether it is
-    constant.
+def learn_column(column: Column, values: NDArray[Any]) -> Column:
+    """Return the column with its number of missing values, its categories and whether it is constant.
+
+    Args:
+        column: the column as :func:`perfed.data.tables.kinds.guess` returns it.
+        values: its values in the training rows, as :func:`perfed.data.tables.kinds.read` returns them.
     """
-    held = values.to_numpy()
-    there = ~np.isnan(held) if held.dtype.kind == "f" else values.notna().to_numpy()
-    missing = int(len(there) - there.sum())
-    held = held[there]
-    constant = missing == len(values) or (missing == 0 and bool((held == held[0]).all()))
+    is_missing = np.asarray(pandas().isna(values), bool)
+    missing = int(is_missing.sum())
+    present = values[~is_missing]
+    constant = missing == len(values) or (missing == 0 and bool((present == present[0]).all()))
     if column.kind != "category":
         return replace(column, missing=missing, constant=constant, masked=missing > 0)
-    counts = values.fillna(MISSING_CATEGORY).value_counts()
-    least = max(_TWICE, _RARE * len(values))
-    frequent = counts.index[counts >= min(least, counts.max())]
-    found: dict[str, Any] = {"categories": tuple(sorted(counts.index)), "levels": tuple(sorted(frequent))}
-    return replace(column, missing=missing, constant=constant, masked=missing > 0, **found)
+    counts = Counter(present.tolist())
+    counts[MISSING_CATEGORY] += missing
+    counts = +counts  # without categories that no row holds
+    least = min(max(_TWICE, _RARE * len(values)), max(counts.values(), default=0))
+    levels = tuple(sorted(category for category, count in counts.items() if count >= least))
+    return replace(
+        column, missing=missing, constant=constant, masked=missing > 0, categories=tuple(sorted(counts)), levels=levels
+    )
 
 
 def agreed_kinds(
@@ -80,8 +87,7 @@ def agreed_kinds(
         else:
             one[name] = others[0]
     changed = {
-        site: [replace(column, kind=one.get(column.name, column.kind)) for column in held]
-        for site, held in columns.items()
+        site: [column.with_kind(one.get(column.name, column.kind)) for column in held] for site, held in columns.items()
     }
     return changed, problems
 
@@ -248,11 +254,8 @@ class TableOptions:
         if self.missing is not None:
             object.__setattr__(self, "missing", _compose_names(self.missing) or ("",))
         object.__setattr__(self, "public", read_public(self.public, self.dates))
-        composed = {
-            compose_text(name): {compose_text(old): compose_text(new) for old, new in texts.items()}
-            for name, texts in read_values(self.values).items()
-        }
-        object.__setattr__(self, "values", composed)
+        values = {compose_text(name): texts for name, texts in read_values(self.values).items()}
+        object.__setattr__(self, "values", values)
         allowed = {
             "test_fraction": ("from 0 to below 1", 0 <= self.test_fraction < 1),
             "folds": ("0, or at least 2", self.folds == 0 or self.folds >= 2),

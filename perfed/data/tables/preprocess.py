@@ -92,8 +92,9 @@ def set_scales(transformer: Any, frame: Frame, columns: Sequence[Column], *, fil
         scaler = pipeline["scale"]
         for at, name in enumerate(names):
             scale = agreed.get(name)
-            if scale is None and part.endswith("number") and bool(frame[name].dropna().isin((0.0, 1.0)).all()):
-                scale = (0.0, 1.0)
+            if scale is None and part.endswith("number"):
+                values = frame[name].to_numpy()
+                scale = (0.0, 1.0) if ((values == 0) | (values == 1) | np.isnan(values)).all() else None
             if scale is not None:
                 scaler.mean_[at], scaler.scale_[at], scaler.var_[at] = scale[0], scale[1], scale[1] ** 2
                 if filled or name in absent:

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from perfed.data.files import optional_package
 from perfed.data.inputs import native_columns
+from perfed.data.names import compose_text
 from perfed.data.reading import checked, reason_of, refuse_unpacked, refuse_untrusted
-from perfed.data.tables.cells import clean_frame, column_names, compose_text
+from perfed.data.tables.cells import clean_frame, column_names
 from perfed.data.tables.conversions import Conversions
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, read
 from perfed.data.tables.preprocess import inputs_of, output_names, outputs
@@ -139,29 +140,30 @@ class TablePreprocessor:
         refuse([] if len(frame) else [f"site '{self.site}': there are no rows"])
         each = {column.name: read(frame[column.name], column) for column in self.columns}
         refuse([f"site '{self.site}': {problem}" for _, problems in each.values() for problem in problems])
-        return self.arranged({name: values for name, (values, _) in each.items()}, frame.index)
+        return self.arrange({name: values.to_numpy() for name, (values, _) in each.items()}, frame.index)
 
-    def arranged(self, read: Mapping[str, Series], index: Any) -> Frame:
-        """The columns that enter as the transformer takes them.
+    def arrange(self, values: Mapping[str, NDArray[Any]], index: Any) -> Frame:
+        """Return the input columns as the transformer takes them.
 
         Args:
-            read: the site's own by name, as :func:`perfed.data.tables.kinds.read` gives them.
-            index: of the rows.
+            values: the values of the site's columns by name, as :func:`perfed.data.tables.kinds.read` returns them.
+            index: the index of the rows.
         """
-        made: dict[str, Any] = {}
+        pd = pandas()
+        arranged: dict[str, Any] = {}
         for column in self.inputs:
             if column.absent:
-                made[column.name] = pandas().Series([column.filling] * len(index), index=index)
+                arranged[column.name] = pd.Series([column.filling] * len(index), index=index)
                 continue
-            values = read[column.name]
+            of_column = values[column.name]
             if column.kind == "category" and not self.own:
-                values = values.fillna(MISSING_CATEGORY)
-            elif self.own and values.dtype == object:
-                values = values.where(values.notna(), np.nan)
+                of_column = np.where(pd.isna(of_column), MISSING_CATEGORY, of_column)
+            elif self.own and of_column.dtype == object:
+                of_column = np.where(pd.isna(of_column), np.nan, of_column)
             if column.kind == "date" and self.own:
-                values = pandas().to_datetime(values, unit="D")
-            made[column.name] = values.array  # the rows are these, whatever they are called
-        return pandas().DataFrame(made, index=index)
+                of_column = pd.to_datetime(of_column, unit="D")
+            arranged[column.name] = of_column
+        return pd.DataFrame(arranged, index=index)
 
     def unseen(self, frame: Frame) -> dict[str, int]:
         """How many rows hold a category that the training rows do not, by column; without columns that have none."""

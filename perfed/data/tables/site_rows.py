@@ -24,7 +24,7 @@ from perfed.data.site_arrays import SiteArrays, counted
 from perfed.data.tables.checks import UNDECIDED, Checked, Part, checked, holders, like_persons, unreadable
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column
 from perfed.data.tables.leaks import describe_copies
-from perfed.data.tables.options import TableOptions, agreed_kinds, learnt
+from perfed.data.tables.options import TableOptions, agreed_kinds, learn_column
 from perfed.data.tables.preprocess import column_transformer, output_names, outputs, own_transformer, set_scales
 from perfed.data.tables.problems import Frame, Series, in_rows, merged, pandas, refuse, unknown
 from perfed.data.tables.site import TablePreprocessor, domain_ids
@@ -216,17 +216,17 @@ class SiteTableData:
         """What a common scale is made of, of numbers and dates that at least so many training rows hold."""
         if column.kind not in ("number", "date", "boolean"):
             return None
-        values = self._read(column, "train").to_numpy(np.float64)
+        values = self._values(column, "train").astype(np.float64)
         values = values[~np.isnan(values)]
         with np.errstate(over="ignore"):
             plain = len(values) >= max(1, fewest) and bool(np.isfinite(np.square(values).sum()))
-        return Sums.of(torch.from_numpy(values.copy())) if plain else None
+        return Sums.of(torch.from_numpy(values)) if plain else None
 
     def _frequent(self, column: Column, levels: tuple[str, ...], fewest: int) -> tuple[str, ...]:
         """Those of the ``levels`` that at least so many training rows hold, or groups of these."""
         if not levels:
             return ()
-        values = self._read(replace(column, kind="category"), "train").fillna(MISSING_CATEGORY)
+        values = self._values_with_index(replace(column, kind="category"), "train").fillna(MISSING_CATEGORY)
         group = self.options.group
         found = holders(values, None if group is None else self._frames[0][group])
         return tuple(level for level in levels if found.get(level, 0) >= fewest)
@@ -234,25 +234,31 @@ class SiteTableData:
     def _learnt(self, column: Column) -> Column:
         """``column`` with what the training rows say, or what is public."""
         if column not in self._known:
-            found = learnt(self._read(column, "train"), column)
+            found = learn_column(column, self._values(column, "train"))
             if (known := self.options.public.get(column.name)) is not None:
                 found = replace(found, constant=False, masked=False, levels=known.levels, scale=known.scale)
             self._known[column] = found
         return self._known[column]
 
-    def _read(self, column: Column, split: str) -> Series:
-        """The column's values in the rows to train on, or to test on."""
+    def _values(self, column: Column, split: str) -> NDArray[Any]:
+        """Return a column's values in the training rows or in the test rows."""
         if self.given is not None:
-            return (self.given if split == "test" else self.main).rows[column.name].read(column)[0]
+            part = self.given if split == "test" else self.main
+            return np.asarray(part.rows[column.name].read(column)[0])
         values = self.main.rows[column.name].read(column)[0].to_numpy()
-        rows, index = self._split_rows[split == "test"]  # much faster than indexing the series
-        return pandas().Series(values[rows], index=index, name=column.name)
+        return np.asarray(values[self._split_rows[split]])
+
+    def _values_with_index(self, column: Column, split: str) -> Series:
+        """Return :meth:`_values` with the index of the rows."""
+        return pandas().Series(self._values(column, split), index=self._frame_of(split).index, name=column.name)
 
     @cached_property
-    def _split_rows(self) -> tuple[tuple[NDArray[np.bool_], Any], tuple[NDArray[np.bool_], Any]]:
-        """The masks and the indices of the training rows and of the test rows."""
-        index = self.main.frame.index
-        return (~self._held, index[~self._held]), (self._held, index[self._held])
+    def _split_rows(self) -> dict[str, NDArray[np.bool_]]:
+        """A mask of the rows of each split."""
+        return {"train": ~self._held, "test": self._held}
+
+    def _frame_of(self, split: str) -> Frame:
+        return self._frames[split == "test"]
 
     @cached_property
     def _known(self) -> dict[Column, Column]:
@@ -294,7 +300,7 @@ class SiteTableData:
         schema = {column.name: Column(column.name, column.kind) for column in agreement.columns or ()}
         both = {self.main.site: [c for c in self.columns if c.name in schema], "": list(schema.values())}
         _, problems = agreed_kinds(both, {self.main.site: self.main.source, "": "the study"})
-        return [replace(c, kind=schema[c.name].kind) if c.name in schema else c for c in self.columns], problems
+        return [c.with_kind(schema[c.name].kind) if c.name in schema else c for c in self.columns], problems
 
     def client(self, agreement: FederationSchema) -> Client:
         """The site's client, its table with it.
@@ -396,8 +402,8 @@ class SiteTableData:
 
     def _arranged(self, table: TablePreprocessor, split: str) -> Frame:
         """The rows of a split as the transformer takes them."""
-        frame = self._frames[split == "test"]
-        return table.arranged({column.name: self._read(column, split) for column in table.columns}, frame.index)
+        values = {column.name: self._values(column, split) for column in table.columns}
+        return table.arrange(values, self._frame_of(split).index)
 
     def _arrays(self, table: TablePreprocessor, rows: Rows) -> dict[str, Any]:
         arrays: dict[str, Any] = {}
@@ -407,7 +413,7 @@ class SiteTableData:
                 arrays[f"x_{split}"] = outputs(table.transformer, ready, f"site '{table.site}'")
                 arrays[f"y_{split}"] = y
                 if table.domain is not None:
-                    texts = self._read(Column(table.domain, "category"), split)
+                    texts = self._values_with_index(Column(table.domain, "category"), split)
                     arrays[f"domain_{split}"] = domain_ids(texts, table.domain, table.domains)[0]
         names = output_names(table.transformer)
         return arrays if names is None else {**arrays, "feature_names": names}

@@ -56,6 +56,27 @@ def test_a_column_is_parsed_once_at_each_site(parsed, columns):
     assert {name: parsed[name] for name in ("age", "dose", "height")} == {"age": 2, "dose": 2, "height": 2}
 
 
+def test_a_wide_table_needs_few_series_for_each_column(monkeypatch):
+    """Creating a pandas Series takes as long as a Python loop over a hundred cells."""
+    rng = np.random.default_rng(0)
+    frames = {
+        site: pd.DataFrame(rng.normal(size=(20, 60)).round(3).astype(str))
+        .add_prefix("gene ")
+        .assign(ill=["no", "yes"] * 10)
+        for site in ("north", "south")
+    }
+    create, count = pd.Series.__init__, 0
+
+    def count_series(*arguments: object, **options: object) -> None:
+        nonlocal count
+        count += 1
+        create(*arguments, **options)
+
+    monkeypatch.setattr(pd.Series, "__init__", count_series)
+    Federation.from_frames(frames, target="ill", columns="named", folds=5)
+    assert count < 4 * 2 * 60
+
+
 def test_seeds_of_one_process_read_a_file_once_and_anew_where_it_has_changed(tmp_path, opened, parsed):
     for number, name in enumerate(("north", "south")):
         ward(number).to_csv(tmp_path / f"{name}.csv", index=False)
