@@ -145,7 +145,8 @@ class Site:
             raise Refused(Said.MESSAGE, said)
         done, reply = self._done(header, tree, secure, asked, content, state)
         if done.states:
-            self._store.put(sequence, done.states[self.client.id], reply)
+            history = None if self._masking is None else self._masking.continue_history(header, tree)
+            self._store.put(sequence, done.states[self.client.id], reply, history)
             self._store.forget({*header["keep"], *self._needed(header["base"], sequence)})
         else:
             write_atomic(self._store.path / MODEL, data)
@@ -165,6 +166,8 @@ class Site:
         work = work_of(header, tree, self.client.id, state, self._scale)
         terms = self._allowed.terms(work.exchange) if self._masking is not None else ()
         going = self._masking.join(header, tree, secure) if self._masking is not None and terms else None
+        if self._masking is not None and (terms or work.exchange.lasting):
+            work = replace(work, exchange=self._masking.repeat_exchange(header, tree))
         host = self._at(header)
         if self._budget is not None:
             host.noise = self._budget.noise(hash_request(content, state))
