@@ -7,15 +7,16 @@ writes down keeps a server from opening two sums whose difference would be the r
    under masks; it takes part in no sum of the same exchange or payload for which other sites are asked;
 2. for each payload, the sites of the sum that it has helped to open; it helps to open no sum of other sites;
 3. the message that has opened the sum of an exchange; it answers no other message on that exchange;
-4. for each payload and state that it starts from, the round in which it first replied, and the histories of the other
-   members: a hash of the payloads by which each has come to the state that it starts from, which it signs with its
-   keys. In a later round it replies as in the first one, and it takes part in no sum in which one of these members
-   has another history.
+4. for each payload and state that it starts from, the round in which it first replied; in a later round it replies as
+   in the first one;
+5. for each payload and history of its own, the histories of the other members: a hash of the payloads by which each has
+   come to the state that it starts from, which it signs with its keys. It takes part in no sum of the same payload and
+   history of its own in which one of these members has another history.
 
 A sum needs more than half of the sites that were asked. Two sums of one payload that contain the same site therefore
-have a site in common that has helped to open both, which by rule 2 it does only if they are of the same sites. By rule
-4 these sites either start from the same states both times, and their replies are the same, or from other states all of
-them. This holds as long as fewer than ``2 threshold - asked`` of the sites collude with the server.
+have a site in common that has helped to open both, which by rule 2 it does only if they are of the same sites. By
+rules 4 and 5 these sites either have the same histories both times, and their replies are the same, or other histories
+all of them. This holds as long as fewer than ``2 threshold - asked`` of the sites collude with the server.
 
 Where every sum is of all sites of the study, they also have the same history whenever the server follows the protocol,
 and a site refuses a sum of members with different ones, whatever the payload.
@@ -37,6 +38,7 @@ import torch
 from numpy.typing import NDArray
 
 from perfed import tree
+from perfed.codec import encode, flatten
 from perfed.engine.executor import ChunkResult, Exchange
 from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.checks import short
@@ -47,6 +49,7 @@ from perfed.engine.flower.wire import MASKED, SUM, done_header, exchange_of, pay
 from perfed.engine.secure_aggregation import SecureAggregation, with_loss
 from perfed.errors import PerfedError, shorten_list
 from perfed.maths.sums import CountedSums, Term
+from perfed.tree import Tree
 
 KINDS = ("keys", "shares", "confirm", "unmask")
 """Of messages of a sum, beside the work itself."""
@@ -187,35 +190,39 @@ class Masking:
             histories = self._check_histories(now.payload, now.member, now.histories)
             self._store.write_note(f"exchange-{now.sequence}", now.asked)
             self._store.write_note(f"payload-{self._with_study(now.payload)}", now.asked, in_all_runs=True)
-            start = self._start_of(now.payload, now.member.history)
-            note = {**(self._store.read_note(start, in_all_runs=True) or {}), "histories": histories}
-            self._store.write_note(start, note, in_all_runs=True)
+            self._store.write_note(self._start_of(now.payload, now.member.history), histories, in_all_runs=True)
             return now
 
-    def repeat_exchange(self, header: Mapping[str, Any], tree: Mapping[str, Any]) -> Exchange:
+    def repeat_exchange(self, header: Mapping[str, Any], tree: Mapping[str, Any], state: Tree | None) -> Exchange:
         """Return the exchange of a message of work, as of the round in which the site first answered its payload.
 
         The order of mini-batches and the settings of a round are then the same whenever the site answers the same
         payload from the same state, and so is its reply. The round is written down.
 
+        Args:
+            header, tree: of the message.
+            state: that the site starts from; all states without numbers are the same.
+
         Raises:
-            Refused: the payload was another exchange of its round, or of another set of domains.
+            Refused: the payload was that of another exchange of the round, or of other trained domains.
         """
         exchange = exchange_of(header)
         fixed = {"index": exchange.index, "extensions": exchange.extensions, "trained": header["trained"]}
+        content = encode(state) if state is not None and flatten(state) else b""
+        name = f"first-{self._with_study(f'{payload_hash(header, tree)} {hashlib.sha256(content).hexdigest()}')}"
         with refusing(Said.SUM):
-            start = self._start_of(payload_hash(header, tree), self._store.history(header["base"]))
-            note = self._store.read_note(start, in_all_runs=True) or {}
-            if "round" not in note:
-                self._store.write_note(start, {**note, **fixed, "round": exchange.round}, in_all_runs=True)
+            first = self._store.read_note(name, in_all_runs=True)
+            if first is None:
+                self._store.write_note(name, {**fixed, "round": exchange.round}, in_all_runs=True)
                 return exchange
-            if different := [name for name, value in fixed.items() if note[name] != value]:
-                name = different[0]
-                raise PerfedError(
-                    f"the site has answered the same request from the same state with {name} {short(note[name])}; "
-                    f"with {short(fixed[name])} its reply could change and those of the others not"
-                )
-            return replace(exchange, round=note["round"])
+            for field_name, value in fixed.items():
+                if first[field_name] != value:
+                    raise PerfedError(
+                        f"the site has answered the same request from the same state with {field_name} "
+                        f"{short(first[field_name])}; with {short(value)} its reply could differ, and those of the "
+                        "other sites could be the same"
+                    )
+            return replace(exchange, round=first["round"])
 
     def continue_history(self, header: Mapping[str, Any], tree: Mapping[str, Any]) -> bytes:
         """Return the hash of what leads to the state after a message of work: the state before it and the payload."""
@@ -377,8 +384,7 @@ class Masking:
         Raises:
             PerfedError: a member starts from another state than before, or than the others where every sum is of all.
         """
-        note = self._store.read_note(self._start_of(payload, member.history), in_all_runs=True) or {}
-        before = note.get("histories", {})
+        before = self._store.read_note(self._start_of(payload, member.history), in_all_runs=True) or {}
         if changed := sorted(site for site, history in histories.items() if before.get(site, history) != history):
             raise PerfedError(
                 f"{shorten_list(changed, 3)} would start from another state than before, and this site would not: two "

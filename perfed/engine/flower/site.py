@@ -167,7 +167,9 @@ class Site:
         terms = self._allowed.terms(work.exchange) if self._masking is not None else ()
         going = self._masking.join(header, tree, secure) if self._masking is not None and terms else None
         if self._masking is not None and (terms or work.exchange.lasting):
-            work = replace(work, exchange=self._masking.repeat_exchange(header, tree))
+            work = replace(work, exchange=self._masking.repeat_exchange(header, tree, state))
+            if work.exchange.round != header["round"]:  # another reply than in that round must have other noise
+                content = f"{content} as in round {work.exchange.round}"
         host = self._at(header)
         if self._budget is not None:
             host.noise = self._budget.noise(hash_request(content, state))
