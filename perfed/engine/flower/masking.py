@@ -265,12 +265,8 @@ class Masking:
             raise PerfedError(f"a sum of {len(asked)} sites; the study has {allowed.clients}, each counts once")
         if self._site not in asked:
             raise PerfedError(f"a sum of {short(asked)}, without this site")
-        payload, sequence, attempt, base = (
-            header.get("payload"),
-            header["sequence"],
-            header["attempt"],
-            header.get("base"),
-        )
+        payload, base = header.get("payload"), header.get("base")
+        sequence, attempt = header["sequence"], header["attempt"]
         if not isinstance(request, str) or not isinstance(payload, str):
             raise PerfedError(f"request and payload are {short(request)} and {short(payload)}; hashes are needed")
         if type(base) is not int or base < 0:
@@ -390,10 +386,10 @@ class Masking:
                 f"{shorten_list(changed, 3)} would start from another state than before, and this site would not: two "
                 "sums of the same request could show how the reply of a single site has changed"
             )
-        others = sorted(site for site, history in histories.items() if history != member.history.hex())
-        if others and member.needed == self._allowed.clients:
+        different = sorted(site for site, history in histories.items() if history != member.history.hex())
+        if different and member.needed == self._allowed.clients:
             raise PerfedError(
-                f"{shorten_list(others, 3)} would start from a state with another history than this site; every sum "
+                f"{shorten_list(different, 3)} would start from a state with another history than this site; every sum "
                 "of the study is of all sites, and all of them have answered the same requests"
             )
         return {**before, **histories}
