@@ -224,10 +224,15 @@ class Masking:
                     )
             return replace(exchange, round=first["round"])
 
-    def continue_history(self, header: Mapping[str, Any], tree: Mapping[str, Any]) -> bytes:
-        """Return the hash of what leads to the state after a message of work: the state before it and the payload."""
-        before = self._store.history(header["base"])
-        return hashlib.sha256(before + bytes.fromhex(payload_hash(header, tree))).digest()
+    def continue_history(self, header: Mapping[str, Any], tree: Mapping[str, Any], *, masked: bool) -> bytes:
+        """Return the hash of what leads to the state after a message of work.
+
+        The state follows from the state before, the payload and, where no reply leaves under masks, the exchange;
+        replies that do are the same in all rounds (:meth:`repeat_exchange`), and so is the state after them.
+        """
+        before, payload = self._store.history(header["base"]), bytes.fromhex(payload_hash(header, tree))
+        settings = [] if masked else [header[name] for name in ("round", "index", "extensions", "trained")]
+        return hashlib.sha256(before + payload + json.dumps(settings).encode()).digest()
 
     def masked(self, going: _Sum, given: Mapping[str, Any], done: ChunkResult, terms: tuple[Term, ...]) -> Any:
         """The vector that leaves in the place of the reply ``done``, int64.

@@ -23,7 +23,7 @@ from perfed.engine.flower.masking import KINDS, Masking, Signer, masked_message,
 from perfed.engine.flower.message import frame, unframe, unpack
 from perfed.engine.flower.refusal import Refused, Said, refusing
 from perfed.engine.flower.store import TRIES, SiteStore
-from perfed.engine.flower.wire import MEASURED, done_message, reply_tree, work_of
+from perfed.engine.flower.wire import MEASURED, done_message, exchange_of, reply_tree, work_of
 from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo
@@ -145,7 +145,8 @@ class Site:
             raise Refused(Said.MESSAGE, said)
         done, reply = self._done(header, tree, secure, asked, content, state)
         if done.states:
-            history = None if self._masking is None else self._masking.continue_history(header, tree)
+            masked = bool(self._allowed.terms(exchange_of(header)))
+            history = None if self._masking is None else self._masking.continue_history(header, tree, masked=masked)
             self._store.put(sequence, done.states[self.client.id], reply, history)
             self._store.forget({*header["keep"], *self._needed(header["base"], sequence)})
         else:
@@ -166,7 +167,7 @@ class Site:
         work = work_of(header, tree, self.client.id, state, self._scale)
         terms = self._allowed.terms(work.exchange) if self._masking is not None else ()
         going = self._masking.join(header, tree, secure) if self._masking is not None and terms else None
-        if self._masking is not None and (terms or work.exchange.lasting):
+        if self._masking is not None and terms:
             work = replace(work, exchange=self._masking.repeat_exchange(header, tree, state))
             if work.exchange.round != header["round"]:  # another reply than in that round must have other noise
                 content = f"{content} as in round {work.exchange.round}"
