@@ -177,7 +177,8 @@ class FlowerEngine(Engine):
             request = unpack(self._message(site, work, sequence))
             hashes = {"request": request_hash(*request), "payload": payload_hash(*request)}
             message = lambda site, of: self._message(site, asked[site], sequence, of)  # noqa: E731
-            answers = secure.replies(list(asked), hashes, message, expected)
+            bases = {site: _find_base(site, work) for site, work in asked.items()}
+            answers = secure.replies(bases, hashes, message, expected)
             failed = [answer.error for answer in answers if answer.body is None]
             if needs_all and failed:
                 raise PerfedError(f"{where}: {'; '.join(failed[:3])}; {_WAY}")
@@ -278,9 +279,7 @@ class FlowerEngine(Engine):
         return max(math.hypot(*sent.values()), len(self.clients[site].train))
 
     def _message(self, site: str, work: ChunkTask, sequence: int, secure: Mapping[str, Any] | None = None) -> bytes:
-        state: Any = work.states.get(site)
-        base = 0 if state is None else int(state["sequence"])
-        return work_message(work, self._run, sequence, base, self.kept(site), self.background, secure)
+        return work_message(work, self._run, sequence, _find_base(site, work), self.kept(site), self.background, secure)
 
     def _expected(self, work: ChunkTask, sequence: int) -> Expected:
         """What the reply to ``work`` must be like: what the program replies for clients that are made up."""
@@ -315,6 +314,12 @@ class FlowerEngine(Engine):
         if kind not in self._specs:
             self._specs[kind] = rehearsed(work, self.clients[site], self.background, self.initialiser)
         return self._specs[kind]
+
+
+def _find_base(site: str, work: ChunkTask) -> int:
+    """Return the number of the exchange whose state a site starts from; 0 for its initial state."""
+    state: Any = work.states.get(site)
+    return 0 if state is None else int(state["sequence"])
 
 
 def _pooled(totals: Mapping[Term, Tensor], sites: Collection[str]) -> Metrics:

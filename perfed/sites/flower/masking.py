@@ -6,11 +6,20 @@ writes down keeps a server from opening two sums whose difference would be the r
 1. for each exchange, and for each payload in all runs of the study, the sites that were asked when it first put a reply
    under masks; it takes part in no sum of the same exchange or payload for which other sites are asked;
 2. for each payload, the sites of the sum that it has helped to open; it helps to open no sum of other sites;
-3. the message that has opened the sum of an exchange; it answers no other message on that exchange.
+3. the message that has opened the sum of an exchange; it answers no other message on that exchange;
+4. for each payload and state that it starts from, the round in which it first replied; in a later round it replies as
+   in the first one;
+5. for each payload and history of its own, the histories of the other members: a hash of the payloads by which each has
+   come to the state that it starts from, which it signs with its keys. It takes part in no sum of the same payload and
+   history of its own in which one of these members has another history.
 
 A sum needs more than half of the sites that were asked. Two sums of one payload that contain the same site therefore
-have a site in common that has helped to open both, which by rule 2 it does only if they are of the same sites. This
-holds as long as fewer than ``2 threshold - asked`` of the sites collude with the server.
+have a site in common that has helped to open both, which by rule 2 it does only if they are of the same sites. By
+rules 4 and 5 these sites either have the same histories both times, and their replies are the same, or other histories
+all of them. This holds as long as fewer than ``2 threshold - asked`` of the sites collude with the server.
+
+Where every sum is of all sites of the study, they also have the same history whenever the server follows the protocol,
+and a site refuses a sum of members with different ones, whatever the payload.
 
 Where the study has the sites' keys, a site helps to open a sum only after more than half of those that were asked have
 signed whose replies are in it. Otherwise a server that names other replies to each site could open a sum of few.
@@ -29,16 +38,18 @@ import torch
 from numpy.typing import NDArray
 
 from perfed import tree
-from perfed.engine.executor import ChunkResult
+from perfed.codec import encode, flatten
+from perfed.engine.executor import ChunkResult, Exchange
 from perfed.engine.secure_aggregation import SecureAggregation, with_loss
-from perfed.errors import PerfedError
+from perfed.errors import PerfedError, shorten_list
 from perfed.maths.sums import CountedSums, Term
 from perfed.sites.flower.allowed import Allowed
 from perfed.sites.flower.checks import short
 from perfed.sites.flower.message import pack
 from perfed.sites.flower.refusal import Said, refusing
 from perfed.sites.flower.store import SiteStore
-from perfed.sites.flower.wire import MASKED, SUM, done_header, payload_hash, request_hash
+from perfed.sites.flower.wire import MASKED, SUM, done_header, exchange_of, payload_hash, request_hash
+from perfed.tree import Tree
 
 KINDS = ("keys", "shares", "confirm", "unmask")
 """Of messages of a sum, beside the work itself."""
@@ -60,6 +71,7 @@ class _Member(Protocol):
 
     context: bytes
     needed: int
+    history: bytes
 
     def masked(self, values: NDArray[np.uint64], sealed: Mapping[int, bytes]) -> NDArray[np.uint64]: ...
 
@@ -79,6 +91,8 @@ class _Sum:
     payload: str
     context: bytes
     member: _Member
+    base: int  # number of the exchange whose state the site starts from
+    histories: dict[str, str] = field(default_factory=dict)  # of all members, by site
     sites: dict[int, str] = field(default_factory=dict)  # by number of the member
     public_keys: dict[int, str] = field(default_factory=dict)  # for signatures, by number
     confirmed: list[int] | None = None  # members whose replies are in the sum, as this site has signed
@@ -162,17 +176,63 @@ class Masking:
 
         Raises:
             Refused: there is no sum, it is not the one that is going on here, the message is not the one that all
-                members have agreed on, or other sites were asked before for this exchange or payload.
+                members have agreed on, other sites were asked before for this exchange or payload, or other members
+                than this site start from another state than before.
         """
         with refusing(Said.SUM):
             attempt = secure.get("attempt") if isinstance(secure, dict) else None
             now = self._going_on({"sequence": header["sequence"], "attempt": attempt})
             if (request_hash(header, tree), payload_hash(header, tree)) != (now.request, now.payload):
                 raise PerfedError("the message is not the one that the sites' keys were made for")
+            if header["base"] != now.base:
+                raise PerfedError(f"it starts from exchange {header['base']}, and its keys were made for {now.base}")
             self._check_asked(now.sequence, now.payload, now.asked)
-            self._store.fix_sites(f"exchange-{now.sequence}", now.asked)
-            self._store.fix_sites(f"payload-{self._with_study(now.payload)}", now.asked, in_all_runs=True)
+            histories = self._check_histories(now.payload, now.member, now.histories)
+            self._store.write_note(f"exchange-{now.sequence}", now.asked)
+            self._store.write_note(f"payload-{self._with_study(now.payload)}", now.asked, in_all_runs=True)
+            self._store.write_note(self._start_of(now.payload, now.member.history), histories, in_all_runs=True)
             return now
+
+    def repeat_exchange(self, header: Mapping[str, Any], tree: Mapping[str, Any], state: Tree | None) -> Exchange:
+        """Return the exchange of a message of work, as of the round in which the site first answered its payload.
+
+        The order of mini-batches and the settings of a round are then the same whenever the site answers the same
+        payload from the same state, and so is its reply. The round is written down.
+
+        Args:
+            header, tree: of the message.
+            state: that the site starts from; all states without numbers are the same.
+
+        Raises:
+            Refused: the payload was that of another exchange of the round, or of other trained domains.
+        """
+        exchange = exchange_of(header)
+        fixed = {"index": exchange.index, "extensions": exchange.extensions, "trained": header["trained"]}
+        content = encode(state) if state is not None and flatten(state) else b""
+        name = f"first-{self._with_study(f'{payload_hash(header, tree)} {hashlib.sha256(content).hexdigest()}')}"
+        with refusing(Said.SUM):
+            first = self._store.read_note(name, in_all_runs=True)
+            if first is None:
+                self._store.write_note(name, {**fixed, "round": exchange.round}, in_all_runs=True)
+                return exchange
+            for field_name, value in fixed.items():
+                if first[field_name] != value:
+                    raise PerfedError(
+                        f"the site has answered the same request from the same state with {field_name} "
+                        f"{short(first[field_name])}; with {short(value)} its reply could differ, and those of the "
+                        "other sites could be the same"
+                    )
+            return replace(exchange, round=first["round"])
+
+    def continue_history(self, header: Mapping[str, Any], tree: Mapping[str, Any], *, masked: bool) -> bytes:
+        """Return the hash of what leads to the state after a message of work.
+
+        The state follows from the state before, the payload and, where no reply leaves under masks, the exchange;
+        replies that do are the same in all rounds (:meth:`repeat_exchange`), and so is the state after them.
+        """
+        before, payload = self._store.history(header["base"]), bytes.fromhex(payload_hash(header, tree))
+        settings = [] if masked else [header[name] for name in ("round", "index", "extensions", "trained")]
+        return hashlib.sha256(before + payload + json.dumps(settings).encode()).digest()
 
     def masked(self, going: _Sum, given: Mapping[str, Any], done: ChunkResult, terms: tuple[Term, ...]) -> Any:
         """The vector that leaves in the place of the reply ``done``, int64.
@@ -210,14 +270,19 @@ class Masking:
             raise PerfedError(f"a sum of {len(asked)} sites; the study has {allowed.clients}, each counts once")
         if self._site not in asked:
             raise PerfedError(f"a sum of {short(asked)}, without this site")
-        payload, sequence, attempt = header.get("payload"), header["sequence"], header["attempt"]
+        payload, base = header.get("payload"), header.get("base")
+        sequence, attempt = header["sequence"], header["attempt"]
         if not isinstance(request, str) or not isinstance(payload, str):
             raise PerfedError(f"request and payload are {short(request)} and {short(payload)}; hashes are needed")
+        if type(base) is not int or base < 0:
+            raise PerfedError(f"base is {short(base)}; the number of an exchange is needed")
         self._check_asked(sequence, payload, asked)  # before any other site would take part in vain
+        with refusing(Said.STATE):
+            history = self._store.history(base)
         context = context_of(self._run, sequence, attempt, request, asked)
         sign = self._signer.sign if self._secure.keys is not None and self._signer is not None else _leave_unsigned
-        member = Member(context, self._secure.needed(len(asked), allowed.asked), self._site, sign)
-        self._now = _Sum(sequence, attempt, sorted(asked), request, payload, context, member)
+        member = Member(context, self._secure.needed(len(asked), allowed.asked), self._site, sign, history)
+        self._now = _Sum(sequence, attempt, sorted(asked), request, payload, context, member, base)
         return {"keys": member.keys.to_fields()}
 
     def _shares(self, header: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,6 +296,9 @@ class Masking:
         if len({*sites.values()}) < len(sites) or not {*sites.values()} <= {*now.asked}:
             raise PerfedError(f"the members are {short(sorted(sites.values()))}; {short(now.asked)} were asked")
         self._check_signatures(now.context, keys)
+        histories = {its_keys.site: its_keys.history.hex() for its_keys in keys.values()}
+        self._check_histories(now.payload, now.member, histories)
+        now.histories = histories
         sealed = now.member.shares(number, keys)
         now.sites = sites
         now.public_keys = {member: (self._secure.keys or {}).get(site, "") for member, site in sites.items()}
@@ -269,7 +337,7 @@ class Masking:
             self._check_confirmations(now, arrived, header.get("confirmations"))
         shares = now.member.unmask(arrived)
         sites = {now.sites[number] for number in arrived}
-        self._store.fix_sites(f"opened-{self._with_study(now.payload)}", sites, in_all_runs=True)
+        self._store.write_note(f"opened-{self._with_study(now.payload)}", sorted(sites), in_all_runs=True)
         return {"shares": _plain(shares)}
 
     def _check_confirmations(self, now: _Sum, arrived: list[int], signatures: Any) -> None:
@@ -301,10 +369,39 @@ class Masking:
 
     def _check_sites(self, name: str, sites: Collection[str], why: str, *, in_all_runs: bool = False) -> None:
         """Refuse ``sites`` where others are written down under ``name``."""
-        fixed = self._store.fixed_sites(name, in_all_runs=in_all_runs)
+        fixed = self._store.read_note(name, in_all_runs=in_all_runs)
         if fixed is not None and fixed != sorted(sites):
             others = "a sum of others could show one reply"
             raise PerfedError(f"a sum of {short(sorted(sites))}: {why} {short(fixed)}; {others}")
+
+    def _check_histories(self, payload: str, member: _Member, histories: Mapping[str, str]) -> dict[str, str]:
+        """Return the histories of all sites that were members with this site in sums of a payload and state.
+
+        Args:
+            payload: hash of the payload.
+            member: of the sum, with the history of this site.
+            histories: of all members, by site.
+
+        Raises:
+            PerfedError: a member starts from another state than before, or than the others where every sum is of all.
+        """
+        before = self._store.read_note(self._start_of(payload, member.history), in_all_runs=True) or {}
+        if changed := sorted(site for site, history in histories.items() if before.get(site, history) != history):
+            raise PerfedError(
+                f"{shorten_list(changed, 3)} would start from another state than before, and this site would not: two "
+                "sums of the same request could show how the reply of a single site has changed"
+            )
+        different = sorted(site for site, history in histories.items() if history != member.history.hex())
+        if different and member.needed == self._allowed.clients:
+            raise PerfedError(
+                f"{shorten_list(different, 3)} would start from a state with another history than this site; every sum "
+                "of the study is of all sites, and all of them have answered the same requests"
+            )
+        return {**before, **histories}
+
+    def _start_of(self, payload: str, history: bytes) -> str:
+        """Return the name of the note on a payload that is answered from the state with ``history``."""
+        return f"start-{self._with_study(f'{payload} {history.hex()}')}"
 
     def _with_study(self, payload: str) -> str:
         return hashlib.sha256(f"{self._study} {payload}".encode()).hexdigest()

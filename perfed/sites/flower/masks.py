@@ -63,6 +63,7 @@ class Keys:
         mask: public key for the masks that it shares with another.
         commitment: SHA-256 of its seed: whoever puts its shares together sees whether they are right.
         site: name of the member.
+        history: hash of what led to the state that it starts from; empty for the initial state.
         signature: of :meth:`signed_content` by the site; empty where the sites of a study have no signing keys.
     """
 
@@ -71,15 +72,21 @@ class Keys:
     commitment: bytes
     site: str = ""
     signature: bytes = b""
+    history: bytes = b""
 
     def signed_content(self, context: bytes) -> bytes:
-        """Return what the member signs: the keys and the site's name, in the sum of ``context``."""
-        return json.dumps([context.hex(), self.site, (self.seal + self.mask + self.commitment).hex()]).encode()
+        """Return what the member signs: the keys, the site's name and the history, in the sum of ``context``."""
+        keys = (self.seal + self.mask + self.commitment).hex()
+        return json.dumps([context.hex(), self.site, keys, self.history.hex()]).encode()
 
     def to_fields(self) -> dict[str, str]:
-        """Return the keys as texts; :meth:`from_fields` reads them."""
+        """Return the keys as texts; :meth:`from_fields` reads them.
+
+        An empty history is left out, so that the fields are those of journals in which keys have no history.
+        """
         keys = (self.seal + self.mask + self.commitment).hex()
-        return {"keys": keys, "site": self.site, "signature": self.signature.hex()}
+        history = {"history": self.history.hex()} if self.history else {}
+        return {"keys": keys, "site": self.site, "signature": self.signature.hex(), **history}
 
     @classmethod
     def from_fields(cls, fields: object) -> Keys:
@@ -99,7 +106,8 @@ class Keys:
         except ValueError:
             raise PerfedError("keys of a member are of low order") from None
         signature = unhex(fields.get("signature"), "signature of a member")
-        return cls(keys[:_KEY], keys[_KEY : 2 * _KEY], keys[2 * _KEY :], fields["site"], signature)
+        history = unhex(fields.get("history", ""), "history of a member")
+        return cls(keys[:_KEY], keys[_KEY : 2 * _KEY], keys[2 * _KEY :], fields["site"], signature, history)
 
 
 def bind_members(context: bytes, keys: Mapping[int, Keys]) -> bytes:
@@ -117,6 +125,7 @@ class Member:
         needed: how many members a sum needs.
         site: name of the member.
         sign: makes the site's signature.
+        history: hash of what led to the state that the member starts from.
 
     Raises:
         PerfedError: what comes is not of the protocol, or would make a sum of too few; nothing is given away then.
@@ -137,6 +146,7 @@ class Member:
     needed: int
     site: str = ""
     sign: Callable[[bytes], bytes] = lambda content: b""
+    history: bytes = b""
     number: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -151,7 +161,7 @@ class Member:
     def keys(self) -> Keys:
         """The keys that the others need, signed."""
         seal, mask = (key.public_key().public_bytes_raw() for key in (self._seal, self._mask))
-        keys = Keys(seal, mask, hashlib.sha256(self._seed).digest(), self.site)
+        keys = Keys(seal, mask, hashlib.sha256(self._seed).digest(), self.site, history=self.history)
         return replace(keys, signature=self.sign(keys.signed_content(self.context)))
 
     def shares(self, number: int, keys: Mapping[int, Keys]) -> dict[int, bytes]:

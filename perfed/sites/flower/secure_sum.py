@@ -62,21 +62,25 @@ class SecureSum:
         self.notes: list[str] = []
 
     def replies(
-        self, sites: Sequence[str], hashes: Mapping[str, str], message: Message, expected: Mapping[str, Expected]
+        self,
+        bases: Mapping[str, int],
+        hashes: Mapping[str, str],
+        message: Message,
+        expected: Mapping[str, Expected],
     ) -> list[Answer]:
         """An answer for each site: its masked reply, or why it has dropped out; then one that names the members.
 
         Args:
-            sites: that are asked.
+            bases: of each site that is asked, the number of the exchange whose state it starts from.
             hashes: ``request`` and ``payload`` of what all are asked to do, of :mod:`perfed.sites.flower.wire`.
             message: what each is asked to do.
             expected: of the reply of each.
         """
-        members, failed = list(sites), list[Answer]()
-        wanted = {"kind": "keys", "asked": sorted(sites), **hashes}
+        members, failed = list(bases), list[Answer]()
+        request = {"kind": "keys", "asked": sorted(bases), **hashes}
         while True:  # until all members of an attempt have shared
             attempt = uuid4().hex[:16]
-            heard = self._said(dict.fromkeys(members, wanted), attempt, "keys", failed)
+            heard = self._said({site: {**request, "base": bases[site]} for site in members}, attempt, "keys", failed)
             numbers = {site: number for number, site in enumerate(sorted(heard), start=1)}
             if len(heard) < self._needed:
                 return failed
@@ -93,7 +97,7 @@ class SecureSum:
             mine = {str(numbers[other]): of.get(str(numbers[site])) for other, of in sealed.items() if other != site}
             messages[site] = message(site, {"attempt": attempt, "sealed": mine})
         answers = [_usable(answer, expected[answer.site], attempt) for answer in self._exchange(messages)]
-        context = context_of(self._run, self._sequence, attempt, hashes["request"], sites).hex()
+        context = context_of(self._run, self._sequence, attempt, hashes["request"], [*bases]).hex()
         named = {"attempt": attempt, "numbers": numbers, "keys": keys, "context": context}
         return [*failed, *answers, Answer(_MEMBERS, pack(named, {}), "", 0.0)]
 

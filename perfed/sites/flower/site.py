@@ -27,7 +27,7 @@ from perfed.sites.flower.masking import KINDS, Masking, Signer, masked_message, 
 from perfed.sites.flower.message import frame, unframe, unpack
 from perfed.sites.flower.refusal import Refused, Said, refusing
 from perfed.sites.flower.store import TRIES, SiteStore
-from perfed.sites.flower.wire import MEASURED, done_message, reply_tree, work_of
+from perfed.sites.flower.wire import MEASURED, done_message, exchange_of, reply_tree, work_of
 from perfed.system import write_atomic
 from perfed.training.plan import Plan
 
@@ -145,7 +145,9 @@ class Site:
             raise Refused(Said.MESSAGE, said)
         done, reply = self._done(header, tree, secure, asked, content, state)
         if done.states:
-            self._store.put(sequence, done.states[self.client.id], reply)
+            masked = bool(self._allowed.terms(exchange_of(header)))
+            history = None if self._masking is None else self._masking.continue_history(header, tree, masked=masked)
+            self._store.put(sequence, done.states[self.client.id], reply, history)
             self._store.forget({*header["keep"], *self._needed(header["base"], sequence)})
         else:
             write_atomic(self._store.path / MODEL, data)
@@ -165,6 +167,10 @@ class Site:
         work = work_of(header, tree, self.client.id, state, self._scale)
         terms = self._allowed.terms(work.exchange) if self._masking is not None else ()
         going = self._masking.join(header, tree, secure) if self._masking is not None and terms else None
+        if self._masking is not None and terms:
+            work = replace(work, exchange=self._masking.repeat_exchange(header, tree, state))
+            if work.exchange.round != header["round"]:  # another reply than in that round must have other noise
+                content = f"{content} as in round {work.exchange.round}"
         host = self._at(header)
         if self._budget is not None:
             host.noise = self._budget.noise(hash_request(content, state))

@@ -10,8 +10,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +25,7 @@ TRIES = 3
 """Payloads that an exchange may be asked with: a server that was killed may go on with the replies of other sites."""
 _SUFFIX = ".exchange"
 _OPENED = ".opened"
-_SITES = ".sites"
+_NOTE = ".sites"
 _SUMS = ".sums"  # folder beside those of the runs, which cannot be the name of one
 # File with a line for each exchange and payload: number, program, split, hash; then a tab and a checksum.
 _ASKED = "asked"
@@ -68,9 +68,32 @@ class Stored:
         """
         if sequence == 0:
             return None
-        try:
+        with self._naming_file(sequence):
             state, _ = self._read(sequence)
             return decode(state)
+
+    def history(self, sequence: int) -> bytes:
+        """Return the hash of what led to the state after exchange ``sequence``; empty for 0, the initial state.
+
+        The number of the exchange stands for the history of a state that was stored without one.
+
+        Raises:
+            PerfedError: names the file that is missing or damaged.
+        """
+        if sequence == 0:
+            return b""
+        with self._naming_file(sequence):
+            header, _ = self._unframe(sequence)
+            history = header.get("history")
+            return (
+                hashlib.sha256(f"exchange {sequence}".encode()).digest() if history is None else bytes.fromhex(history)
+            )
+
+    @contextmanager
+    def _naming_file(self, sequence: int) -> Iterator[None]:
+        """Let errors name the file of an exchange."""
+        try:
+            yield
         except FileNotFoundError:
             raise PerfedError(f"{self._file(sequence)}: the state after exchange {sequence} is not here") from None
         except PerfedError as error:
@@ -212,8 +235,13 @@ class SiteStore(Stored):
             self._checksum = checksum
         return True
 
-    def put(self, sequence: int, state: Tree, reply: bytes) -> None:
+    def put(self, sequence: int, state: Tree, reply: bytes, history: bytes | None = None) -> None:
         """Store an exchange that was done: on disk as a whole when this returns, not at all if it does not.
+
+        Args:
+            sequence: number of the exchange.
+            state, reply: after it.
+            history: hash of what led to the state, where sums need it.
 
         Raises:
             PerfedError: ``sequence`` is not positive, or the state cannot be written (see :mod:`perfed.codec`).
@@ -223,6 +251,7 @@ class SiteStore(Stored):
             raise PerfedError(f"exchange {sequence} cannot be stored; numbers begin with 1, and 0 is the initial state")
         encoded = encode(state)
         header = {"run": self.run, "sequence": sequence, "state": len(encoded), "asked": len(self._asked)}
+        header |= {} if history is None else {"history": history.hex()}
         write_atomic(self._file(sequence), frame(header, encoded, reply))
         sync_folder(self.path)
 
@@ -235,38 +264,38 @@ class SiteStore(Stored):
         write_atomic(self._file(sequence).with_suffix(_OPENED), frame({"asked": asked}, reply))
         sync_folder(self.path)
 
-    def fixed_sites(self, name: str, *, in_all_runs: bool = False) -> list[str] | None:
-        """Return the sites that were fixed for ``name`` (:meth:`fix_sites`); ``None`` where none were.
+    def read_note(self, name: str, *, in_all_runs: bool = False) -> Any:
+        """Return what :meth:`write_note` has written under ``name``; ``None`` where nothing was.
 
         Raises:
-            PerfedError: the file with the names is damaged.
+            PerfedError: the file is damaged.
         """
-        file = self._sites_file(name, in_all_runs)
+        file = self._note_file(name, in_all_runs)
         try:
-            return list(json.loads(file.read_text(encoding="utf-8")))
+            return json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except ValueError as error:
             raise PerfedError(f"{file} is damaged ({error})") from None
 
-    def fix_sites(self, name: str, sites: Iterable[str], *, in_all_runs: bool = False) -> None:
-        """Fix ``sites`` for ``name`` for good, on disk, in the place of any others.
+    def write_note(self, name: str, content: Any, *, in_all_runs: bool = False) -> None:
+        """Write a note on sums to disk, in the place of an earlier one with the same name.
 
         Args:
             name: of an exchange or a payload; letters, digits and hyphens.
-            sites: names.
-            in_all_runs: whether it holds in all runs of the site, and not in this one only.
+            content: a JSON value.
+            in_all_runs: whether the note is for all runs of the site, and not for this one only.
 
         Raises:
             OSError: the disk is full, or the like.
         """
-        file = self._sites_file(name, in_all_runs)
+        file = self._note_file(name, in_all_runs)
         file.parent.mkdir(exist_ok=True)
-        write_atomic(file, json.dumps(sorted(sites)))
+        write_atomic(file, json.dumps(content, sort_keys=True))
         sync_folder(file.parent)
 
-    def _sites_file(self, name: str, in_all_runs: bool) -> Path:
-        return (self.path.parent / _SUMS if in_all_runs else self.path) / f"{name}{_SITES}"
+    def _note_file(self, name: str, in_all_runs: bool) -> Path:
+        return (self.path.parent / _SUMS if in_all_runs else self.path) / f"{name}{_NOTE}"
 
     def forget(self, keep: Collection[int]) -> None:
         """Remove the exchanges whose number is neither in ``keep`` nor the highest."""

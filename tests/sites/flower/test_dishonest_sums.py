@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from in_process_sites import Sites
 
 from perfed.engine.secure_aggregation import SecureAggregation
 from perfed.errors import PerfedError
+from perfed.method.method import Method
 from perfed.participation.settings import Participation
 from perfed.sites.flower.masking import context_of
 from perfed.sites.flower.masks import Keys, Member, recover_secrets, unmask_sum
@@ -43,11 +44,11 @@ def with_header(request: Request, **fields: Any) -> Request:
 class Server:
     """A server that asks for whatever sums it likes; ``requests`` are those of an honest run."""
 
-    def __init__(self, path, count: int, rounds: int = 1, **options: Any) -> None:
-        federation = blobs(tuple(range(5, 5 + count)), dims=(4,))
+    def __init__(self, path, count: int, rounds: int = 1, method: Method | None = None, **options: Any) -> None:
+        federation, method = blobs(tuple(range(5, 5 + count)), dims=(4,)), method or make("fedavg")
         self.names = federation.ids
         options = {"secure": SecureAggregation(), **options}
-        honest = Sites(path / "honest", make("fedavg"), federation, **options)
+        honest = Sites(path / "honest", method, federation, **options)
         train(honest.server, rounds)
         works = [(site, unpack(message)) for site, message in honest.transport.sent]
         self.requests: dict[str, Request] = {}
@@ -56,8 +57,9 @@ class Server:
                 self.requests[site] = header, tree
         self.request = next(iter(self.requests.values()))
         honest.close()
-        self._again = lambda run: Sites(path / "attacked", make("fedavg"), federation, run=run, **options)
+        self._again = lambda run: Sites(path / "attacked", method, federation, run=run, **options)
         self.sites = self._again("run")
+        self.plain = Sites(path / "plain", method, federation)  # what each site would reply without masks
         self.attempts = 0
 
     def restart_sites(self, run: str = "run") -> None:
@@ -76,14 +78,19 @@ class Server:
         requests: Mapping[str, Request],
         asked: Sequence[str] | None = None,
         withheld: Mapping[str, Collection[str]] | None = None,
+        bases: Mapping[str, int] | None = None,
+        shown: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda reader, fields: fields,
     ) -> Sum:
         """Begin a sum of ``names``, as far as the masked replies; sites that refuse have dropped out.
 
-        ``withheld``: members whose sealed shares do not reach a site.
+        ``withheld``: members whose sealed shares do not reach a site. ``bases``: exchanges whose states sites are told
+        to start from when they make their keys, where the request says another one. ``shown``: what a site is shown of
+        the keys of another.
         """
         self.attempts += 1
         attempt = f"attempt {self.attempts}"
-        return Sum(self, sorted(names), dict(requests), sorted(asked or names), attempt, withheld or {})
+        asked = sorted(asked or names)
+        return Sum(self, sorted(names), dict(requests), asked, attempt, withheld or {}, bases or {}, shown)
 
 
 class Sum:
@@ -97,6 +104,8 @@ class Sum:
         asked: list[str],
         attempt: str,
         withheld: Mapping[str, Collection[str]],
+        bases: Mapping[str, int],
+        shown: Callable[[str, dict[str, Any]], dict[str, Any]],
     ) -> None:
         self.server, self.refused = server, dict[str, PerfedError]()
         header, self.numbers = requests[names[0]][0], {name: n for n, name in enumerate(names, start=1)}
@@ -105,11 +114,21 @@ class Sum:
         self.context = context_of(header["run"], header["sequence"], attempt, hashes[names[0]], asked)
         payloads = {name: payload_hash(*requests[name]) for name in names}
         wanted = {
-            n: {"kind": "keys", **fields, "asked": asked, "request": hashes[n], "payload": payloads[n]} for n in names
+            n: {
+                **{"kind": "keys", **fields, "asked": asked, "request": hashes[n], "payload": payloads[n]},
+                "base": bases.get(n, requests[n][0]["base"]),
+            }
+            for n in names
         }
         keys = {n: reply["keys"] for n, reply in self.ask(wanted).items()}
         self.keys = {str(self.numbers[name]): of for name, of in keys.items()}
-        shares = {n: {"kind": "shares", **fields, "number": self.numbers[n], "keys": self.keys} for n in keys}
+        shares = {
+            n: {
+                **{"kind": "shares", **fields, "number": self.numbers[n]},
+                "keys": {number: shown(n, of) for number, of in self.keys.items()},
+            }
+            for n in keys
+        }
         self.sealed = {n: reply["sealed"] for n, reply in self.ask(shares).items()}
         self.vectors: dict[str, np.ndarray] = {}
         for name in self.sealed:
@@ -335,7 +354,8 @@ def swapped(server: Server, victim: str) -> tuple[PerfedError | None, np.ndarray
     digest, payload = request_hash(*request), payload_hash(*request)
     context = context_of("run", fields["sequence"], "swapped", digest, names)
     try:
-        reply = server.ask(victim, {"kind": "keys", **fields, "asked": names, "request": digest, "payload": payload})
+        hashes = {"request": digest, "payload": payload}
+        reply = server.ask(victim, {"kind": "keys", **fields, **hashes, "asked": names, "base": request[0]["base"]})
         played = {n: Member(context, 3, name) for n, name in enumerate(names, start=1) if name != victim}
         keys = {number: Keys.from_fields(reply["keys"]), **{n: member.keys for n, member in played.items()}}
         plain = {str(n): of.to_fields() for n, of in keys.items()}
@@ -480,3 +500,118 @@ def test_a_sum_that_was_opened_without_wrong_shares_goes_on_to_the_same_bits(tmp
     again = Sites(tmp_path, make("fedavg"), federation, secure=SecureAggregation(threshold=3))
     train(again.server, 1)
     assert all(torch.equal(a, b) for a, (_, b) in zip(before, leaves(again.server.state.tree()), strict=True))
+
+
+WHOLE = 50  # a mini-batch of all rows of a site
+
+
+def sum_again(
+    server: Server,
+    later: Mapping[str, int],
+    *,
+    change: float = 0.0,
+    confirmed: bool = False,
+    shown: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda reader, fields: fields,
+) -> float | None:
+    """Return by how much the loss in two sums of all sites differs; ``None`` where no second sum is opened.
+
+    Args:
+        server: whose sites have not replied yet.
+        later: the exchange whose state each site starts from in the second sum, which is of round 2.
+        change: what is added to each number of the second payload.
+        confirmed: whether sites sign whose replies are in a sum.
+        shown: what a site is shown of the keys of another in the second sum.
+    """
+    names = server.names
+    first = server.masked(names, dict.fromkeys(names, server.request))
+    before = first.opened(names, names, confirmed=confirmed)
+    assert before is not None
+    going = server.masked(names, second_requests(server, later, change), shown=shown)
+    if going.vectors.keys() < {*names}:
+        assert {error.said for error in going.refused.values()} == {Said.SUM}
+        return None
+    after = going.opened(names, names, confirmed=confirmed)
+    return None if after is None else float((after - before).view(np.int64)[0]) / 2**24  # the loss is the first term
+
+
+def second_requests(server: Server, later: Mapping[str, int], change: float = 0.0) -> dict[str, Request]:
+    header, tree = server.request
+    other = {**tree, "shared": map_leaves(tree["shared"], lambda _, tensor: tensor + change)}
+    return {name: ({**header, "sequence": 20_001, "round": 2, "base": base}, other) for name, base in later.items()}
+
+
+def difference_without_masks(server: Server, later: Mapping[str, int], change: float = 0.0) -> dict[str, float]:
+    """Return by how much the loss in two replies of each site differs, from sites that reply without masks."""
+    differences = {}
+    for name, (header, tree) in second_requests(server, later, change).items():
+        site = server.plain.transport.at[name]
+        first, second = (unpack(site.answer(pack(*message)))[1] for message in (server.request, (header, tree)))
+        differences[name] = float(second["loss"] - first["loss"])
+    return differences
+
+
+@pytest.mark.parametrize("with_keys", [True, False])
+def test_a_site_that_starts_from_another_state_is_not_isolated_by_two_sums_of_one_payload(with_keys, tmp_path):
+    """The personal head of c1 has been trained before the second sum, and those of the others have not."""
+    names = ["c0", "c1", "c2", "c3"]
+    server = Server(tmp_path, 4, method=make("fedrep", batch_size=WHOLE), **(signed(names) if with_keys else {}))
+    later = {"c0": 0, "c1": 10_001, "c2": 0, "c3": 0}
+    differences = difference_without_masks(server, later)
+    assert [name for name, difference in differences.items() if abs(difference) > 1e-12] == ["c1"]
+    learned = sum_again(server, later, confirmed=with_keys)
+    assert learned is None  # the loss of c1, and every other number of its reply
+
+
+@pytest.mark.parametrize("moved", ["c1", "c0 c2 c3", "c0 c1"])
+def test_some_sites_of_a_sum_cannot_start_from_another_state(moved, tmp_path):
+    server = Server(tmp_path, 4, method=make("fedrep", batch_size=WHOLE))
+    later = {name: 10_001 if name in moved.split() else 0 for name in server.names}
+    assert sum_again(server, later) is None
+
+
+def test_all_sites_may_start_from_another_state(tmp_path):
+    """A method may send the same payload in every round; the difference is a sum over all sites, too."""
+    server = Server(tmp_path, 4, method=make("fedrep", batch_size=WHOLE))
+    later = dict.fromkeys(server.names, 10_001)
+    expected = sum(difference_without_masks(server, later).values())
+    assert sum_again(server, later) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("all_sites", [True, False])
+def test_where_every_sum_is_of_all_sites_no_payload_isolates_one_that_starts_from_another_state(all_sites, tmp_path):
+    """The second payload differs by so little that the other sites reply nearly the same."""
+    secure = SecureAggregation(threshold=4 if all_sites else 3)
+    server = Server(tmp_path, 4, method=make("fedrep", batch_size=WHOLE), secure=secure)
+    later, change = {"c0": 0, "c1": 10_001, "c2": 0, "c3": 0}, 1e-9
+    expected = difference_without_masks(server, later, change)["c1"]
+    learned = sum_again(server, later, change=change)
+    assert (learned is None) if all_sites else (learned == pytest.approx(expected, abs=1e-5))  # the docs say so
+
+
+@pytest.mark.parametrize("base", [0, 10_001])
+def test_a_payload_that_is_repeated_in_another_round_gets_the_same_replies(base, tmp_path):
+    """Only c3 has more than one mini-batch, in another order each round; states of FedAvg hold no numbers."""
+    server = Server(tmp_path, 4, method=make("fedavg", batch_size=7))
+    later = dict.fromkeys(server.names, base)
+    assert [name for name, by in difference_without_masks(server, later).items() if abs(by) > 1e-12] == ["c3"]
+    assert sum_again(server, later) == 0
+
+
+def test_a_site_starts_from_the_state_that_its_keys_were_made_for(tmp_path):
+    server = Server(tmp_path, 4, method=make("fedrep"))
+    names = server.names
+    server.masked(names, dict.fromkeys(names, server.request)).opened(names, names)
+    requests = second_requests(server, {name: 10_001 if name == "c1" else 0 for name in names})
+    going = server.masked(names, requests, bases={"c1": 0})
+    assert going.vectors.keys() == {*names} - {"c1"}
+    assert "starts from exchange 10001, and its keys were made for 0" in str(going.refused["c1"])
+
+
+@pytest.mark.parametrize("with_keys", [True, False])
+def test_a_server_cannot_show_a_site_another_history_of_another(with_keys, tmp_path):
+    """Without signatures the masks of c1 and the others do not cancel, for all keys depend on the histories."""
+    names = ["c0", "c1", "c2", "c3"]
+    server = Server(tmp_path, 4, method=make("fedrep", batch_size=WHOLE), **(signed(names) if with_keys else {}))
+    later = {"c0": 0, "c1": 10_001, "c2": 0, "c3": 0}
+    hide = lambda reader, fields: {**fields, "history": ""} if fields["site"] == "c1" != reader else fields  # noqa: E731
+    assert sum_again(server, later, confirmed=with_keys, shown=hide) is None

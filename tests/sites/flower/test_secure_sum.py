@@ -203,6 +203,65 @@ def test_where_a_round_asks_some_sites_a_void_round_does_not_end_the_run(tmp_pat
     assert len(notes) == 1 + first
 
 
+def test_a_round_after_a_void_one_does_what_the_void_one_would_have_done(tmp_path):
+    """Sites have noted their replies to the same payload; every sum is of all sites, so they need one history."""
+    federation, secure = blobs((12, 7, 5), dims=(4,)), SecureAggregation(threshold=3)
+    whole = Sites(tmp_path / "whole", make("fedrep"), federation, secure=secure)
+    train(whole.server, 1)
+    sites = Sites(tmp_path / "void", make("fedrep"), federation, secure=secure)
+    sites.server.prepare()
+    silent_from(sites, "unmask", ("c1",))
+    assert sites.server.round(1).participants == []
+    del sites.transport.exchange
+    sites.transport.silent.clear()
+    assert sites.server.round(2).participants == federation.ids
+    assert worst(sites.server, whole.server) == 0
+    assert sites.server.round(3).participants == federation.ids
+
+
+def lose_replies(sites: Sites, name: str) -> None:
+    """Let the masked replies of a site be lost on their way."""
+    deliver = sites.transport.exchange
+
+    def exchange(messages, deadline, least=0):
+        for answer in deliver(messages, deadline, least):
+            lost = answer.site == name and "secure" in unpack(messages[name])[0]
+            yield replace(answer, body=None, error=f"site '{name}' is away") if lost else answer
+
+    sites.transport.exchange = exchange
+
+
+def test_a_site_whose_reply_was_lost_returns_with_a_shorter_history(tmp_path):
+    federation = blobs((12, 7, 5, 9), dims=(4,))
+    sites = Sites(tmp_path, make("fedrep"), federation, secure=SecureAggregation(threshold=3))
+    sites.server.prepare()
+    lose_replies(sites, "c1")
+    assert sites.server.round(1).participants == ["c0", "c2", "c3"]
+    del sites.transport.exchange
+    assert sites.server.round(2).participants == sites.server.round(3).participants == federation.ids
+
+
+def test_sites_that_take_part_in_different_rounds_have_different_histories(tmp_path):
+    federation, who = blobs((12, 7, 5, 9, 8), dims=(4,)), Participation(rate=0.6)
+    sites = Sites(tmp_path, make("fedrep"), federation, secure=SECURE, participation=who)
+    sites.server.prepare()
+    assert [len(sites.server.round(number).participants) for number in range(1, 6)] == [3] * 5
+    assert len({sites.server.engine.states[name]["sequence"].item() for name in sites.server.engine.states}) > 1
+
+
+@pytest.mark.parametrize("secure", [SECURE, SecureAggregation(threshold=3)])
+def test_a_second_run_of_a_study_comes_to_the_same_bits(secure, tmp_path):
+    federation = blobs((12, 7, 5), dims=(4,))
+    servers = []
+    for run in ("first", "second"):
+        sites = Sites(tmp_path, make("fedrep"), federation, secure=secure, run=run)
+        sites.journal.path = tmp_path / f"journal of {run}"
+        sites.journal.path.mkdir()
+        servers.append(train(sites.server, 2))
+        sites.close()
+    assert worst(*servers) == 0 and len({*(tmp_path / "c0" / ".sums").iterdir()}) > 0
+
+
 class Asking:
     """A site, and a server that does what it likes."""
 

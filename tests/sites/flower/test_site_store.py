@@ -57,6 +57,17 @@ def test_states_and_replies_come_back(store, tmp_path):
         assert other.sequences() == []
 
 
+def test_a_state_has_the_history_that_it_was_stored_with(store):
+    """States of older versions have none: then states of different exchanges have different ones."""
+    store.put(10_001, state(1), b"", b"history")
+    store.put(20_001, state(2), b"")
+    store.put(30_001, state(3), b"")
+    assert store.history(0) == b"" and store.history(10_001) == b"history"
+    assert len({store.history(number) for number in (0, 10_001, 20_001, 30_001)}) == 4
+    with pytest.raises(PerfedError, match="the state after exchange 40001 is not here"):
+        store.history(40_001)
+
+
 def test_a_state_that_is_not_there_is_named(store):
     with pytest.raises(PerfedError, match=r"10001\.exchange: the state after exchange 10001 is not here"):
         store.state(10_001)
