@@ -38,7 +38,7 @@ from perfed.experiment.config import Experiment, read
 from perfed.plugins import SKLEARN
 from perfed.privacy.apply import PrivateMethod
 from perfed.system import write_atomic
-from perfed.training.plan import Plan, usable_device
+from perfed.training.plan import Plan, PlanSettings, usable_device
 
 _RUN = "run.json"  # the run that the site is in: its id and place, its study, what was agreed, and since when
 _OWN = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")  # module:NAME
@@ -340,6 +340,20 @@ class Part:
         plan = Plan("sequential", threads=given.threads, graphs=given.graphs)
         plan.check(self.device)
         return plan
+
+    def plan_in(self, folder: Path) -> Plan:
+        """Return :attr:`plan` with the numbers of threads that trials have chosen for the site in ``folder``."""
+        plan, file = self.plan, self._plan_file(folder)
+        if file.exists():
+            plan.paths.update(checked(PlanSettings, read_json(file), file).paths)
+        return plan
+
+    def record_plan(self, plan: Plan, folder: Path) -> None:
+        """Record the choices of ``plan``, so that the site has the same bits after a restart."""
+        write_atomic(self._plan_file(folder), json.dumps(plan.to_dict(), indent=1))
+
+    def _plan_file(self, folder: Path) -> Path:
+        return self.stored(folder).path / "plan.json"
 
     @cached_property
     def allowed(self) -> Allowed:

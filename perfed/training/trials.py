@@ -44,9 +44,9 @@ class Trial:
     steps: int
     workload: Callable[[], Mapping[str, Any]] = field(default=dict)
 
-    def fastest(self, clients: int, threads: int, *, parallel: bool) -> tuple[int, int]:
-        """:func:`fastest` of this work."""
-        return fastest(self, clients, threads, parallel=parallel)
+    def fastest(self, clients: int, threads: int, *, parallel: bool, chunk: int | None = None) -> tuple[int, int]:
+        """Return the chunk and the threads that :func:`fastest` chooses for this work."""
+        return fastest(self, clients, threads, parallel=parallel, chunk=chunk)
 
 
 def now() -> float:
@@ -62,23 +62,28 @@ def fastest(
     threads: int,
     *,
     parallel: bool,
+    chunk: int | None = None,
     wall: Callable[[], float] = now,
     processor: Callable[[], float] = time.process_time,
 ) -> tuple[int, int]:
-    """The chunk of clients (0: all) and its torch threads that take the least time.
+    """Return the chunk of clients (0: all) and its torch threads that take the least time.
 
     Args:
         trial: the work.
-        clients: how many there are, at least 2.
+        clients: how many there are, at least 2 unless ``chunk`` is set.
         threads: that may be used.
+        chunk: the only chunk to consider (0: all); only one and all threads are compared then.
         parallel: whether threads that one chunk leaves free work on others, on the processor. Stacks are then compared
             by its seconds, which other programs on the machine disturb least.
         wall: seconds of wall time.
         processor: seconds of this process, of all its threads.
     """
     race = _Race(trial, clients, threads if parallel else 1, wall, processor if parallel else wall)
-    for chunk in (*(chunk for chunk in _STACKS if 2 * chunk <= clients), 0):
-        if not race.run(chunk):
+    if chunk is not None:
+        on_one = race.wall_seconds(chunk, 1)
+        return chunk, threads if race.wall_seconds(chunk, threads) < _THREADS_PAY * on_one else 1
+    for size in (*(size for size in _STACKS if 2 * size <= clients), 0):
+        if not race.run(size):
             break
     twice = 2 * race.best()
     if 0 < twice < clients and twice not in race.seconds:
@@ -86,8 +91,8 @@ def fastest(
     alone = race.best()
     if threads == 1:
         return alone, 1
-    largest = [chunk for chunk, seconds in race.seconds.items() if seconds <= _WORSE * race.seconds[alone]][-1]
-    together = {chunk: race.wall_seconds(chunk, threads) for chunk in {alone, largest}}
+    largest = [size for size, seconds in race.seconds.items() if seconds <= _WORSE * race.seconds[alone]][-1]
+    together = {size: race.wall_seconds(size, threads) for size in {alone, largest}}
     best = min(together, key=together.__getitem__)
     return (best, threads) if together[best] < _THREADS_PAY * race.wall_seconds(alone, 1) else (alone, 1)
 

@@ -6,8 +6,11 @@ import time
 import pytest
 import torch
 
+from perfed import Model, Run, linear
 from perfed.errors import PerfedError
-from perfed.training.plan import Path, Plan, PlanSettings, use_threads
+from perfed.methods.fedavg import FedAvg
+from perfed.testing.federations import blobs
+from perfed.training.plan import THREAD_VARIABLES, Path, Plan, PlanSettings, use_threads
 from perfed.training.trials import Trial
 
 
@@ -40,7 +43,7 @@ def never(chunk: int):
 
 def test_what_cannot_be_stacked_runs_alone_and_is_not_timed():
     for engine in ("auto", "stacked", "sequential"):
-        assert Plan(engine, threads=1).path("fit", 40, None) == Path(1, 1)
+        assert Plan(engine, threads=1).path("fit", 40, Trial(never, 1), stackable=False) == Path(1, 1)
 
 
 def test_fixed_engines_do_not_time_anything():
@@ -103,7 +106,6 @@ def test_plain_values_round_trip():
     }
     back = PlanSettings.model_validate(data).build()
     assert back.to_dict() == data and back.path("fit head", 99, Trial(never, 1)) == Path(8, 1)
-    assert PlanSettings(engine="stacked").build().threads == torch.get_num_threads()
 
 
 def test_description_says_what_was_chosen_and_why():
@@ -117,6 +119,120 @@ def test_description_says_what_was_chosen_and_why():
     )
     assert "fit body: one client at a time, 1 thread each" in text
     assert "body.1 (BatchNorm1d): one client at a time (batch-norm in training)" in text
+
+
+@pytest.fixture
+def four_threads(monkeypatch):
+    """Let torch have four threads by default, as on a machine with four processors."""
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with use_threads(4):
+        yield
+
+
+def scaling(saves, begun=None):
+    """Return work whose steps take a sixth of the time on several threads if ``saves``, and twice as long otherwise."""
+
+    def begin(chunk: int):
+        if begun is not None:
+            begun.append((chunk, torch.get_num_threads()))
+        while True:
+            time.sleep(0.006 if torch.get_num_threads() == 1 else (0.001 if saves else 0.012))
+            yield chunk
+
+    return Trial(begin, 100)
+
+
+WITHOUT_CHOICE = [("sequential", 40, True, 1), ("stacked", 40, True, 0), ("auto", 40, False, 1), ("auto", 1, True, 1)]
+
+
+@pytest.mark.parametrize(("engine", "clients", "stackable", "chunk"), WITHOUT_CHOICE)
+@pytest.mark.parametrize("saves", [True, False])
+def test_work_with_a_fixed_chunk_uses_several_threads_only_if_they_save_time(
+    four_threads, engine, clients, stackable, chunk, saves
+):
+    begun: list[tuple[int, int]] = []
+    plan = Plan(engine, remember=False)
+    path = plan.path("fit", clients, scaling(saves, begun), stackable=stackable)
+    assert path == Path(chunk, 4 if saves else 1)
+    assert set(begun) == {(chunk or clients, 1), (chunk or clients, 4)}
+    assert plan.untimed_threads == 1 and torch.get_num_threads() == 4
+    count = len(begun)
+    assert plan.path("fit", clients, scaling(not saves, begun), stackable=stackable) == path
+    assert len(begun) == count  # chosen once
+
+
+@pytest.mark.parametrize(("engine", "clients", "stackable", "chunk"), WITHOUT_CHOICE)
+def test_recorded_numbers_of_threads_are_used_again(four_threads, engine, clients, stackable, chunk):
+    plan = Plan(engine, remember=False)
+    path = plan.path("fit", clients, scaling(True), stackable=stackable)
+    with use_threads(1):  # resumed on a smaller machine
+        again = PlanSettings.model_validate(plan.to_dict()).build()
+    assert again == plan and (again.threads, again.untimed_threads) == (4, 1)
+    assert again.path("fit", clients, Trial(never, 1), stackable=stackable) == path
+
+
+@pytest.mark.parametrize(("engine", "clients", "stackable", "chunk"), WITHOUT_CHOICE)
+@pytest.mark.parametrize("variable", [None, *THREAD_VARIABLES])
+def test_numbers_of_threads_that_users_set_are_not_tried(
+    four_threads, monkeypatch, engine, clients, stackable, chunk, variable
+):
+    if variable:
+        monkeypatch.setenv(variable, "4")
+    plan = Plan(engine, threads=0 if variable else 3)
+    threads = 4 if variable else 3
+    assert plan.path("fit", clients, Trial(never, 1), stackable=stackable) == Path(chunk, threads)
+    assert plan.untimed_threads == threads and "untimed_threads" not in plan.to_dict()
+
+
+def test_the_user_s_number_limits_the_threads_of_recorded_choices(four_threads):
+    recorded = Plan("auto", untimed_threads=1, paths={"fit": Path(16, 4)}).to_dict()
+    plan = PlanSettings.model_validate({**recorded, "threads": 2}).build()
+    assert plan.path("fit", 40, Trial(never, 1)) == Path(16, 2)
+
+
+def test_a_path_of_another_engine_is_not_taken_over(four_threads):
+    plan = Plan("sequential", remember=False, paths={"fit": Path(16, 4)})
+    assert plan.path("fit", 40, scaling(False)) == Path(1, 1)
+
+
+def test_the_threads_of_one_client_do_not_depend_on_what_came_before(four_threads):
+    plan = Plan("auto", remember=False, paths={"fit": Path(16, 4)})
+    assert plan.path("fit", 1, scaling(False)) == Path(1, 1)
+    assert plan.path("fit", 40, Trial(never, 1)) == Path(16, 4)
+
+
+def test_a_trial_draws_nothing_from_the_global_generator(four_threads):
+    def begin(chunk: int):
+        while True:
+            torch.rand(3)
+            yield chunk
+
+    torch.manual_seed(0)
+    first = torch.rand(1)
+    torch.manual_seed(0)
+    Plan("sequential", remember=False).path("fit", 1, Trial(begin, 10))
+    assert torch.equal(torch.rand(1), first)
+
+
+@pytest.mark.parametrize("engine", ["auto", "stacked", "sequential"])
+def test_everything_else_in_a_run_uses_one_thread(four_threads, engine):
+    class Watched(FedAvg):
+        def round(self, server, clients):
+            threads.append(torch.get_num_threads())
+            super().round(server, clients)
+
+        def train(self, cohort, shared):
+            threads.append(torch.get_num_threads())
+            return super().train(cohort, shared)
+
+    threads: list[int] = []
+    plan = Plan(engine, remember=False)
+    run = Run(blobs((12, 9), test=9), Watched(lr=0.1, local_epochs=1), Model(head=linear(3)), rounds=1, plan=plan)
+    run.execute()
+    assert set(threads) == {1}
+    assert torch.get_num_threads() == 4  # for other code in this process
+    assert all(path.threads in (1, 4) for path in plan.paths.values()) and plan.paths
 
 
 @pytest.mark.parametrize("wrong", [("fast",), ("stacked", -1), ("stacked", 0, -2)])

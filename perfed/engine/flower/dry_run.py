@@ -128,7 +128,7 @@ def allowed_by(client: Client, info: FederationInfo, initialiser: Initialiser, p
     for participation in _participations(protocol, len(federation)):
         everyone = participation.policy == "uniform" and participation.rate == 1
         engine = partial(_Noting, notes=notes)
-        server = Server(federation, initialiser, Plan("stacked"), participation, protocol.rounds, engine=engine)
+        server = Server(federation, initialiser, Plan("stacked", threads=1), participation, protocol.rounds, engine=engine)
         server.measure(Scoring(names))
         _rehearse(server, numbers if everyone else numbers[:2], splits)
     return Allowed(
@@ -162,7 +162,7 @@ def check_sums(federation: Federation, initialiser: Initialiser) -> None:
     client = federation.clients[0]
     protocol = Protocol(1, min(len(federation), _FEW), federation.num_domains)
     made = _made_up(client, initialiser.info(federation), protocol)
-    server = Server(made, initialiser, Plan("stacked"), Participation(), 1)
+    server = Server(made, initialiser, Plan("stacked", threads=1), Participation(), 1)
     server.prepare()
     server.round(1)
 
