@@ -28,7 +28,7 @@ from perfed.training.private import PrivateTraining, check_rows_apart
 from perfed.training.settings import LocalTraining
 from perfed.training.step import Loss, Penalty, mean_loss, with_penalties
 from perfed.training.steprules import GradientTransform, StepRule, StepRules, Transform
-from perfed.training.trials import Trial, quicker
+from perfed.training.trials import Trial, is_faster
 from perfed.training.view import ExchangeId, View
 
 
@@ -313,7 +313,7 @@ class Cohort(View):
         if self.settings.precision == "full":
             return task
         fast, label = replace(task, bf16=True), self.layout.label
-        found = partial(quicker, self._trial(fast), self._trial(task))
+        found = partial(is_faster, self._trial(fast), self._trial(task))
         untried = self.n == 1 or self.layout.unstackable
         return fast if untried or self.plan.prefers(fast.kind(label), task.kind(label), found) else task
 

@@ -51,11 +51,11 @@ class Path:
     threads: Annotated[int, Field(ge=1, strict=True)]
 
     def size(self, clients: int) -> int:
-        """Clients per chunk when there are ``clients`` in all."""
+        """Return the number of clients per chunk when there are ``clients`` in all."""
         return clients if self.chunk == 0 else min(self.chunk, clients)
 
     def spans(self, clients: int) -> list[tuple[int, int]]:
-        """First and last + 1 of the clients of each chunk."""
+        """Return the positions ``(first, stop)`` of the clients of each chunk."""
         size = self.size(clients)
         return [(first, min(first + size, clients)) for first in range(0, clients, size)]
 
@@ -65,9 +65,9 @@ class Tryable(Protocol):
 
     @property
     def workload(self) -> Callable[[], Mapping[str, Any]]:
-        """What the time of a step depends on beside kind, threads and clients, as plain values."""
+        """What the time of a step depends on besides kind, threads and clients, as plain values."""
 
-    def fastest(self, clients: int, threads: int, *, parallel: bool, chunk: int | None = None) -> tuple[int, int]:
+    def find_fastest(self, clients: int, threads: int, *, parallel: bool, chunk: int | None = None) -> tuple[int, int]:
         """Return the chunk of clients (0: all) and its torch threads that take the least time.
 
         ``chunk``: the only chunk to consider.
@@ -80,8 +80,8 @@ class Plan:
 
     Attributes:
         engine: ``"stacked"`` (all clients of an architecture together), ``"sequential"`` (one at a time), or
-            ``"auto"``: each kind of work is tried both ways, and with one and all threads, on its first occurrence.
-            ``"ray"``: chunks on Ray workers, within which work runs as under ``"auto"``.
+            ``"auto"``: trials choose one of the two for each kind of work, on its first occurrence. ``"ray"``: chunks
+            on Ray workers, within which work runs as under ``"auto"``.
         chunk: clients per chunk under ``"stacked"`` (0: all) and ``"ray"`` (0: chosen on the first occasion).
         threads: the largest number of torch threads at the same time (0: torch's number when the plan is made, and
             each kind of work uses more than one only where a trial has shown that they save time). Under ``"ray"``, the
@@ -169,10 +169,10 @@ class Plan:
             return self.chunk
         return 1 if clients == 1 else None
 
-    def prefers(self, kind: str, to: str, quicker: Callable[[], bool]) -> bool:
-        """Whether work is of ``kind`` and not of the kind ``to``: where ways are tried, what a trial has found."""
+    def prefers(self, kind: str, to: str, is_faster: Callable[[], bool]) -> bool:
+        """Return whether work is of ``kind`` rather than of the kind ``to``; ``is_faster`` tries it under ``"auto"``."""
         fixed = self.engine in ("stacked", "sequential")
-        return fixed or kind in self.paths or (to not in self.paths and quicker())
+        return fixed or kind in self.paths or (to not in self.paths and is_faster())
 
     def _choose(self, kind: str, clients: int, trial: Tryable, parallel: bool, chunk: int | None) -> Path:
         """Return the path that an earlier trial of the same work has chosen, or that a new trial chooses."""
@@ -182,7 +182,7 @@ class Plan:
         choice = choices.find(work) if self.remember else None
         if choice is None:
             with self.trying(), torch.random.fork_rng(devices=[]):  # modules may draw from torch's global generator
-                choice = trial.fastest(clients, self.threads, parallel=parallel, chunk=chunk)
+                choice = trial.find_fastest(clients, self.threads, parallel=parallel, chunk=chunk)
             if self.remember:
                 choices.keep(work, *choice)
         return Path(*choice)
@@ -190,7 +190,7 @@ class Plan:
     def spread(
         self, path: Path, clients: int, work: Callable[[int, int], Result], *, parallel: bool
     ) -> list[tuple[int, int, Result]]:
-        """``work(first, stop)`` for each chunk of clients, several at once where threads are free.
+        """Call ``work(first, stop)`` for each chunk of clients, several at the same time where threads are free.
 
         Args:
             path: how the clients are cut up, and the torch threads of each chunk.
@@ -202,13 +202,13 @@ class Plan:
             ``(first, stop, result)`` of each chunk, in order.
         """
         spans = path.spans(clients)
-        workers = busy(path.chunk, path.threads, clients, self.threads) if parallel else 1
-        with side_by_side(path.threads, workers) as each:
-            found = each(lambda span: work(*span), spans)
-        return [(first, stop, result) for (first, stop), result in zip(spans, found, strict=True)]
+        workers = count_parallel_chunks(path.chunk, path.threads, clients, self.threads) if parallel else 1
+        with map_in_threads(path.threads, workers) as each:
+            results = each(lambda span: work(*span), spans)
+        return [(first, stop, result) for (first, stop), result in zip(spans, results, strict=True)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for configuration files and checkpoints; :class:`PlanSettings` reads them."""
+        """Return plain values for configuration files and checkpoints, which :class:`PlanSettings` reads."""
         paths = {kind: asdict(path) for kind, path in sorted(self.paths.items())}
         hold = {} if self.hold == HOLD else {"hold_megabytes": self.hold >> 20}
         remember = {} if self.remember else {"remember": False}
@@ -217,7 +217,7 @@ class Plan:
         return {"engine": self.engine, "chunk": self.chunk, "threads": self.threads, **untimed, **given, "paths": paths}
 
     def describe(self) -> list[str]:
-        """One line per choice and per reason, for people."""
+        """Return a line for each choice and for each reason, for people."""
         lines = [f"engine: {self.engine}, {_count_threads(self.threads)}"]
         if self.untimed_threads < self.threads:
             lines[0] += f" at most, {self.untimed_threads} where no trial chose more"
@@ -263,9 +263,9 @@ class PlanSettings(Table):
         )  # fmt: skip
 
 
-def busy(chunk: int, threads: int, clients: int, free: int) -> int:
-    """Chunks of ``chunk`` clients (0: all) that are worked on at the same time, where ``free`` threads are there."""
-    return max(1, min(-(-clients // (chunk or clients)), free // threads))
+def count_parallel_chunks(chunk: int, threads: int, clients: int, available: int) -> int:
+    """Return how many chunks of ``chunk`` clients (0: all) are computed at the same time with ``available`` threads."""
+    return max(1, min(-(-clients // (chunk or clients)), available // threads))
 
 
 def environment_sets_threads() -> bool:
@@ -299,10 +299,10 @@ def limit_threads(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def side_by_side(
+def map_in_threads(
     threads: int, workers: int
 ) -> Iterator[Callable[[Callable[[Item], Result], Sequence[Item]], list[Result]]]:
-    """What does work for several items, in order, ``workers`` at a time with ``threads`` torch threads each."""
+    """Yield a function that maps work over items, ``workers`` at a time with ``threads`` torch threads each."""
     with use_threads(threads):
         if workers == 1:
             yield lambda work, items: [work(item) for item in items]

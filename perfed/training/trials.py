@@ -1,10 +1,10 @@
-"""Which way of cutting up work is the fastest: a few real steps of each, the most promising first, and not too many.
+"""Trials that find the fastest chunk and number of threads for a kind of work, by timing a few real steps of each.
 
 What is timed is a step, without what a fit prepares. Stacks grow from one client on. Larger ones save calls into torch
 and take more of the processor's caches, so the time of a client falls and then rises: a stack that is clearly slower
 than the best one so far ends the search, and so does one whose trial would take long beside the work itself. Then
 twice the best is tried. Other programs only ever slow a step down: one that takes clearly less than the best time so
-far is enough, and no further one of its stack is timed.
+far is enough, and no further one of its stack is timed. If an engine fixes the chunk, trials choose only its threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from perfed.training.plan import busy, side_by_side
+from perfed.training.plan import count_parallel_chunks, map_in_threads
 
 _STACKS = (1, 4, 16, 64)  # of which there are at least two
 _STEPS, _LEAST = 5, 2  # that are timed, after one that warms up
@@ -44,19 +44,19 @@ class Trial:
     steps: int
     workload: Callable[[], Mapping[str, Any]] = field(default=dict)
 
-    def fastest(self, clients: int, threads: int, *, parallel: bool, chunk: int | None = None) -> tuple[int, int]:
-        """Return the chunk and the threads that :func:`fastest` chooses for this work."""
-        return fastest(self, clients, threads, parallel=parallel, chunk=chunk)
+    def find_fastest(self, clients: int, threads: int, *, parallel: bool, chunk: int | None = None) -> tuple[int, int]:
+        """Return the chunk and the threads that :func:`find_fastest` chooses for this work."""
+        return find_fastest(self, clients, threads, parallel=parallel, chunk=chunk)
 
 
 def now() -> float:
-    """Wall seconds, once all work of a GPU is done."""
+    """Return wall seconds, once all work of a GPU is done."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
-def fastest(
+def find_fastest(
     trial: Trial,
     clients: int,
     threads: int,
@@ -97,8 +97,8 @@ def fastest(
     return (best, threads) if together[best] < _THREADS_PAY * race.wall_seconds(alone, 1) else (alone, 1)
 
 
-def quicker(one: Trial, other: Trial) -> bool:
-    """Whether a step of one client on one thread takes clearly less time in ``one`` than in ``other``."""
+def is_faster(one: Trial, other: Trial) -> bool:
+    """Return whether a step of one client on one thread takes clearly less time in ``one`` than in ``other``."""
     seconds = [_Race(trial, 1, 1, now, now).wall_seconds(1, 1) for trial in (one, other)]
     return seconds[0] < _CLEARLY * seconds[1]
 
@@ -125,7 +125,7 @@ class _Race:
 
     def run(self, chunk: int) -> bool:
         """Try a chunk, and say whether a larger one may be faster; the first is tried whatever it takes."""
-        workers = busy(chunk, 1, self.clients, self.free)
+        workers = count_parallel_chunks(chunk, 1, self.clients, self.free)
         if not self.seconds:
             self.seconds[chunk] = self._time(chunk, 1, workers, self.clock)
             return True
@@ -138,13 +138,13 @@ class _Race:
 
     def wall_seconds(self, chunk: int, threads: int) -> float:
         """Wall seconds of a client's step."""
-        return self._time(chunk, threads, busy(chunk, threads, self.clients, max(self.free, threads)), self.wall)
+        return self._time(chunk, threads, count_parallel_chunks(chunk, threads, self.clients, max(self.free, threads)), self.wall)
 
     def _time(self, chunk: int, threads: int, workers: int, clock: Callable[[], float], enough: float = 0.0) -> float:
         """Least seconds of a client's step in a few of them, after one that warms up; at most ``enough`` ends it."""
         begin = clock()
         found: list[float] = []
-        with side_by_side(threads, workers) as each:
+        with map_in_threads(threads, workers) as each:
             places = [_Place(self.trial.begin, chunk or self.clients) for _ in range(workers)]
             each(_Place.step, places)
             if not self.seconds:

@@ -130,17 +130,17 @@ def four_threads(monkeypatch):
         yield
 
 
-def scaling(saves, begun=None):
-    """Return work whose steps take a sixth of the time on several threads if ``saves``, and twice as long otherwise."""
+class Scaling:
+    """Work that takes less time on several threads if ``saves``; it counts its trials."""
 
-    def begin(chunk: int):
-        if begun is not None:
-            begun.append((chunk, torch.get_num_threads()))
-        while True:
-            time.sleep(0.006 if torch.get_num_threads() == 1 else (0.001 if saves else 0.012))
-            yield chunk
+    workload = dict
 
-    return Trial(begin, 100)
+    def __init__(self, saves):
+        self.saves, self.trials = saves, []
+
+    def find_fastest(self, clients, threads, *, parallel, chunk=None):
+        self.trials.append((clients, threads, chunk))
+        return chunk, threads if self.saves else 1
 
 
 WITHOUT_CHOICE = [("sequential", 40, True, 1), ("stacked", 40, True, 0), ("auto", 40, False, 1), ("auto", 1, True, 1)]
@@ -151,21 +151,18 @@ WITHOUT_CHOICE = [("sequential", 40, True, 1), ("stacked", 40, True, 0), ("auto"
 def test_work_with_a_fixed_chunk_uses_several_threads_only_if_they_save_time(
     four_threads, engine, clients, stackable, chunk, saves
 ):
-    begun: list[tuple[int, int]] = []
-    plan = Plan(engine, remember=False)
-    path = plan.path("fit", clients, scaling(saves, begun), stackable=stackable)
+    work, plan = Scaling(saves), Plan(engine, remember=False)
+    path = plan.path("fit", clients, work, stackable=stackable)
     assert path == Path(chunk, 4 if saves else 1)
-    assert set(begun) == {(chunk or clients, 1), (chunk or clients, 4)}
     assert plan.untimed_threads == 1 and torch.get_num_threads() == 4
-    count = len(begun)
-    assert plan.path("fit", clients, scaling(not saves, begun), stackable=stackable) == path
-    assert len(begun) == count  # chosen once
+    assert plan.path("fit", clients, work, stackable=stackable) == path
+    assert work.trials == [(clients, 4, chunk)]  # chosen once
 
 
 @pytest.mark.parametrize(("engine", "clients", "stackable", "chunk"), WITHOUT_CHOICE)
 def test_recorded_numbers_of_threads_are_used_again(four_threads, engine, clients, stackable, chunk):
     plan = Plan(engine, remember=False)
-    path = plan.path("fit", clients, scaling(True), stackable=stackable)
+    path = plan.path("fit", clients, Scaling(True), stackable=stackable)
     with use_threads(1):  # resumed on a smaller machine
         again = PlanSettings.model_validate(plan.to_dict()).build()
     assert again == plan and (again.threads, again.untimed_threads) == (4, 1)
@@ -193,12 +190,12 @@ def test_the_user_s_number_limits_the_threads_of_recorded_choices(four_threads):
 
 def test_a_path_of_another_engine_is_not_taken_over(four_threads):
     plan = Plan("sequential", remember=False, paths={"fit": Path(16, 4)})
-    assert plan.path("fit", 40, scaling(False)) == Path(1, 1)
+    assert plan.path("fit", 40, Scaling(False)) == Path(1, 1)
 
 
 def test_the_threads_of_one_client_do_not_depend_on_what_came_before(four_threads):
     plan = Plan("auto", remember=False, paths={"fit": Path(16, 4)})
-    assert plan.path("fit", 1, scaling(False)) == Path(1, 1)
+    assert plan.path("fit", 1, Scaling(False)) == Path(1, 1)
     assert plan.path("fit", 40, Trial(never, 1)) == Path(16, 4)
 
 
