@@ -137,9 +137,7 @@ class Plan:
         if self.graphs and self.engine == "ray":
             raise PerfedError("plan.graphs = true is for engines of this process; this is 'ray'")
 
-    def path(
-        self, kind: str, clients: int, trial: Tryable, *, stackable: bool = True, parallel: bool = False
-    ) -> Path:
+    def path(self, kind: str, clients: int, trial: Tryable, *, stackable: bool = True, parallel: bool = False) -> Path:
         """Return the path for ``kind`` of work with ``clients`` clients at hand; the first time, trials may choose it.
 
         Args:
@@ -170,10 +168,9 @@ class Plan:
         return 1 if clients == 1 else None
 
     def prefers(self, kind: str, to: str, is_faster: Callable[[], bool]) -> bool:
-        """Return whether work is of ``kind`` rather than of the kind ``to``; ``is_faster`` tries it under ``"auto"``."""
+        """Return whether work is of ``kind``, not of the kind ``to``; ``is_faster`` tries it under ``"auto"``."""
         fixed = self.engine in ("stacked", "sequential")
         return fixed or kind in self.paths or (to not in self.paths and is_faster())
-
     def _choose(self, kind: str, clients: int, trial: Tryable, parallel: bool, chunk: int | None) -> Path:
         """Return the path that an earlier trial of the same work has chosen, or that a new trial chooses."""
         work = {"kind": kind, "clients": clients, "threads": self.threads, "parallel": parallel, **trial.workload()}
@@ -218,12 +215,12 @@ class Plan:
 
     def describe(self) -> list[str]:
         """Return a line for each choice and for each reason, for people."""
-        lines = [f"engine: {self.engine}, {_count_threads(self.threads)}"]
+        lines = [f"engine: {self.engine}, {self.threads} threads"]
         if self.untimed_threads < self.threads:
             lines[0] += f" at most, {self.untimed_threads} where no trial chose more"
         for kind, path in sorted(self.paths.items()):
             how = "one client at a time" if path.chunk == 1 else f"{path.chunk or 'all'} clients stacked"
-            lines.append(f"{kind}: {how}, {_count_threads(path.threads)} each")
+            lines.append(f"{kind}: {how}, {path.threads} thread{'s' if path.threads > 1 else ''} each")
         lines += [f"{kind}: one client at a time ({reason})" for kind, reason in sorted(self.reasons.items())]
         return lines
 
@@ -271,10 +268,6 @@ def count_parallel_chunks(chunk: int, threads: int, clients: int, available: int
 def environment_sets_threads() -> bool:
     """Return whether the user has set torch's number of threads by an environment variable."""
     return any(os.environ.get(name) for name in THREAD_VARIABLES)
-
-
-def _count_threads(threads: int) -> str:
-    return f"{threads} thread{'s' if threads > 1 else ''}"
 
 
 @contextmanager

@@ -138,7 +138,9 @@ class _Race:
 
     def wall_seconds(self, chunk: int, threads: int) -> float:
         """Wall seconds of a client's step."""
-        return self._time(chunk, threads, count_parallel_chunks(chunk, threads, self.clients, max(self.free, threads)), self.wall)
+        return self._time(
+            chunk, threads, count_parallel_chunks(chunk, threads, self.clients, max(self.free, threads)), self.wall
+        )
 
     def _time(self, chunk: int, threads: int, workers: int, clock: Callable[[], float], enough: float = 0.0) -> float:
         """Least seconds of a client's step in a few of them, after one that warms up; at most ``enough`` ends it."""

@@ -113,7 +113,10 @@ def test_description_says_what_was_chosen_and_why():
     plan.paths = {"fit head": Path(8, 1), "forward": Path(0, 2), "fit body": Path(1, 1)}
     plan.reasons = {"body.1 (BatchNorm1d)": "batch-norm in training"}
     text = plan.describe()
-    assert text[0].startswith("engine: auto")
+    assert text[0] == "engine: auto, 1 threads"
+    assert Plan(threads=4, untimed_threads=1).describe() == [
+        "engine: auto, 4 threads at most, 1 where no trial chose more"
+    ]
     assert (
         "fit head: 8 clients stacked, 1 thread each" in text and "forward: all clients stacked, 2 threads each" in text
     )
