@@ -171,6 +171,7 @@ class Plan:
         """Return whether work is of ``kind``, not of the kind ``to``; ``is_faster`` tries it under ``"auto"``."""
         fixed = self.engine in ("stacked", "sequential")
         return fixed or kind in self.paths or (to not in self.paths and is_faster())
+
     def _choose(self, kind: str, clients: int, trial: Tryable, parallel: bool, chunk: int | None) -> Path:
         """Return the path that an earlier trial of the same work has chosen, or that a new trial chooses."""
         work = {"kind": kind, "clients": clients, "threads": self.threads, "parallel": parallel, **trial.workload()}

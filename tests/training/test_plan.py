@@ -5,11 +5,13 @@ import time
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from perfed import Model, Run, linear
 from perfed.errors import PerfedError
 from perfed.methods.fedavg import FedAvg
 from perfed.testing.federations import blobs
+from perfed.testing.runs import serve, train
 from perfed.training.plan import THREAD_VARIABLES, Path, Plan, PlanSettings, use_threads
 from perfed.training.trials import Trial
 
@@ -215,24 +217,49 @@ def test_a_trial_draws_nothing_from_the_global_generator(four_threads):
     assert torch.equal(torch.rand(1), first)
 
 
+class Watched(FedAvg):
+    """FedAvg that records the numbers of threads of torch and of NumPy's linear algebra, on the server and at clients."""
+
+    def round(self, server, clients):
+        SERVER_THREADS.update([torch.get_num_threads(), *blas_threads()])
+        super().round(server, clients)
+
+    def train(self, cohort, shared):
+        CLIENT_THREADS.add(torch.get_num_threads())
+        return super().train(cohort, shared)
+
+
+SERVER_THREADS: set[int] = set()
+CLIENT_THREADS: set[int] = set()
+
+
+@pytest.fixture
+def watched():
+    SERVER_THREADS.clear()
+    CLIENT_THREADS.clear()
+    return Watched(lr=0.1, local_epochs=1)
+
+
+def blas_threads():
+    return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+
+@pytest.mark.parametrize(("settings", "threads"), [({}, 1), ({"threads": 3}, 3)])
 @pytest.mark.parametrize("engine", ["auto", "stacked", "sequential"])
-def test_everything_else_in_a_run_uses_one_thread(four_threads, engine):
-    class Watched(FedAvg):
-        def round(self, server, clients):
-            threads.append(torch.get_num_threads())
-            super().round(server, clients)
+def test_everything_else_in_a_run_uses_one_thread_or_the_user_s_number(
+    four_threads, watched, engine, settings, threads
+):
+    plan = Plan(engine, remember=False, **settings)
+    with threadpool_limits(2, user_api="blas"):
+        Run(blobs((12, 9), test=9), watched, Model(head=linear(3)), rounds=1, plan=plan).execute()
+        assert torch.get_num_threads() == 4 and set(blas_threads()) == {2}  # for other code in this process
+    assert SERVER_THREADS == CLIENT_THREADS == {threads}
+    assert bool(plan.paths) == (engine == "auto" or not settings)
 
-        def train(self, cohort, shared):
-            threads.append(torch.get_num_threads())
-            return super().train(cohort, shared)
 
-    threads: list[int] = []
-    plan = Plan(engine, remember=False)
-    run = Run(blobs((12, 9), test=9), Watched(lr=0.1, local_epochs=1), Model(head=linear(3)), rounds=1, plan=plan)
-    run.execute()
-    assert set(threads) == {1}
-    assert torch.get_num_threads() == 4  # for other code in this process
-    assert all(path.threads in (1, 4) for path in plan.paths.values()) and plan.paths
+def test_clients_obey_the_plan_outside_a_run_as_real_sites_do(four_threads, watched):
+    train(serve(watched, blobs((12, 9)), model=Model(head=linear(3)), plan=Plan("sequential", remember=False)), 1)
+    assert {1} == CLIENT_THREADS and torch.get_num_threads() == 4
 
 
 @pytest.mark.parametrize("wrong", [("fast",), ("stacked", -1), ("stacked", 0, -2)])
