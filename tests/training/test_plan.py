@@ -218,7 +218,7 @@ def test_a_trial_draws_nothing_from_the_global_generator(four_threads):
 
 
 class Watched(FedAvg):
-    """FedAvg that records the numbers of threads of torch and of NumPy's linear algebra, on the server and at clients."""
+    """FedAvg that records the numbers of threads on the server, also of NumPy's linear algebra, and at clients."""
 
     def round(self, server, clients):
         SERVER_THREADS.update([torch.get_num_threads(), *blas_threads()])
