@@ -6,8 +6,14 @@ of :class:`Method` under :func:`register`. Each is imported when it is asked for
 ``__init__.pyi`` gives their types.
 """
 
+import os
 from importlib import import_module
 from importlib.util import find_spec
+
+# Idle OpenMP threads sleep instead of spinning, which slows down every other thread on a busy machine. The library of
+# OpenMP reads the variable when torch is first imported.
+if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 _HOMES = {
     "Callback": "perfed.run.callback",

@@ -80,3 +80,39 @@ def test_any_name_may_be_asked_for_first(name):
 def test_what_a_shell_completes_is_the_face_and_nothing_else():
     shown = {name for name in dir(perfed) if not name.startswith("__")}
     assert shown == set(IMPORTS)
+
+
+SHOW_POLICY = "import os, perfed; print(os.environ.get('OMP_WAIT_POLICY'), 'torch' in __import__('sys').modules)"
+
+
+@pytest.mark.parametrize("variable", [None, "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])
+def test_idle_threads_sleep_unless_the_user_says_otherwise(monkeypatch, variable):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "ACTIVE" if variable == "OMP_WAIT_POLICY" else "100")
+    expected = {None: "PASSIVE", "OMP_WAIT_POLICY": "ACTIVE"}.get(variable)
+    assert in_a_process_of_its_own(SHOW_POLICY) == f"{expected} False"  # set before torch is imported
+
+
+WAIT = """
+import os, time
+os.environ.pop("OMP_NUM_THREADS", None)
+if %r:
+    os.environ["OMP_WAIT_POLICY"] = "ACTIVE"
+import perfed, torch
+torch.set_num_threads(2)
+numbers = torch.rand(400_000)
+numbers.exp()
+start = time.process_time()
+for _ in range(20):
+    numbers.exp()
+    time.sleep(0.02)
+print(time.process_time() - start)
+"""
+
+
+@pytest.mark.long
+def test_a_sleeping_thread_takes_no_processor_time():
+    spinning, sleeping = (float(in_a_process_of_its_own(WAIT % active)) for active in (True, False))
+    assert sleeping < spinning / 2  # a spinning thread computes through the 0.4 seconds of pauses

@@ -31,7 +31,7 @@ from perfed.system import keep_freed_memory
 from perfed.training.batches import moved_on
 from perfed.training.cohort import Cohort
 from perfed.training.fit import LossCurve
-from perfed.training.plan import Plan
+from perfed.training.plan import Plan, use_threads
 from perfed.training.view import ExchangeId
 from perfed.tree import Tree
 
@@ -191,6 +191,10 @@ class LocalExecutor:
             ClientsDiverged: training diverged.
             PerfedError: the program's reply is none, or it set what is not declared.
         """
+        with use_threads(self.plan.untimed_threads):
+            return self._run(work)
+
+    def _run(self, work: ChunkTask) -> ChunkResult:
         exchange = work.exchange
         cohort, reply = self.worked(work)
         metrics: Metrics = {}
@@ -208,10 +212,11 @@ class LocalExecutor:
 
     def worked(self, work: ChunkTask) -> tuple[Cohort, Reply]:
         """The clients of ``work`` after its program, side by side, and their reply."""
-        cohort = self.cohort([self.clients[i] for i in work.ids], work.exchange, work.states)
-        if work.exchange.lasting and _replacing(self.initialiser.method.extensions):
-            cohort.delivered = self._delivered(work)  # apart: programs may train in place what they get
-        return cohort, self._call(cohort, work.exchange, self._delivered(work))
+        with use_threads(self.plan.untimed_threads):
+            cohort = self.cohort([self.clients[i] for i in work.ids], work.exchange, work.states)
+            if work.exchange.lasting and _replacing(self.initialiser.method.extensions):
+                cohort.delivered = self._delivered(work)  # apart: programs may train in place what they get
+            return cohort, self._call(cohort, work.exchange, self._delivered(work))
 
     def cohort(self, clients: Sequence[Client], exchange: Exchange, states: Mapping[str, Tree]) -> Cohort:
         """``clients`` of one architecture, side by side, as ``exchange`` finds them."""

@@ -37,7 +37,7 @@ def check_sums_suffice(federation: Federation, initialiser: Initialiser) -> None
     info = initialiser.info(federation)
     count = min(len(federation), _TRIAL_CLIENTS)
     trial = make_up_federation(federation.clients[0], info, clients=count, domains=federation.num_domains)
-    server = Server(trial, initialiser, Plan("stacked"), Participation(), 1)
+    server = Server(trial, initialiser, Plan("stacked", threads=1), Participation(), 1)
     server.prepare()
     server.round(1)
 

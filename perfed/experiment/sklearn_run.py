@@ -116,8 +116,8 @@ class SklearnRun:
         started = time.perf_counter()
         judged = Judged(self.experiment, self.federation, self._probable)
         fitted: dict[str, Any] = {}
-        # A client's rows are few: threads would wait for each other, beside other work seven times as long.
-        threads = torch.get_num_threads() if is_pooled(self.name) else 1
+        # The rows of a client are few: its threads would mostly wait for each other.
+        threads = self.experiment.plan.build().untimed_threads if is_pooled(self.name) else 1
         with warnings.catch_warnings(record=True) as caught, threadpool_limits(threads):
             warnings.simplefilter("always")
             for number, client in enumerate(self.federation, 1):

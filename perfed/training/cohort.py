@@ -28,7 +28,7 @@ from perfed.training.private import PrivateTraining, check_rows_apart
 from perfed.training.settings import LocalTraining
 from perfed.training.step import Loss, Penalty, mean_loss, with_penalties
 from perfed.training.steprules import GradientTransform, StepRule, StepRules, Transform
-from perfed.training.trials import Trial, quicker
+from perfed.training.trials import Trial, is_faster
 from perfed.training.view import ExchangeId, View
 
 
@@ -274,6 +274,8 @@ class Cohort(View):
             target[name] = target[name].contiguous()
         task = self._task(trained, {**target, **extra}, loss, samples or self.samples())
         length = steps_of(task.samples.counts, task.batch_size, epochs, steps, self.settings.epoch_steps)
+        if not length.any():
+            return
         self._run(replace(task, steps=length, rules=self._rules(update, own)))
 
     def _rules(self, update: StepRule | Sequence[StepRule], own: Sequence[str]) -> StepRules | None:
@@ -290,7 +292,8 @@ class Cohort(View):
         task = self._in_precision(task)
         trial, kind, task = self._trial(task), task.kind(self.layout.label), self.watch(task)
         try:
-            path = self.plan.path(kind, self.n, None if self.layout.unstackable else trial, parallel=self.parallel)
+            stackable = self.layout.unstackable is None
+            path = self.plan.path(kind, self.n, trial, stackable=stackable, parallel=self.parallel)
             parts = self.plan.spread(
                 path, self.n, lambda first, stop: fitting.run(task.part(first, stop)), parallel=self.parallel
             )
@@ -310,7 +313,7 @@ class Cohort(View):
         if self.settings.precision == "full":
             return task
         fast, label = replace(task, bf16=True), self.layout.label
-        found = partial(quicker, self._trial(fast), self._trial(task))
+        found = partial(is_faster, self._trial(fast), self._trial(task))
         untried = self.n == 1 or self.layout.unstackable
         return fast if untried or self.plan.prefers(fast.kind(label), task.kind(label), found) else task
 

@@ -3,6 +3,9 @@
 A plan is chosen once and recorded; with the same plan a run gives the same bits. Results of different plans agree to
 rounding. ``chunk`` is the number of clients computed together (0: all), ``threads`` the number of torch threads of one
 chunk. Threads that are left over work on other chunks at the same time, which changes no bit of any result.
+
+Unless the user sets a number of threads, work uses one thread, and more only where a short trial shows that they save
+time: threads of small models mostly wait for each other, and beside other programs they wait many times as long.
 """
 
 from __future__ import annotations
@@ -16,12 +19,15 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import torch
 from pydantic import ConfigDict, Field
+from threadpoolctl import threadpool_limits
 
 from perfed.errors import PerfedError
 from perfed.settings import Table, unless
 from perfed.system import processor
 from perfed.training import choices
 
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Environment variables by which users set torch's number of threads."""
 MOST_THREADS = 4096
 """Largest number of torch threads in a plan."""
 
@@ -45,24 +51,27 @@ class Path:
     threads: Annotated[int, Field(ge=1, strict=True)]
 
     def size(self, clients: int) -> int:
-        """Clients per chunk when there are ``clients`` in all."""
+        """Return the number of clients per chunk when there are ``clients`` in all."""
         return clients if self.chunk == 0 else min(self.chunk, clients)
 
     def spans(self, clients: int) -> list[tuple[int, int]]:
-        """First and last + 1 of the clients of each chunk."""
+        """Return the positions ``(first, stop)`` of the clients of each chunk."""
         size = self.size(clients)
         return [(first, min(first + size, clients)) for first in range(0, clients, size)]
 
 
 class Tryable(Protocol):
-    """Work whose ways can be compared (:class:`perfed.training.trials.Trial`)."""
+    """Work whose paths can be compared (:class:`perfed.training.trials.Trial`)."""
 
     @property
     def workload(self) -> Callable[[], Mapping[str, Any]]:
-        """What the time of a step depends on beside kind, threads and clients, as plain values."""
+        """What the time of a step depends on besides kind, threads and clients, as plain values."""
 
-    def fastest(self, clients: int, threads: int, *, parallel: bool) -> tuple[int, int]:
-        """The chunk of clients (0: all) and its torch threads that take the least time."""
+    def find_fastest(self, clients: int, threads: int, *, parallel: bool, chunk: int | None = None) -> tuple[int, int]:
+        """Return the chunk of clients (0: all) and its torch threads that take the least time.
+
+        ``chunk``: the only chunk to consider.
+        """
 
 
 @dataclass
@@ -71,11 +80,16 @@ class Plan:
 
     Attributes:
         engine: ``"stacked"`` (all clients of an architecture together), ``"sequential"`` (one at a time), or
-            ``"auto"``: each kind of work is tried both ways, and with one and all threads, on its first occurrence.
-            ``"ray"``: chunks on Ray workers, within which work runs as under ``"auto"``.
+            ``"auto"``: trials choose one of the two for each kind of work, on its first occurrence. ``"ray"``: chunks
+            on Ray workers, within which work runs as under ``"auto"``.
         chunk: clients per chunk under ``"stacked"`` (0: all) and ``"ray"`` (0: chosen on the first occasion).
-        threads: in all, and of one chunk outside ``"auto"`` (0: torch's own number when the plan is made); of one
-            worker under ``"ray"`` (0: one).
+        threads: the largest number of torch threads at the same time (0: torch's number when the plan is made, and
+            each kind of work uses more than one only where a trial has shown that they save time). Under ``"ray"``, the
+            threads of one worker (0: one).
+        untimed_threads: torch threads of everything that no trial has timed, such as a server's step. 0: as many as
+            ``threads``; if ``threads`` is 0 too, one, or torch's number where the environment sets it
+            (``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS``). A number below ``threads`` lets trials choose between one and
+            ``threads`` on every engine; an equal one leaves no choice to them outside ``"auto"``.
         paths: choices already made.
         hold: bytes of clients' states in memory; beyond it those that were made first are on disk. No result depends
             on it.
@@ -92,59 +106,76 @@ class Plan:
     reasons: dict[str, str] = field(default_factory=dict)
     hold: int = HOLD
     remember: bool = True
+    untimed_threads: int = 0
     on_choice: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
     trying: Callable[[], AbstractContextManager[object]] = field(default=nullcontext, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise PerfedError(f"unknown engine '{self.engine}'; allowed: {', '.join(ENGINES)}")
-        if self.chunk < 0 or self.threads < 0:
-            raise PerfedError("plan.chunk and plan.threads must be at least 0")
+        if min(self.chunk, self.threads, self.untimed_threads) < 0:
+            raise PerfedError("plan.chunk, plan.threads and plan.untimed_threads must be at least 0")
         if self.threads > MOST_THREADS:
             raise PerfedError(f"plan.threads must be at most {MOST_THREADS} (given: {self.threads})")
         if self.hold < 0:
             raise PerfedError(f"hold is {self.hold} bytes; at least 0 is needed")
         if self.threads == 0:
             self.threads = 1 if self.engine == "ray" else torch.get_num_threads()
+            self.untimed_threads = self.untimed_threads or (self.threads if environment_sets_threads() else 1)
+        self.untimed_threads = min(self.untimed_threads or self.threads, self.threads)
 
-    def path(self, kind: str, clients: int, trial: Tryable | None, *, parallel: bool = False) -> Path:
-        """The path for ``kind`` of work with ``clients`` clients at hand.
+    def path(self, kind: str, clients: int, trial: Tryable, *, stackable: bool = True, parallel: bool = False) -> Path:
+        """Return the path for ``kind`` of work with ``clients`` clients at hand; the first time, trials may choose it.
 
-        ``trial`` has no lasting effect; ``None`` where the work cannot be stacked. ``parallel``: the work will be given
-        to :meth:`spread` with the same value.
+        Args:
+            kind: of work, a key of ``paths``.
+            clients: how many there are.
+            trial: the work on copies, which has no lasting effect.
+            stackable: whether several clients can be computed together.
+            parallel: whether the work will be given to :meth:`spread` with the same value.
         """
-        if self.engine == "sequential" or trial is None:
-            return Path(1, self.threads)
-        if self.engine == "stacked":
-            return Path(self.chunk, self.threads)
-        if clients == 1:  # whether or not there is a choice for more, or a run with the choices made would differ
-            return Path(1, self.threads)
-        if kind not in self.paths:
-            self.paths[kind] = self._chosen(kind, clients, trial, parallel)
+        chunk = self._fixed_chunk(clients, stackable)
+        if chunk is not None and self.untimed_threads == self.threads:
+            return Path(chunk, self.threads)
+        if clients == 1 and stackable and self.engine in ("auto", "ray"):
+            # The choice for one client must not depend on whether work with several clients came before.
+            kind = f"{kind} (one client)"
+        path = self.paths.get(kind)
+        if path is None or chunk not in (None, path.chunk):  # such as of a plan that was recorded with another engine
+            path = self.paths[kind] = self._choose(kind, clients, trial, parallel, chunk)
             self.on_choice()
-        return self.paths[kind]
+        return Path(path.chunk, min(path.threads, self.threads))
 
-    def prefers(self, kind: str, to: str, quicker: Callable[[], bool]) -> bool:
-        """Whether work is of ``kind`` and not of the kind ``to``: where ways are tried, what a trial has found."""
+    def _fixed_chunk(self, clients: int, stackable: bool) -> int | None:
+        """Return the only chunk that the engine allows; ``None`` if trials choose it."""
+        if self.engine == "sequential" or not stackable:
+            return 1
+        if self.engine == "stacked":
+            return self.chunk
+        return 1 if clients == 1 else None
+
+    def prefers(self, kind: str, to: str, is_faster: Callable[[], bool]) -> bool:
+        """Return whether work is of ``kind``, not of the kind ``to``; ``is_faster`` tries it under ``"auto"``."""
         fixed = self.engine in ("stacked", "sequential")
-        return fixed or kind in self.paths or (to not in self.paths and quicker())
+        return fixed or kind in self.paths or (to not in self.paths and is_faster())
 
-    def _chosen(self, kind: str, clients: int, trial: Tryable, parallel: bool) -> Path:
-        """What an earlier trial of the same work has found, or one that is made now."""
+    def _choose(self, kind: str, clients: int, trial: Tryable, parallel: bool, chunk: int | None) -> Path:
+        """Return the path that an earlier trial of the same work has chosen, or that a new trial chooses."""
         work = {"kind": kind, "clients": clients, "threads": self.threads, "parallel": parallel, **trial.workload()}
-        known = choices.find(work) if self.remember else None
-        if known is not None:
-            return Path(*known)
-        with self.trying():
-            found = trial.fastest(clients, self.threads, parallel=parallel)
-        if self.remember:
-            choices.keep(work, *found)
-        return Path(*found)
+        if chunk is not None:
+            work["chunk"] = chunk
+        choice = choices.find(work) if self.remember else None
+        if choice is None:
+            with self.trying(), torch.random.fork_rng(devices=[]):  # modules may draw from torch's global generator
+                choice = trial.find_fastest(clients, self.threads, parallel=parallel, chunk=chunk)
+            if self.remember:
+                choices.keep(work, *choice)
+        return Path(*choice)
 
     def spread(
         self, path: Path, clients: int, work: Callable[[int, int], Result], *, parallel: bool
     ) -> list[tuple[int, int, Result]]:
-        """``work(first, stop)`` for each chunk of clients, several at once where threads are free.
+        """Call ``work(first, stop)`` for each chunk of clients, several at the same time where threads are free.
 
         Args:
             path: how the clients are cut up, and the torch threads of each chunk.
@@ -156,21 +187,32 @@ class Plan:
             ``(first, stop, result)`` of each chunk, in order.
         """
         spans = path.spans(clients)
-        workers = busy(path.chunk, path.threads, clients, self.threads) if parallel else 1
-        with side_by_side(path.threads, workers) as each:
-            found = each(lambda span: work(*span), spans)
-        return [(first, stop, result) for (first, stop), result in zip(spans, found, strict=True)]
+        workers = count_parallel_chunks(path.chunk, path.threads, clients, self.threads) if parallel else 1
+        with map_in_threads(path.threads, workers) as each:
+            results = each(lambda span: work(*span), spans)
+        return [(first, stop, result) for (first, stop), result in zip(spans, results, strict=True)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for configuration files and checkpoints; :class:`PlanSettings` reads them."""
+        """Return plain values for configuration files and checkpoints, which :class:`PlanSettings` reads."""
         paths = {kind: asdict(path) for kind, path in sorted(self.paths.items())}
         hold = {} if self.hold == HOLD else {"hold_megabytes": self.hold >> 20}
         remember = {} if self.remember else {"remember": False}
-        return {"engine": self.engine, "chunk": self.chunk, "threads": self.threads, **hold, **remember, "paths": paths}
+        untimed = {} if self.untimed_threads == self.threads else {"untimed_threads": self.untimed_threads}
+        return {
+            "engine": self.engine,
+            "chunk": self.chunk,
+            "threads": self.threads,
+            **untimed,
+            **hold,
+            **remember,
+            "paths": paths,
+        }
 
     def describe(self) -> list[str]:
-        """One line per choice and per reason, for people."""
+        """Return a line for each choice and for each reason, for people."""
         lines = [f"engine: {self.engine}, {self.threads} threads"]
+        if self.untimed_threads < self.threads:
+            lines[0] += f" at most, {self.untimed_threads} where no trial chose more"
         for kind, path in sorted(self.paths.items()):
             how = "one client at a time" if path.chunk == 1 else f"{path.chunk or 'all'} clients stacked"
             lines.append(f"{kind}: {how}, {path.threads} thread{'s' if path.threads > 1 else ''} each")
@@ -179,14 +221,17 @@ class Plan:
 
 
 class PlanSettings(Table):
-    """The ``[plan]`` table of an experiment: what a :class:`Plan` begins with, as it has them.
+    """The ``[plan]`` table of an experiment: the attributes that a :class:`Plan` starts with.
 
-    ``paths`` are choices that a run has recorded.
+    ``paths`` and ``untimed_threads`` are choices that a run has recorded.
     """
 
     engine: EngineName = "auto"
     chunk: int = Field(0, ge=0)
     threads: int = Field(0, ge=0, le=MOST_THREADS)
+    untimed_threads: int = Field(
+        0, ge=0, le=MOST_THREADS, description="torch threads of work that no trial has timed", exclude_if=unless(0)
+    )
     hold_megabytes: int = Field(
         HOLD >> 20,
         ge=0,
@@ -199,19 +244,32 @@ class PlanSettings(Table):
     paths: dict[str, Path] = Field(default_factory=dict)
 
     def build(self) -> Plan:
-        """A plan of its own, with the recorded choices."""
+        """Return a new plan with the recorded choices."""
         hold = self.hold_megabytes << 20
-        return Plan(self.engine, self.chunk, self.threads, dict(self.paths), hold=hold, remember=self.remember)
+        return Plan(
+            self.engine,
+            self.chunk,
+            self.threads,
+            dict(self.paths),
+            untimed_threads=self.untimed_threads,
+            hold=hold,
+            remember=self.remember,
+        )
 
 
-def busy(chunk: int, threads: int, clients: int, free: int) -> int:
-    """Chunks of ``chunk`` clients (0: all) that are worked on at the same time, where ``free`` threads are there."""
-    return max(1, min(-(-clients // (chunk or clients)), free // threads))
+def count_parallel_chunks(chunk: int, threads: int, clients: int, available: int) -> int:
+    """Return how many chunks of ``chunk`` clients (0: all) are computed at the same time with ``available`` threads."""
+    return max(1, min(-(-clients // (chunk or clients)), available // threads))
+
+
+def environment_sets_threads() -> bool:
+    """Return whether the user has set torch's number of threads by an environment variable."""
+    return any(os.environ.get(name) for name in THREAD_VARIABLES)
 
 
 @contextmanager
 def use_threads(count: int) -> Iterator[None]:
-    """Run with ``count`` torch threads and put the number back."""
+    """Let torch compute with ``count`` threads inside the context, and restore its number of threads afterwards."""
     before = torch.get_num_threads()
     if before == count:
         yield
@@ -224,10 +282,17 @@ def use_threads(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def side_by_side(
+def limit_threads(count: int) -> Iterator[None]:
+    """Let torch and NumPy's and SciPy's linear algebra compute with ``count`` threads inside the context."""
+    with use_threads(count), threadpool_limits(count, user_api="blas"):
+        yield
+
+
+@contextmanager
+def map_in_threads(
     threads: int, workers: int
 ) -> Iterator[Callable[[Callable[[Item], Result], Sequence[Item]], list[Result]]]:
-    """What does work for several items, in order, ``workers`` at a time with ``threads`` torch threads each."""
+    """Yield a function that maps work over items, ``workers`` at a time with ``threads`` torch threads each."""
     with use_threads(threads):
         if workers == 1:
             yield lambda work, items: [work(item) for item in items]

@@ -1,10 +1,10 @@
-"""Which way of cutting up work is the fastest: a few real steps of each, the most promising first, and not too many.
+"""Trials that find the fastest chunk and number of threads for a kind of work, by timing a few real steps of each.
 
 What is timed is a step, without what a fit prepares. Stacks grow from one client on. Larger ones save calls into torch
 and take more of the processor's caches, so the time of a client falls and then rises: a stack that is clearly slower
 than the best one so far ends the search, and so does one whose trial would take long beside the work itself. Then
 twice the best is tried. Other programs only ever slow a step down: one that takes clearly less than the best time so
-far is enough, and no further one of its stack is timed.
+far is enough, and no further one of its stack is timed. If an engine fixes the chunk, trials choose only its threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from perfed.training.plan import busy, side_by_side
+from perfed.training.plan import count_parallel_chunks, map_in_threads
 
 _STACKS = (1, 4, 16, 64)  # of which there are at least two
 _STEPS, _LEAST = 5, 2  # that are timed, after one that warms up
@@ -44,41 +44,46 @@ class Trial:
     steps: int
     workload: Callable[[], Mapping[str, Any]] = field(default=dict)
 
-    def fastest(self, clients: int, threads: int, *, parallel: bool) -> tuple[int, int]:
-        """:func:`fastest` of this work."""
-        return fastest(self, clients, threads, parallel=parallel)
+    def find_fastest(self, clients: int, threads: int, *, parallel: bool, chunk: int | None = None) -> tuple[int, int]:
+        """Return the chunk and the threads that :func:`find_fastest` chooses for this work."""
+        return find_fastest(self, clients, threads, parallel=parallel, chunk=chunk)
 
 
 def now() -> float:
-    """Wall seconds, once all work of a GPU is done."""
+    """Return wall seconds, once all work of a GPU is done."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
-def fastest(
+def find_fastest(
     trial: Trial,
     clients: int,
     threads: int,
     *,
     parallel: bool,
+    chunk: int | None = None,
     wall: Callable[[], float] = now,
     processor: Callable[[], float] = time.process_time,
 ) -> tuple[int, int]:
-    """The chunk of clients (0: all) and its torch threads that take the least time.
+    """Return the chunk of clients (0: all) and its torch threads that take the least time.
 
     Args:
         trial: the work.
-        clients: how many there are, at least 2.
+        clients: how many there are, at least 2 unless ``chunk`` is set.
         threads: that may be used.
+        chunk: the only chunk to consider (0: all); only one and all threads are compared then.
         parallel: whether threads that one chunk leaves free work on others, on the processor. Stacks are then compared
             by its seconds, which other programs on the machine disturb least.
         wall: seconds of wall time.
         processor: seconds of this process, of all its threads.
     """
     race = _Race(trial, clients, threads if parallel else 1, wall, processor if parallel else wall)
-    for chunk in (*(chunk for chunk in _STACKS if 2 * chunk <= clients), 0):
-        if not race.run(chunk):
+    if chunk is not None:
+        on_one = race.wall_seconds(chunk, 1)
+        return chunk, threads if race.wall_seconds(chunk, threads) < _THREADS_PAY * on_one else 1
+    for size in (*(size for size in _STACKS if 2 * size <= clients), 0):
+        if not race.run(size):
             break
     twice = 2 * race.best()
     if 0 < twice < clients and twice not in race.seconds:
@@ -86,14 +91,14 @@ def fastest(
     alone = race.best()
     if threads == 1:
         return alone, 1
-    largest = [chunk for chunk, seconds in race.seconds.items() if seconds <= _WORSE * race.seconds[alone]][-1]
-    together = {chunk: race.wall_seconds(chunk, threads) for chunk in {alone, largest}}
+    largest = [size for size, seconds in race.seconds.items() if seconds <= _WORSE * race.seconds[alone]][-1]
+    together = {size: race.wall_seconds(size, threads) for size in {alone, largest}}
     best = min(together, key=together.__getitem__)
     return (best, threads) if together[best] < _THREADS_PAY * race.wall_seconds(alone, 1) else (alone, 1)
 
 
-def quicker(one: Trial, other: Trial) -> bool:
-    """Whether a step of one client on one thread takes clearly less time in ``one`` than in ``other``."""
+def is_faster(one: Trial, other: Trial) -> bool:
+    """Return whether a step of one client on one thread takes clearly less time in ``one`` than in ``other``."""
     seconds = [_Race(trial, 1, 1, now, now).wall_seconds(1, 1) for trial in (one, other)]
     return seconds[0] < _CLEARLY * seconds[1]
 
@@ -120,7 +125,7 @@ class _Race:
 
     def run(self, chunk: int) -> bool:
         """Try a chunk, and say whether a larger one may be faster; the first is tried whatever it takes."""
-        workers = busy(chunk, 1, self.clients, self.free)
+        workers = count_parallel_chunks(chunk, 1, self.clients, self.free)
         if not self.seconds:
             self.seconds[chunk] = self._time(chunk, 1, workers, self.clock)
             return True
@@ -133,13 +138,15 @@ class _Race:
 
     def wall_seconds(self, chunk: int, threads: int) -> float:
         """Wall seconds of a client's step."""
-        return self._time(chunk, threads, busy(chunk, threads, self.clients, max(self.free, threads)), self.wall)
+        return self._time(
+            chunk, threads, count_parallel_chunks(chunk, threads, self.clients, max(self.free, threads)), self.wall
+        )
 
     def _time(self, chunk: int, threads: int, workers: int, clock: Callable[[], float], enough: float = 0.0) -> float:
         """Least seconds of a client's step in a few of them, after one that warms up; at most ``enough`` ends it."""
         begin = clock()
         found: list[float] = []
-        with side_by_side(threads, workers) as each:
+        with map_in_threads(threads, workers) as each:
             places = [_Place(self.trial.begin, chunk or self.clients) for _ in range(workers)]
             each(_Place.step, places)
             if not self.seconds:

@@ -177,8 +177,9 @@ class View:
                 yield chunk
 
         kind = f"forward {'+'.join(stages)}{self.layout.label}"
-        trial = None if self.layout.unstackable else Trial(begin, self.n, partial(self.workload, x[0], params))
-        path = self.plan.path(kind, self.n, trial, parallel=self.parallel)
+        trial = Trial(begin, self.n, partial(self.workload, x[0], params))
+        stackable = self.layout.unstackable is None
+        path = self.plan.path(kind, self.n, trial, stackable=stackable, parallel=self.parallel)
         parts = [part for _, _, part in self.plan.spread(path, self.n, apply, parallel=self.parallel)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -36,6 +36,7 @@ from perfed.experiment.cox import Cox
 from perfed.experiment.estimators import baseline_names, new_model, trained, tries
 from perfed.experiment.result import compare
 from perfed.experiment.sklearn_run import SklearnRun
+from perfed.training.plan import PlanSettings
 
 
 class Forest:
@@ -519,8 +520,15 @@ def test_models_that_do_not_converge_are_counted(monkeypatch):
     assert notes == ["3 of the models did not converge"]
 
 
-@pytest.mark.parametrize(("name", "threads"), [("sklearn:logistic", 1), ("pooled:logistic", 2)])
-def test_a_model_of_a_client_s_few_rows_has_one_thread(name, threads, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "plan", "threads"),
+    [
+        ("sklearn:logistic", {"threads": 2}, 1),  # a client has few rows
+        ("pooled:logistic", {"threads": 2}, 2),
+        ("pooled:logistic", {}, 1),
+    ],
+)
+def test_a_model_has_one_thread_unless_it_is_pooled_and_the_plan_has_more(name, plan, threads, monkeypatch):
     class Watched(LogisticRegression):
         def fit(self, x, y):
             seen.update(pool["num_threads"] for pool in threadpool_info())
@@ -528,9 +536,11 @@ def test_a_model_of_a_client_s_few_rows_has_one_thread(name, threads, monkeypatc
 
     seen = set()
     monkeypatch.setattr(linear_model, "LogisticRegression", Watched)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     federation = Federation.from_arrays(sites(lambda rng, x: (x[:, 0] > 0).astype(int)))
-    SklearnRun(name, experiment(), federation).execute()
+    settings = experiment().model_copy(update={"plan": PlanSettings(**plan)})
+    SklearnRun(name, settings, federation).execute()
     assert max(seen) == threads
 
 

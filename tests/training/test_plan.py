@@ -5,9 +5,14 @@ import time
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 
+from perfed import Model, Run, linear
 from perfed.errors import PerfedError
-from perfed.training.plan import Path, Plan, PlanSettings, use_threads
+from perfed.methods.fedavg import FedAvg
+from perfed.testing.federations import blobs
+from perfed.testing.runs import serve, train
+from perfed.training.plan import THREAD_VARIABLES, Path, Plan, PlanSettings, use_threads
 from perfed.training.trials import Trial
 
 
@@ -40,7 +45,7 @@ def never(chunk: int):
 
 def test_what_cannot_be_stacked_runs_alone_and_is_not_timed():
     for engine in ("auto", "stacked", "sequential"):
-        assert Plan(engine, threads=1).path("fit", 40, None) == Path(1, 1)
+        assert Plan(engine, threads=1).path("fit", 40, Trial(never, 1), stackable=False) == Path(1, 1)
 
 
 def test_fixed_engines_do_not_time_anything():
@@ -103,7 +108,6 @@ def test_plain_values_round_trip():
     }
     back = PlanSettings.model_validate(data).build()
     assert back.to_dict() == data and back.path("fit head", 99, Trial(never, 1)) == Path(8, 1)
-    assert PlanSettings(engine="stacked").build().threads == torch.get_num_threads()
 
 
 def test_description_says_what_was_chosen_and_why():
@@ -111,12 +115,151 @@ def test_description_says_what_was_chosen_and_why():
     plan.paths = {"fit head": Path(8, 1), "forward": Path(0, 2), "fit body": Path(1, 1)}
     plan.reasons = {"body.1 (BatchNorm1d)": "batch-norm in training"}
     text = plan.describe()
-    assert text[0].startswith("engine: auto")
+    assert text[0] == "engine: auto, 1 threads"
+    assert Plan(threads=4, untimed_threads=1).describe() == [
+        "engine: auto, 4 threads at most, 1 where no trial chose more"
+    ]
     assert (
         "fit head: 8 clients stacked, 1 thread each" in text and "forward: all clients stacked, 2 threads each" in text
     )
     assert "fit body: one client at a time, 1 thread each" in text
     assert "body.1 (BatchNorm1d): one client at a time (batch-norm in training)" in text
+
+
+@pytest.fixture
+def four_threads(monkeypatch):
+    """Let torch have four threads by default, as on a machine with four processors."""
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with use_threads(4):
+        yield
+
+
+class Scaling:
+    """Work that takes less time on several threads if ``saves``; it counts its trials."""
+
+    workload = dict
+
+    def __init__(self, saves):
+        self.saves, self.trials = saves, []
+
+    def find_fastest(self, clients, threads, *, parallel, chunk=None):
+        self.trials.append((clients, threads, chunk))
+        return chunk, threads if self.saves else 1
+
+
+WITHOUT_CHOICE = [("sequential", 40, True, 1), ("stacked", 40, True, 0), ("auto", 40, False, 1), ("auto", 1, True, 1)]
+
+
+@pytest.mark.parametrize(("engine", "clients", "stackable", "chunk"), WITHOUT_CHOICE)
+@pytest.mark.parametrize("saves", [True, False])
+def test_work_with_a_fixed_chunk_uses_several_threads_only_if_they_save_time(
+    four_threads, engine, clients, stackable, chunk, saves
+):
+    work, plan = Scaling(saves), Plan(engine, remember=False)
+    path = plan.path("fit", clients, work, stackable=stackable)
+    assert path == Path(chunk, 4 if saves else 1)
+    assert plan.untimed_threads == 1 and torch.get_num_threads() == 4
+    assert plan.path("fit", clients, work, stackable=stackable) == path
+    assert work.trials == [(clients, 4, chunk)]  # chosen once
+
+
+@pytest.mark.parametrize(("engine", "clients", "stackable", "chunk"), WITHOUT_CHOICE)
+def test_recorded_numbers_of_threads_are_used_again(four_threads, engine, clients, stackable, chunk):
+    plan = Plan(engine, remember=False)
+    path = plan.path("fit", clients, Scaling(True), stackable=stackable)
+    with use_threads(1):  # resumed on a smaller machine
+        again = PlanSettings.model_validate(plan.to_dict()).build()
+    assert again == plan and (again.threads, again.untimed_threads) == (4, 1)
+    assert again.path("fit", clients, Trial(never, 1), stackable=stackable) == path
+
+
+@pytest.mark.parametrize(("engine", "clients", "stackable", "chunk"), WITHOUT_CHOICE)
+@pytest.mark.parametrize("variable", [None, *THREAD_VARIABLES])
+def test_numbers_of_threads_that_users_set_are_not_tried(
+    four_threads, monkeypatch, engine, clients, stackable, chunk, variable
+):
+    if variable:
+        monkeypatch.setenv(variable, "4")
+    plan = Plan(engine, threads=0 if variable else 3)
+    threads = 4 if variable else 3
+    assert plan.path("fit", clients, Trial(never, 1), stackable=stackable) == Path(chunk, threads)
+    assert plan.untimed_threads == threads and "untimed_threads" not in plan.to_dict()
+
+
+def test_the_user_s_number_limits_the_threads_of_recorded_choices(four_threads):
+    recorded = Plan("auto", untimed_threads=1, paths={"fit": Path(16, 4)}).to_dict()
+    plan = PlanSettings.model_validate({**recorded, "threads": 2}).build()
+    assert plan.path("fit", 40, Trial(never, 1)) == Path(16, 2)
+
+
+def test_a_path_of_another_engine_is_not_taken_over(four_threads):
+    plan = Plan("sequential", remember=False, paths={"fit": Path(16, 4)})
+    assert plan.path("fit", 40, Scaling(False)) == Path(1, 1)
+
+
+def test_the_threads_of_one_client_do_not_depend_on_what_came_before(four_threads):
+    plan = Plan("auto", remember=False, paths={"fit": Path(16, 4)})
+    assert plan.path("fit", 1, Scaling(False)) == Path(1, 1)
+    assert plan.path("fit", 40, Trial(never, 1)) == Path(16, 4)
+
+
+def test_a_trial_draws_nothing_from_the_global_generator(four_threads):
+    def begin(chunk: int):
+        while True:
+            torch.rand(3)
+            yield chunk
+
+    torch.manual_seed(0)
+    first = torch.rand(1)
+    torch.manual_seed(0)
+    Plan("sequential", remember=False).path("fit", 1, Trial(begin, 10))
+    assert torch.equal(torch.rand(1), first)
+
+
+class Watched(FedAvg):
+    """FedAvg that records the numbers of threads on the server, also of NumPy's linear algebra, and at clients."""
+
+    def round(self, server, clients):
+        SERVER_THREADS.update([torch.get_num_threads(), *blas_threads()])
+        super().round(server, clients)
+
+    def train(self, cohort, shared):
+        CLIENT_THREADS.add(torch.get_num_threads())
+        return super().train(cohort, shared)
+
+
+SERVER_THREADS: set[int] = set()
+CLIENT_THREADS: set[int] = set()
+
+
+@pytest.fixture
+def watched():
+    SERVER_THREADS.clear()
+    CLIENT_THREADS.clear()
+    return Watched(lr=0.1, local_epochs=1)
+
+
+def blas_threads():
+    return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+
+@pytest.mark.parametrize(("settings", "threads"), [({}, 1), ({"threads": 3}, 3)])
+@pytest.mark.parametrize("engine", ["auto", "stacked", "sequential"])
+def test_everything_else_in_a_run_uses_one_thread_or_the_user_s_number(
+    four_threads, watched, engine, settings, threads
+):
+    plan = Plan(engine, remember=False, **settings)
+    with threadpool_limits(2, user_api="blas"):
+        Run(blobs((12, 9), test=9), watched, Model(head=linear(3)), rounds=1, plan=plan).execute()
+        assert torch.get_num_threads() == 4 and set(blas_threads()) == {2}  # for other code in this process
+    assert SERVER_THREADS == CLIENT_THREADS == {threads}
+    assert bool(plan.paths) == (engine == "auto" or not settings)
+
+
+def test_clients_obey_the_plan_outside_a_run_as_real_sites_do(four_threads, watched):
+    train(serve(watched, blobs((12, 9)), model=Model(head=linear(3)), plan=Plan("sequential", remember=False)), 1)
+    assert {1} == CLIENT_THREADS and torch.get_num_threads() == 4
 
 
 @pytest.mark.parametrize("wrong", [("fast",), ("stacked", -1), ("stacked", 0, -2)])

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from perfed.training.trials import Trial, fastest
+from perfed.training.trials import Trial, find_fastest
 
 
 class FakeMachine:
@@ -30,7 +30,7 @@ class FakeMachine:
 
     def fastest(self, clients, steps=10**6, threads=1, *, parallel=True):
         clocks = {"wall": lambda: self.wall, "processor": lambda: self.processor}
-        return fastest(Trial(self.begin, steps), clients, threads, parallel=parallel, **clocks)
+        return find_fastest(Trial(self.begin, steps), clients, threads, parallel=parallel, **clocks)
 
     @property
     def tried(self):
@@ -118,7 +118,7 @@ def test_clients_that_are_done_do_not_count():
             yield active
 
     clock = [0.0]
-    assert fastest(Trial(begin, 10**6), 4, 1, parallel=False, wall=lambda: clock[0]) == (0, 1)
+    assert find_fastest(Trial(begin, 10**6), 4, 1, parallel=False, wall=lambda: clock[0]) == (0, 1)
 
 
 @pytest.mark.parametrize(("save", "threads"), [(2.0, 2), (1.05, 1)])
@@ -135,3 +135,12 @@ def test_chunks_that_are_worked_on_at_the_same_time_are_tried_so():
     alone = FakeMachine(bound_by_calls)
     alone.fastest(100, threads=2, parallel=False)
     assert alone.steps[4, 1] == 2 and len(alone.threads) == 1
+
+
+@pytest.mark.parametrize(("save", "threads"), [(3.0, 3), (1.05, 1), (0.5, 1)])
+@pytest.mark.parametrize("chunk", [0, 1, 7])
+def test_of_a_fixed_chunk_only_the_threads_are_tried(chunk, save, threads):
+    machine = FakeMachine(bound_by_calls, save)
+    trial, wall = Trial(machine.begin, 100), lambda: machine.wall
+    assert find_fastest(trial, 30, 3, parallel=False, chunk=chunk, wall=wall) == (chunk, threads)
+    assert set(machine.steps) == {(chunk or 30, 1), (chunk or 30, 3)}

@@ -13,6 +13,7 @@ from typing import Any
 from perfed.data.files import optional_package
 from perfed.engine.ray.where import Cluster
 from perfed.errors import PerfedError
+from perfed.training.plan import THREAD_VARIABLES
 
 GRACE = 60.0
 """Seconds that a task has to write its checkpoint after it was told to end."""
@@ -44,7 +45,8 @@ class RayTasks:
         self._threads = max(1, min(int(sum(each)) // number, int(max(each))))
         self._inbox = ray.remote(num_cpus=0)(_Inbox).remote()
         self._task = ray.remote(num_cpus=self._threads, max_retries=0)(_run)
-        place = (str(Path.cwd()), list(sys.path), {k: v for k, v in os.environ.items() if k.startswith("PERFED_")})
+        inherited = {k: v for k, v in os.environ.items() if k.startswith("PERFED_") or k in THREAD_VARIABLES}
+        place = (str(Path.cwd()), list(sys.path), inherited)
         self._sent = ray.put((work, parcel, self._threads, place))
         self._doing: dict[Any, int] = {}
 
@@ -100,6 +102,8 @@ class _Inbox:
 def _run(sent: tuple[Work, bytes, int, Any], worker: int, key: tuple[Any, ...], inbox: Any) -> Message:
     work, parcel, threads, (folder, path, environment) = sent
     os.chdir(folder)
+    for name in THREAD_VARIABLES:  # Ray sets one of them, which would look like a choice of the user's
+        os.environ.pop(name, None)
     os.environ.update(environment)
     sys.path += [place for place in path if place not in sys.path]
     ray = import_module("ray")

@@ -31,7 +31,7 @@ class Here(Server):
     """
 
     def __init__(self, part: Part, folder: Path) -> None:
-        super().__init__(part.federation, part.initialiser, part.plan, Participation(), 1)
+        super().__init__(part.federation, part.initialiser, part.plan_in(folder), Participation(), 1)
         self._part, self._folder = part, folder
         stored = part.stored(folder)
         self.header, self._tree, self._content = model_message(stored.path)

@@ -38,7 +38,7 @@ from perfed.sites.flower.masking import Signer
 from perfed.sites.flower.refusal import Refused, Said
 from perfed.sites.flower.store import SiteStore, Stored
 from perfed.system import write_atomic
-from perfed.training.plan import Plan, usable_device
+from perfed.training.plan import Plan, PlanSettings, usable_device
 
 _RUN = "run.json"  # the run that the site is in: its id and place, its study, what was agreed, and since when
 _OWN = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")  # module:NAME
@@ -337,6 +337,20 @@ class Part:
     def plan(self) -> Plan:
         """One client at a time, on the study's threads."""
         return Plan("sequential", threads=self.experiment.plan.threads)
+
+    def plan_in(self, folder: Path) -> Plan:
+        """Return :attr:`plan` with the numbers of threads that trials have chosen for the site in ``folder``."""
+        plan, file = self.plan, self._plan_file(folder)
+        if file.exists():
+            plan.paths.update(checked(PlanSettings, read_json(file), file).paths)
+        return plan
+
+    def record_plan(self, plan: Plan, folder: Path) -> None:
+        """Record the choices of ``plan``, so that the site has the same bits after a restart."""
+        write_atomic(self._plan_file(folder), json.dumps(plan.to_dict(), indent=1))
+
+    def _plan_file(self, folder: Path) -> Path:
+        return self.stored(folder).path / "plan.json"
 
     @cached_property
     def allowed(self) -> Allowed:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -264,10 +265,12 @@ class Station:
             self._consents(part, part.allowed)
             (client,) = part.federation
             self._store = part.states(self._folder)
+            plan = part.plan_in(self._folder)
+            plan.on_choice = partial(part.record_plan, plan, self._folder)
             self._site = Site(
                 client,
                 part.initialiser,
-                part.plan,
+                plan,
                 info=part.initialiser.info(part.federation),
                 scale=part.federation.target_scale,
                 store=self._store,

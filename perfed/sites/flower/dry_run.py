@@ -129,7 +129,9 @@ def allowed_by(client: Client, info: FederationInfo, initialiser: Initialiser, p
     for participation in _participations(protocol, len(federation)):
         everyone = participation.policy == "uniform" and participation.rate == 1
         engine = partial(_Noting, notes=notes)
-        server = Server(federation, initialiser, Plan("stacked"), participation, protocol.rounds, engine=engine)
+        server = Server(
+            federation, initialiser, Plan("stacked", threads=1), participation, protocol.rounds, engine=engine
+        )
         server.measure(Scoring(names))
         _rehearse(server, numbers if everyone else numbers[:2], splits)
     return Allowed(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
-from stations import study
+import json
 
+import pytest
+import torch
+from stations import study, submit
+
+from perfed.errors import PerfedError
 from perfed.experiment.config import read as read_study
+from perfed.sites.deploy.part import Part
 from perfed.sites.deploy.server_files import app_hash
 from perfed.sites.deploy.site_agent import Station
 from perfed.sites.flower.hash_chain import LOG, read, verify
+from perfed.training.plan import THREAD_VARIABLES, use_threads
 
 pytest.importorskip("flwr", reason="needs the extra flower")
 
@@ -52,3 +58,23 @@ def test_what_is_no_message_of_a_run_is_in_the_log_and_on_the_terminal(tables):
     station.heard(line)
     station.close()
     assert notes == [line] and line in [entry.get("note") for entry in read(tables / "site" / LOG)]
+
+
+def test_a_site_records_the_threads_that_its_trials_choose(tables, monkeypatch):
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with use_threads(4):
+        stations = submit(tables, study(tables, plan={"engine": "sequential"}, rounds=1))
+        assert torch.get_num_threads() == 4
+    for site in stations.at:
+        folder = tables / f"at-{site}"
+        (recorded,) = folder.rglob("plan.json")
+        plan = json.loads(recorded.read_text())
+        assert (plan["threads"], plan["untimed_threads"]) == (4, 1) and plan["paths"]
+        plan["paths"] = {kind: {"chunk": 1, "threads": 3} for kind in plan["paths"]}
+        recorded.write_text(json.dumps(plan))
+        part = Part.of(folder, site, tables / f"{site}.csv")
+        assert {path.threads for path in part.plan_in(folder).paths.values()} == {3}
+        recorded.write_text("{")
+        with pytest.raises(PerfedError, match=r"plan.json"):
+            part.plan_in(folder)
