@@ -9,7 +9,7 @@ from stations import answer_all, study
 from test_noise_binding import PRIVATE, Recorder, replies_of
 
 from perfed.deploy.policy import Policy
-from perfed.deploy.spending import LEDGER, SETTLED, ledger, total
+from perfed.deploy.spending import LEDGER, ledger, total
 from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.refusal import Said
 from perfed.errors import PerfedError
@@ -33,7 +33,7 @@ def test_a_site_that_is_asked_to_settle_after_each_round_counts_what_it_trains(t
     settled, trained = replies_of(tables, text, *messages)
     (line,) = ledger(tables / "at-north")
     assert settled["kind"] == "done"
-    assert line.rounds == {"1": 2, f"1{SETTLED}": 2}
+    assert line.releases == {"number of rows": 1, "number of classes": 1, "10001": 1, "13001": 1}
     assert trained["error"] == Said.BUDGET  # of two rounds in all
 
 

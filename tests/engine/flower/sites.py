@@ -29,6 +29,7 @@ from perfed.model.chain import Model
 from perfed.participation.settings import Participation
 from perfed.rng import Noise
 from perfed.training.plan import Plan
+from perfed.training.private import ReleaseCounter
 
 RUN = "run"
 
@@ -81,7 +82,10 @@ class Free:
     def noise(self, message: bytes) -> Noise:
         return Noise(self._secret, message)
 
-    def spend(self, round_: int, exchange: str, message: bytes, *, settles: bool = False) -> None:
+    def accept(self, exchange: str, message: bytes) -> None:
+        pass
+
+    def spend(self, exchange: str, counter: ReleaseCounter) -> None:
         pass
 
 
