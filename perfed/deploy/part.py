@@ -323,7 +323,7 @@ class Part:
 
     @property
     def has_other_versions(self) -> bool:
-        """Whether the site joined a private run with other versions of perfed or torch than those that are installed."""
+        """Whether the site joined a private run with other versions than those that are installed now."""
         return bool(self.rows_hash) and self.versions != installed_versions()
 
     def check_unchanged(self) -> None:

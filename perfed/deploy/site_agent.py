@@ -187,11 +187,11 @@ class Station:
         self._told.add(run)
         if kind == "study":
             with refusing(Said.DATA):
-                found = self._rows or read_checked_data(self._name, self._data, study, self._policy)
+                rows = self._rows or read_checked_data(self._name, self._data, study, self._policy)
                 line = "" if joined is None else self._ledger_line(joined)
                 sites = count_sites(read(study, "the study"))
-                self._policy.check_budget(self._folder, line, _private(study), found, sites)
-                self._read = {study: found}
+                self._policy.check_budget(self._folder, line, _private(study), rows, sites)
+                self._read = {study: rows}
                 told = told_by(self._read[study])
             return pack({"kind": "told", **fields, **held, "told": told}, {})
         if held and not (known and header.get("ended") == held["busy"]):
@@ -202,9 +202,9 @@ class Station:
         if joined is not None and joined.agreement != agreement:
             raise Refused(Said.JOINED, f"{Said.JOINED} (run {run})")
         since = part.since if part is not None and part.run == run else f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-        own, place = self._rows or self._read.pop(study, None), str(header.get("place"))
+        rows, place = self._rows or self._read.pop(study, None), str(header.get("place"))
         rows_hash, versions = ("", installed_versions()) if joined is None else (joined.rows_hash, joined.versions)
-        part = Part(self._name, self._data, run, study, agreement, place, since, own, rows_hash, versions)
+        part = Part(self._name, self._data, run, study, agreement, place, since, rows, rows_hash, versions)
         self._join(as_agreed(part, self._folder))
         self._at(run)
         facts = self._joined(run).facts(self._folder)
@@ -294,7 +294,7 @@ class Station:
 
 
 def read_checked_data(site: str, data: Path, study: str, policy: Policy) -> SiteData:
-    """Return the data of a site, in which nothing is wrong as far as the site can see alone.
+    """Return the data of a site, in which nothing is wrong as far as one site can know.
 
     Under ``[privacy]`` that is all that could be wrong, as the study says what else the sites will agree on: whether
     the site answers then depends on no row.
@@ -358,8 +358,8 @@ def check_site(settings: SiteSettings) -> None:
     check_stays(settings.folder)
     if settings.study is None and settings.policy.epsilon is not None:
         raise PerfedError(
-            "--any-study: a policy with epsilon allows studies with [privacy] only, and a site takes part in these only "
-            "with --study; give --study, or leave epsilon out of the policy"
+            "--any-study: a policy with epsilon allows studies with [privacy] only, and a site takes part in these "
+            "with --study only; give --study, or leave epsilon out of the policy"
         )
     if not settings.data.exists():
         raise PerfedError(f"--data {settings.data}: no such file")
@@ -380,10 +380,10 @@ def check_site(settings: SiteSettings) -> None:
             raise PerfedError("\n".join(found))
         for allowed in all_allowed(study):
             settings.policy.check(allowed)
-        own = read_checked_data(settings.name, settings.data, study, settings.policy)
+        rows = read_checked_data(settings.name, settings.data, study, settings.policy)
         budget = None if part is None or not going_on else part.budget(settings.folder)
         line = "" if budget is None else budget.line
-        settings.policy.check_budget(settings.folder, line, private_in(experiment), own, count_sites(experiment))
+        settings.policy.check_budget(settings.folder, line, private_in(experiment), rows, count_sites(experiment))
 
 
 def run_site(settings: SiteSettings, note: Note, stop: threading.Event) -> None:

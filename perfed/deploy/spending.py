@@ -206,7 +206,7 @@ class SiteBudget:
         """Return the source of the noise in the answer to ``message``, the hash of a state and a message."""
         return Noise(self._secret, message)
 
-    def accept(self, exchange: str, message: bytes) -> None:
+    def accept_message(self, exchange: str, message: bytes) -> None:
         """Write down that the site answers ``message`` in an exchange, before it looks at its rows.
 
         Each exchange is answered for one message only: what another one releases would not be counted.
@@ -216,11 +216,13 @@ class SiteBudget:
         """
         with self._line_to_write(exchange) as line:
             if line.answers.setdefault(exchange, message.hex()) != message.hex():
-                why = "a server that goes on asks the same again"
-                said = f"the server's message: exchange {exchange} was asked with another payload already; {why}"
-                raise Refused(Said.MESSAGE, said)
+                raise Refused(
+                    Said.MESSAGE,
+                    f"the server's message: exchange {exchange} was asked with another payload already; a server that "
+                    "goes on asks the same again",
+                )
 
-    def spend(self, exchange: str, counter: ReleaseCounter) -> None:
+    def add_releases(self, exchange: str, counter: ReleaseCounter) -> None:
         """Write down what an exchange has released, before anything of it leaves.
 
         It is what was computed that counts, and not what the plan of the study has for the round: a server may ask a
@@ -230,10 +232,10 @@ class SiteBudget:
             Refused: the budget of the study, or that of the policy over all runs, would be exceeded.
         """
         with self._line_to_write(exchange) as line:
-            new = {f"number of {what}": 1 for what in counter.counts} | {exchange: counter.releases}
-            for name, count in new.items():
-                if count > line.releases.get(name, 0):
-                    line.releases[name] = count
+            counts = {f"number of {name}": 1 for name in counter.counts}
+            for name, releases in {**counts, exchange: counter.releases}.items():
+                if releases > line.releases.get(name, 0):
+                    line.releases[name] = releases
 
     def measured(
         self, round_: int, message: bytes, outputs: Outputs, info: FederationInfo, scale: TargetScale | None
@@ -248,7 +250,7 @@ class SiteBudget:
             scale: what targets were standardised by.
 
         Raises:
-            Refused: as :meth:`spend`.
+            Refused: as :meth:`add_releases`.
         """
         metrics = self._plan.metrics
         assert metrics is not None

@@ -142,16 +142,16 @@ class _Noise(NamedTuple):
         """Return numbers ``(*key.shape, count)``; with a secret float64, and of ``dtype`` otherwise."""
         return self.scale * self.source.draw(self.key, count, torch.float64 if self.source.secret else dtype)
 
-    def add(self, values: Tensor, drawn: Tensor) -> Tensor:
-        """Return ``values`` with what was drawn; where the source has a secret, float64 and rounded to a grid.
+    def add(self, values: Tensor, noise: Tensor) -> Tensor:
+        """Return ``values`` with the ``noise`` that was drawn; float64 and on a grid where the source has a secret.
 
-        The grid depends on the scale alone: the last bits of a sum of floating-point numbers would tell which numbers
+        The grid depends on the scale only: the last bits of a sum of floating-point numbers would tell which numbers
         were added (Mironov 2012).
         """
-        drawn = drawn.view(values.shape).to(values.device)
+        noise = noise.view(values.shape).to(values.device)
         if not self.source.secret:
-            return values + drawn.to(values.dtype)
-        return rng.round_to_grid(values.double() + drawn, torch.tensor(self.scale, device=values.device))
+            return values + noise.to(values.dtype)
+        return rng.round_to_grid(values.double() + noise, torch.tensor(self.scale, device=values.device))
 
 
 def _noisy(tensor: Tensor, key: Tensor, scale: float, source: rng.Noise) -> Tensor:
@@ -197,10 +197,10 @@ def _cut(
         cut = {path: old[path] + cut_change(change) for path, change in changes.items()}
     else:  # what was received is known to the server: the noise hides the change
         sizes = [change[0].numel() for change in changes.values()]
-        drawn = noise.draw(sum(sizes), torch.float64).split(sizes, 1)
+        parts = noise.draw(sum(sizes), torch.float64).split(sizes, 1)
         cut = {
-            path: (old[path] + noise.add(cut_change(change), of_change)).to(change.dtype)
-            for (path, change), of_change in zip(changes.items(), drawn, strict=True)
+            path: (old[path] + noise.add(cut_change(change), part)).to(change.dtype)
+            for (path, change), part in zip(changes.items(), parts, strict=True)
         }
     made = {**reply, "shared": {name: cut["shared", name] for name in reply.get("shared", {})}}
     if "shared" not in reply:

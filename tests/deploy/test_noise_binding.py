@@ -232,14 +232,14 @@ def test_rows_that_do_not_fit_are_said_at_the_start_and_not_to_the_server(change
     assert kinds == [unpack(reply)[0]["kind"] for reply in stations.left["north"]]
     settings = SiteSettings("north", file, Server("127.0.0.1:9"), tables / "new", text)
     for start in (lambda: check_site(settings), lambda: Station(folder, "north", file, text)):
-        with pytest.raises(PerfedError, match="age|ill") as error:
+        with pytest.raises(PerfedError, match=r"age|ill") as error:
             start()
         assert "\n" not in str(error.value)
 
 
 def test_few_rows_of_a_class_are_said_at_the_start_and_not_to_the_server(finished):
     path, text, _ = finished
-    with pytest.raises(PerfedError, match="rows_per_class: .*allowed: at least 30"):
+    with pytest.raises(PerfedError, match=r"rows_per_class: .*allowed: at least 30"):
         Station(path / "other", "north", path / "north.csv", text, policy=Policy(rows_per_class=30))
 
 
@@ -256,7 +256,7 @@ def test_where_a_policy_bounds_epsilon_no_row_is_read_for_a_study_that_bounds_no
     with closing(Station(folder, "north", tables / "north.csv", policy=policy)) as site:
         reply = unpack(site.answer(pack({**header, "run": "another"}, {})))[0]
     assert reply["error"] == f"{Said.POLICY} (epsilon)"
-    with pytest.raises(PerfedError, match="--any-study: a policy with epsilon allows studies with .privacy. only"):
+    with pytest.raises(PerfedError, match=r"--any-study: a policy with epsilon allows studies with .privacy. only"):
         check_site(SiteSettings("north", tables / "north.csv", Server("127.0.0.1:9"), folder, None, policy))
 
 

@@ -53,14 +53,14 @@ class Budget(Protocol):
     def noise(self, message: bytes) -> Noise:
         """Return the source of the noise in the answer to ``message``, a hash of 32 bytes (:func:`hash_request`)."""
 
-    def accept(self, exchange: str, message: bytes) -> None:
+    def accept_message(self, exchange: str, message: bytes) -> None:
         """Write down that the site answers ``message`` in an exchange, before it looks at its rows.
 
         Raises:
             Refused: it has accepted another message in this exchange.
         """
 
-    def spend(self, exchange: str, counter: ReleaseCounter) -> None:
+    def add_releases(self, exchange: str, counter: ReleaseCounter) -> None:
         """Write down what an exchange has released, before anything of it leaves; asked again, it counts once.
 
         Raises:
@@ -151,7 +151,7 @@ class Site:
         with refusing(Said.STATE):
             state = self._store.state(header["base"])
         if self._budget is not None and (lasting or self._tells_metrics(header)):
-            self._budget.accept(self._ledger_name(header), hash_request(content, state))
+            self._budget.accept_message(self._ledger_name(header), hash_request(content, state))
         if not (self._budget is not None and lasting) and not self._store.admit(sequence, content):
             why = "a server that goes on asks the same again"
             said = f"the server's message: exchange {sequence} was asked with {TRIES} payloads already; {why}"
@@ -202,7 +202,7 @@ class Site:
         try:
             return host.run(work)
         finally:
-            self._budget.spend(self._ledger_name(header), host.counter)
+            self._budget.add_releases(self._ledger_name(header), host.counter)
 
     def _tells_metrics(self, header: Mapping[str, Any]) -> bool:
         """Return whether metrics with noise leave after the exchange of a message."""

@@ -140,7 +140,8 @@ def spanned(
 ) -> tuple[float, float]:
     """Return the ends of an axis, slightly beyond the ``values`` but within ``limits``.
 
-    Values beyond the limits, as metrics with noise may have, are on the axis too. The axis begins at 0 if ``zero`` and always has a positive length.
+    Values beyond the limits, as metrics with noise may have, are on the axis too. The axis begins at 0 if ``zero`` and
+    always has a positive length.
     """
     there = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
     if not there:

@@ -82,10 +82,10 @@ class Free:
     def noise(self, message: bytes) -> Noise:
         return Noise(self._secret, message)
 
-    def accept(self, exchange: str, message: bytes) -> None:
+    def accept_message(self, exchange: str, message: bytes) -> None:
         pass
 
-    def spend(self, exchange: str, counter: ReleaseCounter) -> None:
+    def add_releases(self, exchange: str, counter: ReleaseCounter) -> None:
         pass
 
 
