@@ -240,8 +240,8 @@ class Part:
     def _in(cls, file: Path, site: str, data: Path) -> Part:
         held = checked(_Held, check_seal(read_json(file), file), file)
         agreement = FederationSchema.of_plain(held.agreement, str(file))
-        hashes = {"rows_hash": held.rows_hash, "versions": held.versions}
-        return cls(site, data, held.run, held.study, agreement, held.place, held.since, **hashes)
+        run = (held.run, held.study, agreement, held.place, held.since)
+        return cls(site, data, *run, rows_hash=held.rows_hash, versions=held.versions)
 
     def write(self, folder: Path) -> None:
         """Let :meth:`of` and, once the site is in another run, :meth:`earlier` find it."""

@@ -82,7 +82,7 @@ class Station:
         self._folder, self._name, self._data, self._study, self._note = folder, site, data, study, note
         folder.mkdir(parents=True, exist_ok=True)
         # of a study with [privacy], once: what is wrong with rows later on could be seen from the replies
-        self._rows = None
+        self._rows: SiteData | None = None
         if study is not None and read(study, "the study").privacy is not None:
             self._rows = read_checked_data(site, data, study, self._policy)
         self._log = OutgoingLog(folder / LOG)

@@ -19,6 +19,7 @@ from stations import COLUMNS, PUBLIC, Stations, answer_all, study, submit
 
 from perfed import rng
 from perfed.data.federation_schema import FederationSchema
+from perfed.deploy.own_model import site_model
 from perfed.deploy.part import Part
 from perfed.deploy.policy import Policy
 from perfed.deploy.site_agent import SiteSettings, Station, check_site
@@ -195,6 +196,20 @@ def test_a_private_run_does_not_go_on_with_other_versions(package, finished, mon
         answer_all(path, text, again, "run-2")
     one, two = ledger(path / "at-north")
     assert one.squares == two.squares
+
+
+@pytest.mark.parametrize(("method", "refused"), [("fedrod", False), ("fedavg-ft", True)])
+def test_a_model_fine_tuned_with_noise_is_not_made_again_by_other_versions(method, refused, tables, monkeypatch):
+    """It would be a further release, or one with the same noise; models that are kept as they are need none."""
+    text = study(tables, **{**PRIVATE, "method": method, "methods": {method: PRIVATE["methods"]["fedrod"]}})
+    submit(tables, text, Stations(tables, text))
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    model = (tables / "at-north", "north", tables / "north.csv")
+    if refused:
+        with pytest.raises(PerfedError, match=r"this model is fine-tuned with noise, by perfed .* install the former"):
+            site_model(*model)
+    else:
+        assert site_model(*model).facts["privacy"]["spent"] > 0
 
 
 def change_a_cell(column: str, value: object) -> Callable[[pd.DataFrame], None]:

@@ -198,11 +198,12 @@ class Site:
         host = self._at(header)
         if self._budget is None:
             return host.run(work)
-        host.noise, host.counter = self._budget.noise(message), ReleaseCounter()
+        counter = ReleaseCounter()
+        host.noise, host.counter = self._budget.noise(message), counter
         try:
             return host.run(work)
         finally:
-            self._budget.add_releases(self._ledger_name(header), host.counter)
+            self._budget.add_releases(self._ledger_name(header), counter)
 
     def _tells_metrics(self, header: Mapping[str, Any]) -> bool:
         """Return whether metrics with noise leave after the exchange of a message."""
