@@ -352,6 +352,7 @@ def find_beyond_public(agreement: FederationSchema, metadata: SiteMetadata, publ
     if not _equal_scales(agreement.scale, expected.scale):
         differing.append("scale")
     problems = [f"the server's agreement has other {name} of the target than data.public" for name in differing]
+    kinds = {column.name: column.kind for column in metadata.columns or ()}
     for column in agreement.columns or ():
         if (values := public.get(column.name)) is None:
             problems.append(f"column '{column.name}' of the server's agreement is not in data.public")
@@ -359,7 +360,8 @@ def find_beyond_public(agreement: FederationSchema, metadata: SiteMetadata, publ
         levels = {*values.levels, *([MISSING_CATEGORY] if column.masked and values.levels else [])}
         scale = None if values.scale is None else Scale(mean=values.scale[:1], std=values.scale[1:])
         agreed_scale = None if column.scale is None else Scale(mean=column.scale[:1], std=column.scale[1:])
-        if set(column.levels) != levels or not _equal_scales(agreed_scale, scale):
+        same_kind = column.kind == kinds.get(column.name, column.kind)
+        if not same_kind or set(column.levels) != levels or not _equal_scales(agreed_scale, scale):
             problems.append(f"column '{column.name}' of the server's agreement has other values than data.public")
     return problems
 

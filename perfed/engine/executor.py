@@ -32,6 +32,7 @@ from perfed.training.batches import moved_on
 from perfed.training.cohort import Cohort
 from perfed.training.fit import LossCurve
 from perfed.training.plan import Plan, use_threads
+from perfed.training.private import ReleaseCounter
 from perfed.training.view import ExchangeId
 from perfed.tree import Tree
 
@@ -166,6 +167,7 @@ class LocalExecutor:
     Attributes:
         layouts: architecture of clients by the shape of their inputs; those that can share a stack have one label.
         noise: where noise of the next work comes from.
+        counter: counts what the next work of a single client releases; ``None``: nobody counts it.
     """
 
     def __init__(self, clients: Iterable[Client], background: Background, initialiser: Initialiser, plan: Plan) -> None:
@@ -176,6 +178,7 @@ class LocalExecutor:
         self.plan = plan
         self.layouts = layouts_of(background.shapes, initialiser, plan)
         self.noise = Noise()
+        self.counter: ReleaseCounter | None = None
 
     def attempt(self, work: ChunkTask) -> ChunkResult:
         """:meth:`run`, or at which of the clients training diverged."""
@@ -240,8 +243,8 @@ class LocalExecutor:
             augment=self.background.augment,
         )
         private = next((p for e in self.initialiser.method.extensions if (p := e.private())), None)
-        made.private = None if private is None else private.at(made.num_samples, self.noise)
-        made.noise = self.noise
+        made.private = None if private is None else private.at(made.num_samples, self.noise, self.counter)
+        made.noise, made.counter = self.noise, self.counter
         made.discreet = any(extension.discreet for extension in self.initialiser.method.extensions)
         if exchange.lasting and self.initialiser.watched.intersection(made.ids):
             made.watch = LossCurve()

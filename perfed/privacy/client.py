@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import sqrt
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
@@ -65,12 +65,12 @@ class ClientPrivacy(Extension):
     def outgoing(self, cohort: Cohort, reply: Reply) -> Reply:
         """Return the reply with its changes cut, with the same weight for all clients, and with its share of noise."""
         check_entries(reply, self.entries)
-        key, scale = cohort.key("share of noise"), self.noise * self.clip / sqrt(self.shares or 1)
-
-        def share(count: int) -> Tensor:
-            return scale * cohort.noise.draw(key, count, torch.float64)
-
-        return Reply(_cut(reply, cohort.delivered, self.clip, share if self.shares else None))
+        if cohort.counter is not None and _vectors(reply):
+            cohort.counter.add()
+        if not self.shares:
+            return Reply(_cut(reply, cohort.delivered, self.clip))
+        noise = _Noise(cohort.key("share of noise"), self.noise * self.clip / sqrt(self.shares), cohort.noise)
+        return Reply(_cut(reply, cohort.delivered, self.clip, noise))
 
     def refuses(self, sent: Mapping[str, Any], reply: Mapping[str, Any]) -> str:
         """Return that a client's change is longer than it may be: the client has not cut it."""
@@ -131,8 +131,32 @@ _Vectors = dict[tuple[str, str], Tensor]
 """Shared parameters and means of anchors, by set and name, a client axis in front."""
 
 
+class _Noise(NamedTuple):
+    """Noise of standard deviation ``scale`` that is drawn from ``source`` with ``key``."""
+
+    key: Tensor
+    scale: float
+    source: rng.Noise
+
+    def draw(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Return numbers ``(*key.shape, count)``; with a secret float64, and of ``dtype`` otherwise."""
+        return self.scale * self.source.draw(self.key, count, torch.float64 if self.source.secret else dtype)
+
+    def add(self, values: Tensor, noise: Tensor) -> Tensor:
+        """Return ``values`` with the ``noise`` that was drawn; float64 and on a grid where the source has a secret.
+
+        The grid depends on the scale only: the last bits of a sum of floating-point numbers would tell which numbers
+        were added (Mironov 2012).
+        """
+        noise = noise.view(values.shape).to(values.device)
+        if not self.source.secret:
+            return values + noise.to(values.dtype)
+        return rng.round_to_grid(values.double() + noise, torch.tensor(self.scale, device=values.device))
+
+
 def _noisy(tensor: Tensor, key: Tensor, scale: float, source: rng.Noise) -> Tensor:
-    return tensor + scale * source.draw(key, tensor.numel(), tensor.dtype).view(tensor.shape).to(tensor.device)
+    noise = _Noise(key, scale, source)
+    return noise.add(tensor, noise.draw(tensor.numel(), tensor.dtype)).to(tensor.dtype)
 
 
 def _changes(new: _Vectors, received: Mapping[str, Any]) -> _Vectors:
@@ -146,7 +170,7 @@ def _norms(changes: _Vectors) -> Tensor:
 
 
 def _cut(
-    reply: Mapping[str, Any], received: Mapping[str, Any], clip: float, share: Callable[[int], Tensor] | None = None
+    reply: Mapping[str, Any], received: Mapping[str, Any], clip: float, noise: _Noise | None = None
 ) -> dict[str, Any]:
     """Return a reply, with a leading client axis, whose changes of what was received are clipped together to ``clip``.
 
@@ -155,7 +179,7 @@ def _cut(
     Args:
         reply, received: what a client sends and what it got.
         clip: largest norm of all changes of a client together.
-        share: makes the given number of noise values for each client, which are added to the clipped changes.
+        noise: is added to the clipped changes; ``None``: none.
     """
     new = _vectors(reply)
     if not new:
@@ -169,11 +193,15 @@ def _cut(
         shape = (-1, *[1] * (change.ndim - 1))
         return (change * factor.to(change).view(shape)).masked_fill(overflowed.to(change.device).view(shape), 0)
 
-    cut = {path: old[path] + cut_change(change) for path, change in changes.items()}
-    if share is not None:
-        sizes = [tensor[0].numel() for tensor in cut.values()]
-        drawn = share(sum(sizes)).split(sizes, 1)
-        cut = {path: t + own.to(t).view(t.shape) for (path, t), own in zip(cut.items(), drawn, strict=True)}
+    if noise is None:
+        cut = {path: old[path] + cut_change(change) for path, change in changes.items()}
+    else:  # what was received is known to the server: the noise hides the change
+        sizes = [change[0].numel() for change in changes.values()]
+        parts = noise.draw(sum(sizes), torch.float64).split(sizes, 1)
+        cut = {
+            path: (old[path] + noise.add(cut_change(change), part)).to(change.dtype)
+            for (path, change), part in zip(changes.items(), parts, strict=True)
+        }
     made = {**reply, "shared": {name: cut["shared", name] for name in reply.get("shared", {})}}
     if "shared" not in reply:
         del made["shared"]

@@ -24,7 +24,7 @@ from perfed.training.batches import IntArray, Samples, steps_of, stream_of
 from perfed.training.fit import Task
 from perfed.training.optim import Optimizer, optimizer_for
 from perfed.training.plan import Plan
-from perfed.training.private import PrivateTraining, check_rows_apart
+from perfed.training.private import PrivateTraining, ReleaseCounter, check_rows_apart
 from perfed.training.settings import LocalTraining
 from perfed.training.step import Loss, Penalty, mean_loss, with_penalties
 from perfed.training.steprules import GradientTransform, StepRule, StepRules, Transform
@@ -60,6 +60,7 @@ class Cohort(View):
         watch: sees what is fitted before it is (:class:`perfed.training.fit.LossCurve`).
         private: how rows are kept private in all that is fitted and counted; ``None``: not at all.
         noise: where noise on what leaves comes from.
+        counter: counts what is released of a single client; ``None``: nobody counts it.
         discreet: whether losses stay at the client, so that no error message may reveal a loss that is not finite.
     """
 
@@ -89,6 +90,7 @@ class Cohort(View):
         self.watch: Callable[[Task], Task] = lambda task: task
         self.private: PrivateTraining | None = None
         self.noise = rng.Noise()
+        self.counter: ReleaseCounter | None = None
         self.discreet = False
         self._fits = self._sums = 0
         self._penalties: Sequence[Penalty] | None = None
@@ -289,6 +291,8 @@ class Cohort(View):
 
     def _run(self, task: Task) -> None:
         """Do ``task`` by the plan, and count its losses and steps."""
+        if self.counter is not None:
+            self.counter.begin_fit(int(task.samples.counts.sum()))
         task = self._in_precision(task)
         trial, kind, task = self._trial(task), task.kind(self.layout.label), self.watch(task)
         try:

@@ -26,6 +26,49 @@ _ROWS_BYTES = 16 << 20
 _POISSON_STEPS = 64
 
 
+class ReleaseCounter:
+    """Counts what one exchange of a client releases: Gaussian mechanisms of its rows, each with noise of its own.
+
+    A fit counts as often as the row that is in most of its gradients, so that a pass over the rows counts once however
+    many mini-batches it has. Fits of one exchange add up.
+
+    Attributes:
+        counts: names of the numbers of rows that were released with noise that a run draws once.
+
+    Example:
+        >>> counter = ReleaseCounter()
+        >>> counter.begin_fit(3)
+        >>> for batch in ([0, 1], [2], [1, 2]):
+        ...     counter.add_batch(np.array(batch))
+        >>> counter.add()
+        >>> counter.releases
+        3
+    """
+
+    def __init__(self) -> None:
+        self.counts: set[str] = set()
+        self._finished = 0
+        self._gradients_by_row: IntArray = np.zeros(0, dtype=np.int64)
+
+    @property
+    def releases(self) -> int:
+        """The number of releases so far, without those of :attr:`counts`."""
+        return self._finished + int(self._gradients_by_row.max(initial=0))
+
+    def add(self) -> None:
+        """Count one release that every row may be in."""
+        self._finished += 1
+
+    def begin_fit(self, rows: int) -> None:
+        """Add up the fits so far, and begin one on so many rows."""
+        self._finished = self.releases
+        self._gradients_by_row = np.zeros(rows, dtype=np.int64)
+
+    def add_batch(self, rows: IntArray) -> None:
+        """Count a gradient that is a sum over ``rows``, each of which is in it once."""
+        self._gradients_by_row[rows] += 1
+
+
 @dataclass(frozen=True)
 class PrivateTraining:
     """How the rows of clients are kept private in local training (DP-SGD; Abadi et al. 2016, Algorithm 1).
@@ -38,6 +81,7 @@ class PrivateTraining:
         source: of the noise; with a secret where others know the seed of the run.
         noises: z of clients by their number of rows; those that are not named have ``noise``.
         each: z of the clients of a cohort, ``(n,)``, in its order.
+        counter: counts the releases of a single client; ``None``: nobody counts them.
     """
 
     clip: float
@@ -47,11 +91,12 @@ class PrivateTraining:
     source: rng.Noise = rng.PLAIN
     noises: Mapping[int, float] = field(default_factory=dict)
     each: Tensor | None = None
+    counter: ReleaseCounter | None = None
 
-    def at(self, counts: Tensor, source: rng.Noise) -> PrivateTraining:
+    def at(self, counts: Tensor, source: rng.Noise, counter: ReleaseCounter | None = None) -> PrivateTraining:
         """Return the same for a cohort whose clients have so many rows, ``counts`` ``(n,)``."""
         each = torch.tensor([self.noises.get(int(n), self.noise) for n in counts]) if self.noises else None
-        return replace(self, source=source, each=each)
+        return replace(self, source=source, each=each, counter=counter)
 
     def _noise_of(self, like: Tensor, of: IntArray | None = None) -> Tensor | float:
         """The z of each client, as wide as ``like`` ``(clients, ...)``; ``of``: their positions in the cohort."""
@@ -71,6 +116,9 @@ class PrivateTraining:
         Raises:
             PerfedError: a layer or a loss that is not of rows one by one.
         """
+        if self.counter is not None:
+            valid = step.block.valid[step.at]
+            self.counter.add_batch(step.block.index[step.at].cpu().numpy()[valid])
         found = clipped_by_layers(loss, step, params, self.clip)
         losses, sums = self._by_rows(loss, step, params) if found is None else found
         sizes = [tensor[0].numel() for tensor in sums.values()]
@@ -111,6 +159,8 @@ class PrivateTraining:
 
         Asked again, the answer is the same, so that a run spends for it once.
         """
+        if self.counter is not None:
+            self.counter.counts.add(what)
         keys = rng.key(seed, "privacy", 0, what, rng.words(ids))
         noise = self._noise(counts, keys, once=True)
         return self._add(counts, noise, self._noise_of(counts)).clamp_min(0)
@@ -129,6 +179,8 @@ class PrivateTraining:
         Returns:
             ``(clients, places, k)``; a row is in one of the sums.
         """
+        if self.counter is not None:
+            self.counter.add()
         norms = rows.norm(dim=1, keepdim=True)
         cut = rows * (self.rows / norms.clamp_min(1e-12)).clamp(max=1)
         cut = cut.masked_fill(~torch.isfinite(norms), 0)

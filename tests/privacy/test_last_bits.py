@@ -8,13 +8,17 @@ from math import floor, log2
 import numpy as np
 import pytest
 import torch
+from engines import blobs, quick, serve
 from test_rows import MODELS, one_step
 
 from perfed import Model
 from perfed.engine.evaluate import Outputs
+from perfed.methods.fedavg import FedAvg
 from perfed.model import linear
+from perfed.privacy.client import ClientPrivacy
 from perfed.privacy.metrics import NoisyMetrics
 from perfed.rng import Noise
+from perfed.testing.runs import RecordingEngine
 from perfed.training.private import PrivateTraining
 
 SOURCE = Noise(b"s" * 32, b"m" * 32)
@@ -53,6 +57,34 @@ def test_metrics_have_the_same_last_bits_whatever_the_rows():
         outputs = Outputs(np.array(["one"] * 5), None, y, np.array([[1.0, -1.0]] * 5))
         told = metrics.told(outputs, {"accuracy": 1.0, "brier": 1.0}, SOURCE)
         assert is_on_grid(torch.tensor([*told.values()], dtype=torch.float64), 3.0 / 5)
+
+
+@pytest.mark.parametrize("lr", [0.0, 0.3], ids=["no change", "change"])
+def test_a_clients_share_of_the_noise_has_the_same_last_bits_whatever_the_change(lr):
+    """Received parameters are zero, so that a reply is what its sites' noise and change make of them."""
+    extension = ClientPrivacy(noise=3.0, clip=0.7, shares=2, entries=("shared", "num_samples"))
+    server = server_with(extension, lr)
+    server.engine.executor.noise = SOURCE
+    server.round(1)
+    replies = [tensor for _, done in server.engine.record for tensor in done.content["shared"].values()]
+    together = torch.cat([reply.flatten() for reply in replies])
+    assert is_on_grid(together, 3.0 * 0.7 / 2**0.5)
+    assert 0.6 < float(together.std()) / (3.0 * 0.7 / 2**0.5) < 1.4
+
+
+@pytest.mark.parametrize("lr", [0.0, 0.3], ids=["no change", "change"])
+def test_the_mean_of_a_server_that_adds_the_noise_has_the_same_last_bits_whatever_the_changes(lr):
+    server = server_with(ClientPrivacy(noise=3.0, clip=0.7, entries=("shared", "num_samples"), secret=b"s" * 32), lr)
+    server.round(1)
+    assert all(is_on_grid(tensor, 3.0 * 0.7 / 3) for tensor in server.state.shared.values())
+
+
+def server_with(extension: ClientPrivacy, lr: float):
+    """A server of three clients, whose shared parameters are zero."""
+    method = quick(FedAvg, extensions=(extension,), lr=lr, optimizer="sgd")
+    server = serve(method, blobs(), runner=RecordingEngine, dtype=torch.float32)
+    server.state.shared = {name: torch.zeros_like(tensor) for name, tensor in server.state.shared.items()}
+    return server
 
 
 def test_a_row_whose_inputs_are_huge_adds_no_more_than_the_norm_that_is_allowed():

@@ -177,6 +177,13 @@ def test_a_line_is_cut_where_it_leaves_the_axis():
     assert svg.within([(0.0, 150.0), (10.0, 130.0)], scale) == [] and svg.within([(1.0, 5.0)], scale) == [[(1.0, 5.0)]]
 
 
+@pytest.mark.parametrize("values", [[-20.0, -10.0], [105.0], [-5.0, 110.0], [0.0, 100.0]])
+def test_an_axis_has_values_beyond_the_limits_of_a_metric_on_it(values):
+    """Metrics with noise may be below 0 or above 100 %."""
+    low, high = svg.spanned(values, limits=(0.0, 100.0))
+    assert low <= min(values) <= max(values) <= high and low < high
+
+
 @pytest.mark.parametrize(
     ("values", "low", "high"),
     [

@@ -140,7 +140,8 @@ def spanned(
 ) -> tuple[float, float]:
     """Return the ends of an axis, slightly beyond the ``values`` but within ``limits``.
 
-    The axis begins at 0 if ``zero`` and always has a positive length.
+    Values beyond the limits, as metrics with noise may have, are on the axis too. The axis begins at 0 if ``zero`` and
+    always has a positive length.
     """
     there = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
     if not there:
@@ -150,7 +151,8 @@ def spanned(
         return (low / 1.1, high * 1.1)
     low = min(low, 0.0) if zero else low
     margin = 0.04 * (high - low) or 0.05 * abs(high) or 1.0
-    return (max(low if zero and low == 0 else low - margin, limits[0]), min(high + margin, limits[1]))
+    begin = low if zero and low == 0 else low - margin
+    return (max(begin, min(limits[0], low)), min(high + margin, max(limits[1], high)))
 
 
 @dataclass(frozen=True)

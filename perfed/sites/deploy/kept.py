@@ -10,6 +10,7 @@ from typing import Any
 from perfed.engine.evaluate import Outputs
 from perfed.engine.executor import ChunkTask, LocalExecutor
 from perfed.engine.server import Server
+from perfed.errors import PerfedError
 from perfed.participation.settings import Participation
 from perfed.run.callbacks.best import BestModels
 from perfed.run.own_model import OwnModels
@@ -17,6 +18,7 @@ from perfed.sites.deploy.part import Part
 from perfed.sites.flower.site import background_of, hash_request, model_message
 from perfed.sites.flower.wire import work_of
 from perfed.training.cohort import Cohort
+from perfed.training.private import ReleaseCounter
 
 
 class Here(Server):
@@ -41,7 +43,13 @@ class Here(Server):
     def own_models(self, ids: Sequence[str], round_: int) -> Iterator[Cohort]:
         """The site's own, by the last message that was of it."""
         work, executor = self._last
-        yield executor.worked(work)[0]
+        cohort = executor.worked(work)[0]
+        if self._part.has_other_versions and executor.counter is not None and executor.counter.releases:
+            raise PerfedError(
+                f"{self._folder}: this model is fine-tuned with noise, by {self._part.versions or 'an older perfed'}; "
+                "the versions that are installed may make another one with the same noise: install the former again"
+            )
+        yield cohort
 
     @property
     def said(self) -> Outputs | None:
@@ -60,6 +68,7 @@ class Here(Server):
         executor = LocalExecutor([client], background, self.initialiser, self.plan)
         if self.budget is not None:
             executor.noise = self.budget.noise(hash_request(self._content, self._state))
+            executor.counter = ReleaseCounter()
         return work, executor
 
 

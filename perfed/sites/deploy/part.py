@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from perfed.data.client import Client
 from perfed.data.domain_input import completed_by
 from perfed.data.facts import SPLITS, Counts, SplitFacts
 from perfed.data.federation import Federation, federation_of
-from perfed.data.federation_schema import FederationSchema
+from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed
 from perfed.data.reading import check_seal, checked, read_json, seal
 from perfed.data.site_data import SiteData, site_data
 from perfed.data.tables.marks import FEWEST
@@ -37,7 +37,7 @@ from perfed.sites.flower.dry_run import allowed_by
 from perfed.sites.flower.masking import Signer
 from perfed.sites.flower.refusal import Refused, Said
 from perfed.sites.flower.store import SiteStore, Stored
-from perfed.system import write_atomic
+from perfed.system import installed_version, write_atomic
 from perfed.training.plan import Plan, PlanSettings, usable_device
 
 _RUN = "run.json"  # the run that the site is in: its id and place, its study, what was agreed, and since when
@@ -52,6 +52,26 @@ def table_options(experiment: Experiment) -> TableOptions:
 def told_by(own: SiteData) -> dict[str, Any]:
     """What a site tells the server before its facts, as it leaves."""
     return own.told(FEWEST).plain()
+
+
+def make_schema_of_one_site(site: str, metadata: Mapping[str, Any], options: TableOptions) -> FederationSchema:
+    """Return what would hold if there were no other site; columns that the study names may be at other sites.
+
+    Args:
+        site: its name.
+        metadata: what it tells before it trains (:func:`told_by`).
+        options: what the columns of the sites' tables are for.
+
+    Raises:
+        PerfedError: as :func:`perfed.data.federation_schema.agreed`.
+    """
+    named = sorted({name for names in options.named.values() for name in names})
+    return agreed({site: SiteMetadata.of_plain({**metadata, "named": named or None}, f"site '{site}'")}, options)
+
+
+def installed_versions() -> str:
+    """Return the versions of perfed and torch: with others, replies may differ from those of the same messages."""
+    return f"perfed {installed_version()}, torch {torch.__version__}"
 
 
 def facts_by(client: Client, agreement: FederationSchema, secret: bytes | None = None) -> dict[str, Any]:
@@ -142,6 +162,7 @@ class _Held(BaseModel):
     since: str
     agreement: dict[str, Any]
     rows_hash: str = ""
+    versions: str = ""
 
 
 @dataclass(frozen=True)
@@ -158,6 +179,8 @@ class Part:
         since: when the site first agreed to it.
         own: the data, where they have been read already.
         rows_hash: hash of the rows with which the site joined; empty where these may change.
+        versions: of perfed and torch with which the site joined (:func:`installed_versions`); empty where older
+            versions wrote the run's file.
     """
 
     site: str
@@ -169,6 +192,7 @@ class Part:
     since: str
     own: SiteData | None = field(default=None, compare=False, repr=False)
     rows_hash: str = field(default="", compare=False)
+    versions: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, folder: Path, site: str, data: Path) -> Part | None:
@@ -216,11 +240,12 @@ class Part:
     def _in(cls, file: Path, site: str, data: Path) -> Part:
         held = checked(_Held, check_seal(read_json(file), file), file)
         agreement = FederationSchema.of_plain(held.agreement, str(file))
-        return cls(site, data, held.run, held.study, agreement, held.place, held.since, rows_hash=held.rows_hash)
+        run = (held.run, held.study, agreement, held.place, held.since)
+        return cls(site, data, *run, rows_hash=held.rows_hash, versions=held.versions)
 
     def write(self, folder: Path) -> None:
         """Let :meth:`of` and, once the site is in another run, :meth:`earlier` find it."""
-        content = {name: getattr(self, name) for name in ("run", "place", "since", "study")}
+        content = {name: getattr(self, name) for name in ("run", "place", "since", "study", "versions")}
         content["rows_hash"] = self.rows_hash or ("" if self.private is None else self.current_rows_hash)
         content["agreement"] = self.agreement.plain()
         kept = self.stored(folder).path
@@ -291,21 +316,35 @@ class Part:
 
     @property
     def binding(self) -> bytes:
-        """The SHA-256 of what all replies of the site depend on: the study, the agreement and the site's rows."""
+        """The SHA-256 of what all replies depend on: the study, the agreement, the site's rows, and the versions."""
         content = [self.run, self.study, self.agreement.plain(), self.current_rows_hash]
+        content += [self.versions] if self.versions else []  # older versions left them out
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
 
-    def check_rows(self) -> None:
-        """Do nothing where the site's rows are those with which it joined a private run.
+    @property
+    def has_other_versions(self) -> bool:
+        """Whether the site joined a private run with other versions than those that are installed now."""
+        return bool(self.rows_hash) and self.versions != installed_versions()
+
+    def check_unchanged(self) -> None:
+        """Do nothing where rows and versions are those with which the site joined a private run.
 
         Raises:
-            Refused: they have changed. Replies before and after the change would differ by the changed rows only.
+            Refused: they have changed. The noise would be the same, so that replies before and after the change would
+                differ by the changed rows, or by what the versions compute otherwise.
         """
+        again = "or submit the study again with another --out, which counts as a further run"
+        if self.has_other_versions:
+            raise Refused(
+                Said.VERSION,
+                f"this site joined run {self.run}, which has [privacy], with {self.versions or 'an older perfed'}, and "
+                f"now has {installed_versions()}; install the former again, {again}",
+            )
         if self.rows_hash and self.rows_hash != self.current_rows_hash:
             raise Refused(
                 Said.ROWS,
                 f"{self.data}: the rows have changed since this site joined run {self.run}, which has [privacy]; "
-                "restore the file, or submit the study again with another --out, which counts as a further run",
+                f"restore the file, {again}",
             )
 
     def budget(self, folder: Path, most: float | None = None, delta: float | None = None) -> SiteBudget | None:

@@ -11,13 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed
 from perfed.data.site_data import site_data
-from perfed.data.tables.options import TableOptions
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.sites.deploy.candidates import all_allowed, candidate_runs, mixes, weights_allowed
-from perfed.sites.deploy.part import Part, asked, facts_by, table_options, told_by
+from perfed.sites.deploy.part import Part, asked, facts_by, make_schema_of_one_site, table_options, told_by
 from perfed.sites.flower.allowed import Allowed
 from perfed.sites.flower.audit_log import OutgoingLog
 from perfed.sites.flower.checks import Entry
@@ -70,7 +68,7 @@ class Preview:
         own = site_data(site, data, options := table_options(read(study, "the study")))
         told, facts, why = told_by(own), None, ""
         try:
-            agreement = _alone(site, told, options)
+            agreement = make_schema_of_one_site(site, told, options)
             part = Part(site, data, "preview", study, agreement, "", "", own)
             (client,) = part.federation
             facts = facts_by(client, agreement, None if part.private is None else b"")
@@ -116,12 +114,6 @@ def _allowed(part: Part) -> list[Allowed]:
         return [part.allowed]
     runs = [replace(part, study=run.study.to_toml()).allowed for run in candidate_runs(study) if run.fold is None]
     return [*runs, weights_allowed(study, task, len(part.agreement.classes or (0,)))]
-
-
-def _alone(site: str, told: Mapping[str, Any], options: TableOptions) -> FederationSchema:
-    """What would hold if there were no other site, which may have columns that the study names and this one lacks."""
-    named = sorted({name for names in options.named.values() for name in names})
-    return agreed({site: SiteMetadata.of_plain({**told, "named": named or None}, f"site '{site}'")}, options)
 
 
 def _plain(name: str, entry: Entry) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import platform
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,16 @@ from perfed.privacy.apply import PrivateMethod
 from perfed.sites.deploy.candidates import all_allowed, belongs, title_of
 from perfed.sites.deploy.leaving import check_stays, left, said
 from perfed.sites.deploy.mixing import as_agreed
-from perfed.sites.deploy.part import Part, count_sites, hash_study, own_modules, table_options, told_by
+from perfed.sites.deploy.part import (
+    Part,
+    count_sites,
+    hash_study,
+    installed_versions,
+    make_schema_of_one_site,
+    own_modules,
+    table_options,
+    told_by,
+)
 from perfed.sites.deploy.policy import Policy
 from perfed.sites.deploy.server_files import app_hash
 from perfed.sites.deploy.trial import private_in
@@ -73,6 +82,10 @@ class Station:
         self._policy = policy or Policy()
         self._folder, self._name, self._data, self._study, self._note = folder, site, data, study, note
         folder.mkdir(parents=True, exist_ok=True)
+        # of a study with [privacy], once: what is wrong with rows later on could be seen from the replies
+        self._rows: SiteData | None = None
+        if study is not None and read(study, "the study").privacy is not None:
+            self._rows = read_checked_data(site, data, study, self._policy)
         self._log = OutgoingLog(folder / LOG)
         pinned = "any study" if study is None else f"a study with SHA-256 {hashlib.sha256(study.encode()).hexdigest()}"
         self._log.note(f"site '{site}' has started for {pinned}, with perfed {installed_version()}")
@@ -81,6 +94,8 @@ class Station:
         self._store: SiteStore | None = None
         self._site: Site | None = None
         part = Part.of(folder, site, data)
+        if part is not None and study is not None and belongs(part.study, study):
+            part = replace(part, own=self._rows)
         self._part = None if part is None else as_agreed(part, folder)
         self._read: dict[str, SiteData] = {}  # by the study that has asked for it, until all have agreed
         self._told: set[str] = set()  # runs that know of the present one, since its last message
@@ -172,14 +187,12 @@ class Station:
         known = run in self._told
         self._told.add(run)
         if kind == "study":
-            self._policy.check_study(read(study, "the study"))
             with refusing(Said.DATA):
-                found = site_data(self._name, self._data, table_options(read(study, "the study")))
-                self._policy.check_data(found)
+                rows = self._rows or read_checked_data(self._name, self._data, study, self._policy)
                 line = "" if joined is None else self._ledger_line(joined)
                 sites = count_sites(read(study, "the study"))
-                self._policy.check_budget(self._folder, line, _private(study), found, sites)
-                self._read = {study: found}
+                self._policy.check_budget(self._folder, line, _private(study), rows, sites)
+                self._read = {study: rows}
                 told = told_by(self._read[study])
             return pack({"kind": "told", **fields, **held, "told": told}, {})
         if held and not (known and header.get("ended") == held["busy"]):
@@ -190,9 +203,9 @@ class Station:
         if joined is not None and joined.agreement != agreement:
             raise Refused(Said.JOINED, f"{Said.JOINED} (run {run})")
         since = part.since if part is not None and part.run == run else f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-        own, place = self._read.pop(study, None), str(header.get("place"))
-        rows_hash = "" if joined is None else joined.rows_hash
-        part = Part(self._name, self._data, run, study, agreement, place, since, own, rows_hash)
+        rows, place = self._rows or self._read.pop(study, None), str(header.get("place"))
+        rows_hash, versions = ("", installed_versions()) if joined is None else (joined.rows_hash, joined.versions)
+        part = Part(self._name, self._data, run, study, agreement, place, since, rows, rows_hash, versions)
         self._join(as_agreed(part, self._folder))
         self._at(run)
         facts = self._joined(run).facts(self._folder)
@@ -205,6 +218,7 @@ class Station:
             if not isinstance(study, str) or (self._study is not None and not belongs(study, self._study)):
                 raise Refused(Said.STUDY)
             self._check_pinned(read(study, "the study"))
+        self._policy.check_study(read(study, "the study"))  # before a row is read
         return study
 
     def _check_pinned(self, study: Experiment) -> None:
@@ -218,7 +232,7 @@ class Station:
             part.stored(self._folder)  # which finds out whether the run has a name
         with refusing(Said.DATA):
             part.federation  # noqa: B018 - which finds out whether the data fit
-            part.check_rows()
+            part.check_unchanged()
         with refusing(Said.UNFIT):
             allowed = part.allowed
         self._consents(part, allowed)
@@ -261,7 +275,7 @@ class Station:
             if self._study is not None and not belongs(part.study, self._study):  # it was started again with another
                 raise Refused(Said.STUDY)
             self._check_pinned(part.experiment)
-            part.check_rows()
+            part.check_unchanged()
             self._consents(part, part.allowed)
             (client,) = part.federation
             self._store = part.states(self._folder)
@@ -280,6 +294,32 @@ class Station:
                 signer=part.signing_key(self._folder),
             )
         return self._site
+
+
+def read_checked_data(site: str, data: Path, study: str, policy: Policy) -> SiteData:
+    """Return the data of a site, in which nothing is wrong as far as one site can know.
+
+    Under ``[privacy]`` that is all that could be wrong, as the study says what else the sites will agree on: whether
+    the site answers then depends on no row.
+
+    Args:
+        site: its name.
+        data: its file or folder.
+        study: as TOML.
+        policy: what the site's administrator allows at most.
+
+    Raises:
+        PerfedError: data that do not fit the study.
+        Refused: data with which the policy does not let the site take part.
+    """
+    experiment = read(study, "the study")
+    options = table_options(experiment)
+    rows = site_data(site, data, options)
+    policy.check_data(rows)
+    if experiment.privacy is not None:
+        schema = make_schema_of_one_site(site, told_by(rows), options)
+        Part(site, data, "check", study, schema, "", "", rows).federation  # noqa: B018 - which finds out
+    return rows
 
 
 def _private(study: str) -> PrivateMethod | None:
@@ -319,6 +359,11 @@ def check_site(settings: SiteSettings) -> None:
             that the policy does not allow, or a server that will not take it.
     """
     check_stays(settings.folder)
+    if settings.study is None and settings.policy.epsilon is not None:
+        raise PerfedError(
+            "--any-study: a policy with epsilon allows studies with [privacy] only, and a site takes part in these "
+            "with --study only; give --study, or leave epsilon out of the policy"
+        )
     if not settings.data.exists():
         raise PerfedError(f"--data {settings.data}: no such file")
     part = Part.of(settings.folder, settings.name, settings.data)
@@ -338,11 +383,10 @@ def check_site(settings: SiteSettings) -> None:
             raise PerfedError("\n".join(found))
         for allowed in all_allowed(study):
             settings.policy.check(allowed)
-        own = site_data(settings.name, settings.data, options)
-        settings.policy.check_data(own)
+        rows = read_checked_data(settings.name, settings.data, study, settings.policy)
         budget = None if part is None or not going_on else part.budget(settings.folder)
         line = "" if budget is None else budget.line
-        settings.policy.check_budget(settings.folder, line, private_in(experiment), own, count_sites(experiment))
+        settings.policy.check_budget(settings.folder, line, private_in(experiment), rows, count_sites(experiment))
 
 
 def run_site(settings: SiteSettings, note: Note, stop: threading.Event) -> None:

@@ -28,8 +28,10 @@ from perfed.privacy.accountant import Releases, epsilon
 from perfed.privacy.apply import PrivateMethod
 from perfed.rng import Noise
 from perfed.sites.flower.refusal import Refused, Said
+from perfed.sites.flower.site import metrics_of_round
 from perfed.sites.flower.store import Stored
 from perfed.system import locked, read_secret, sync_folder, write_atomic
+from perfed.training.private import ReleaseCounter
 
 LEDGER = "spent.json"
 """File of a site's folder that lists what each run was told; a symbolic link where several deployments share one."""
@@ -37,8 +39,6 @@ RUNS = "runs"
 """Folder of a site's folder with a folder for each run."""
 SECRET = "secret"
 """File of a run: 32 bytes that its noise is made with. It never leaves, and is in no log."""
-SETTLED = " settled"
-"""Behind the number of a round in a line of the ledger, of a site that has fitted what is its own."""
 _BYTES = 32
 _PATIENCE = 30.0  # seconds in which another process must have finished writing a shared ledger
 _SLACK = 1 + 1e-9
@@ -63,9 +63,11 @@ class Told:
             told with another secret adds up, also in a run with the same id.
         study: its name.
         unit, delta, noise: of its table ``[privacy]``, with the noise that was found.
-        ahead: releases that belong to no round.
-        rounds: releases by the number of the round; those of fitting what is a site's own beside it have the number
-            with :data:`SETTLED` behind it.
+        ahead, rounds: releases that belong to no round, and those by the number of the round, as older versions wrote
+            them, which counted what a study plans.
+        releases: releases of training rows by what they were for: the number of an exchange, an evaluation
+            (:func:`~perfed.sites.flower.site.metrics_of_round`), the model that the site keeps
+            (:data:`~perfed.sites.flower.site.OWN_MODEL`), or a number of rows whose noise the run draws once.
         metrics: releases of test rows by the number of the round: metrics that left with noise.
         metrics_noise: of these.
         answers: by exchange the hash of the state and the message that was answered.
@@ -82,6 +84,7 @@ class Told:
     metrics: dict[str, int] = field(default_factory=dict)
     metrics_noise: float = 0.0
     answers: dict[str, str] = field(default_factory=dict)
+    releases: dict[str, int] = field(default_factory=dict)
 
     @property
     def squares(self) -> float:
@@ -90,7 +93,7 @@ class Told:
         A row is in training or in the test, and what a run tells of it is the larger of both; of a site it is both.
         In another run it may be the other, so that over runs the larger ones add up.
         """
-        training = sum(self.rounds.values(), self.ahead) / self.noise**2
+        training = (self.ahead + sum(self.rounds.values()) + sum(self.releases.values())) / self.noise**2
         told = sum(self.metrics.values())
         measured = told / self.metrics_noise**2 if told else 0.0
         return max(training, measured) if self.unit == "sample" else training + measured
@@ -188,7 +191,7 @@ class SiteBudget:
             unit=plan.settings.unit,
             delta=plan.settings.delta,
             noise=plan.noise,
-            ahead=plan.ahead.whole,
+            ahead=0,
             metrics_noise=0.0 if plan.metrics is None else plan.metrics.noise,
         )
 
@@ -201,20 +204,36 @@ class SiteBudget:
         """Return the source of the noise in the answer to ``message``, the hash of a state and a message."""
         return Noise(self._secret, message)
 
-    def spend(self, round_: int, exchange: str, message: bytes, *, settles: bool = False) -> None:
-        """Note that the site answers ``message`` in round ``round_``, before it does; 0 is the preparation.
+    def accept_message(self, exchange: str, message: bytes) -> None:
+        """Write down that the site answers ``message`` in an exchange, before it looks at its rows.
 
-        A round counts once. Each of its exchanges is answered for one message only, so that nothing beyond what the
-        round counts for is told. Fitting what is the site's own (``participation.fit_unused``) counts as a further
-        round, for a server may ask for it after any round and let training go on from there.
+        Each exchange is answered for one message only: what another one releases would not be counted.
 
         Raises:
-            Refused: the exchange was answered for another message, or the budget of the study, or that of the policy
-                over all runs, would be exceeded.
+            Refused: the exchange was accepted with another message.
         """
-        with self._line_to_write(round_, exchange, message) as line:
-            if round_:
-                line.rounds.setdefault(f"{round_}{SETTLED * settles}", self._plan.in_round(round_).whole)
+        with self._line_to_write(exchange) as line:
+            if line.answers.setdefault(exchange, message.hex()) != message.hex():
+                raise Refused(
+                    Said.MESSAGE,
+                    f"the server's message: exchange {exchange} was asked with another payload already; a server that "
+                    "goes on asks the same again",
+                )
+
+    def add_releases(self, exchange: str, counter: ReleaseCounter) -> None:
+        """Write down what an exchange has released, before anything of it leaves.
+
+        It is what was computed that counts, and not what the plan of the study has for the round: a server may ask a
+        site to train from any earlier state, and more often than planned. Asked again, an exchange counts once.
+
+        Raises:
+            Refused: the budget of the study, or that of the policy over all runs, would be exceeded.
+        """
+        with self._line_to_write(exchange) as line:
+            counts = {f"number of {name}": 1 for name in counter.counts}
+            for name, releases in {**counts, exchange: counter.releases}.items():
+                if releases > line.releases.get(name, 0):
+                    line.releases[name] = releases
 
     def measured(
         self, round_: int, message: bytes, outputs: Outputs, info: FederationInfo, scale: TargetScale | None
@@ -229,17 +248,17 @@ class SiteBudget:
             scale: what targets were standardised by.
 
         Raises:
-            Refused: as :meth:`spend`.
+            Refused: as :meth:`add_releases`.
         """
         metrics = self._plan.metrics
         assert metrics is not None
-        with self._line_to_write(round_, f"metrics of round {round_}", message) as line:
+        with self._line_to_write(metrics_of_round(round_)) as line:
             line.metrics.setdefault(str(round_), metrics.each)
         return metrics.told(outputs, metrics.bounds(info.task, info.num_classes, scale), self.noise(message))
 
     @contextmanager
-    def _line_to_write(self, round_: int, exchange: str, message: bytes) -> Iterator[Told]:
-        """Yield this run's line of the ledger to be changed; write it if what it then says may be told.
+    def _line_to_write(self, exchange: str) -> Iterator[Told]:
+        """Yield this run's line of the ledger to be changed; write it if an exchange may release what it then says.
 
         Raises:
             Refused: it may not.
@@ -252,14 +271,10 @@ class SiteBudget:
                 line = deepcopy(self._unspent)
                 lines.append(line)
             before = deepcopy(line)
-            if line.answers.setdefault(exchange, message.hex()) != message.hex():
-                why = "a server that goes on asks the same again"
-                said = f"the server's message: exchange {exchange} was asked with another payload already; {why}"
-                raise Refused(Said.MESSAGE, said)
             yield line
             spent = total([line], settings.unit, settings.delta)
             if budget is not None and spent > budget * _SLACK:
-                beyond = f"round {round_} would make epsilon {spent:.4g}; privacy.epsilon is {budget:g}"
+                beyond = f"exchange {exchange} would make epsilon {spent:.4g}; privacy.epsilon is {budget:g}"
                 raise Refused(Said.BUDGET, beyond)
             check_most(lines, self._most, self._delta)
             if line != before or not file.exists():

@@ -20,6 +20,7 @@ class Said(StrEnum):
     DATA = "the site's data do not fit the study; its administrator sees why"
     JOINED = "this site has joined this run with another study or agreement; submit with another --out"
     ROWS = "the rows of this site have changed since it joined this run; its administrator sees more"
+    VERSION = "this site joined this run with other versions of perfed or torch; its administrator sees which"
     AWAY = "this site is not in that run; the server must begin with the study"
     LEFT = "this site has left the study"
     BUDGET = "the privacy budget of this site is spent; its administrator sees how"

@@ -15,9 +15,8 @@ import torch
 from perfed.codec import encode
 from perfed.data.client import Client
 from perfed.data.target_scale import TargetScale
-from perfed.engine.clients import FIRST_EXCHANGE
 from perfed.engine.evaluate import Outputs
-from perfed.engine.executor import Background, ChunkResult, LocalExecutor
+from perfed.engine.executor import Background, ChunkResult, ChunkTask, LocalExecutor
 from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo
@@ -30,6 +29,7 @@ from perfed.sites.flower.store import TRIES, SiteStore
 from perfed.sites.flower.wire import MEASURED, done_message, exchange_of, reply_tree, work_of
 from perfed.system import write_atomic
 from perfed.training.plan import Plan
+from perfed.training.private import ReleaseCounter
 
 METRICS = "metrics.jsonl"
 """File beside the states: what was measured here and stays here, a line each."""
@@ -38,19 +38,33 @@ MODEL = "model.message"
 _OLDER = 6  # states before the newest base that stay, for a server that comes back from an older checkpoint
 
 
+OWN_MODEL = "the site's model"
+"""Name under which a ledger counts the fine-tuning of the model that the site keeps."""
+
+
+def metrics_of_round(round_: int) -> str:
+    """Return the name of an evaluation whose metrics leave with noise, as a ledger has it."""
+    return f"metrics of round {round_}"
+
+
 class Budget(Protocol):
     """What a site may tell under ``[privacy]``, and the noise on it."""
 
     def noise(self, message: bytes) -> Noise:
         """Return the source of the noise in the answer to ``message``, a hash of 32 bytes (:func:`hash_request`)."""
 
-    def spend(self, round_: int, exchange: str, message: bytes, *, settles: bool = False) -> None:
-        """Note that the site answers ``message`` in an exchange of a round, before it does.
-
-        ``settles``: whether it fits what is its own (:func:`perfed.engine.builtin_programs.settle`), beside the round.
+    def accept_message(self, exchange: str, message: bytes) -> None:
+        """Write down that the site answers ``message`` in an exchange, before it looks at its rows.
 
         Raises:
-            Refused: it would tell more than it may, or has answered another message in this exchange.
+            Refused: it has accepted another message in this exchange.
+        """
+
+    def add_releases(self, exchange: str, counter: ReleaseCounter) -> None:
+        """Write down what an exchange has released, before anything of it leaves; asked again, it counts once.
+
+        Raises:
+            Refused: it would be more than the site may release.
         """
 
     def measured(
@@ -136,10 +150,9 @@ class Site:
         content, lasting = content_of(header, data), header["index"] >= 0
         with refusing(Said.STATE):
             state = self._store.state(header["base"])
-        if self._budget is not None and lasting:
-            settles = header["index"] >= FIRST_EXCHANGE["settle"]
-            self._budget.spend(header["round"], str(sequence), hash_request(content, state), settles=settles)
-        elif not self._store.admit(sequence, content):
+        if self._budget is not None and (lasting or self._tells_metrics(header)):
+            self._budget.accept_message(self._ledger_name(header), hash_request(content, state))
+        if not (self._budget is not None and lasting) and not self._store.admit(sequence, content):
             why = "a server that goes on asks the same again"
             said = f"the server's message: exchange {sequence} was asked with {TRIES} payloads already; {why}"
             raise Refused(Said.MESSAGE, said)
@@ -171,11 +184,8 @@ class Site:
             work = replace(work, exchange=self._masking.repeat_exchange(header, tree, state))
             if work.exchange.round != header["round"]:  # another reply than in that round must have other noise
                 content = f"{content} as in round {work.exchange.round}"
-        host = self._at(header)
-        if self._budget is not None:
-            host.noise = self._budget.noise(hash_request(content, state))
-        noisy = self._allowed.discreet and self._allowed.tells(work.exchange)
-        exact = host.run(replace(work, keeps=noisy))
+        noisy = self._tells_metrics(header)
+        exact = self._run(header, replace(work, keeps=noisy), hash_request(content, state))
         done = self._told(header, exact)
         if problem := self._allowed.wrong_reply(header, reply_tree(done)):
             raise Refused(Said.MESSAGE, problem)
@@ -188,6 +198,31 @@ class Site:
             return done, done_message(without_reply(done), fields)
         vector = self._masking.masked(going, secure, done, terms)
         return done, masked_message(vector, done, fields, going.attempt)
+
+    def _run(self, header: Mapping[str, Any], work: ChunkTask, message: bytes) -> ChunkResult:
+        """Return what was done, with what it has released in the ledger, also where it failed."""
+        host = self._at(header)
+        if self._budget is None:
+            return host.run(work)
+        counter = ReleaseCounter()
+        host.noise, host.counter = self._budget.noise(message), counter
+        try:
+            return host.run(work)
+        finally:
+            self._budget.add_releases(self._ledger_name(header), counter)
+
+    def _tells_metrics(self, header: Mapping[str, Any]) -> bool:
+        """Return whether metrics with noise leave after the exchange of a message."""
+        return self._allowed.discreet and self._allowed.tells(exchange_of(header))
+
+    def _ledger_name(self, header: Mapping[str, Any]) -> str:
+        """Return under which name the ledger counts what the exchange of a message releases of training rows.
+
+        Models of evaluations replace each other at the site, so that those whose metrics stay there count as one.
+        """
+        if header["index"] >= 0:
+            return str(header["sequence"])
+        return metrics_of_round(header["round"]) if self._tells_metrics(header) else OWN_MODEL
 
     def _told(self, header: Mapping[str, Any], done: ChunkResult) -> ChunkResult:
         """What of it is told: of a private study no loss and no metric, which are kept here."""

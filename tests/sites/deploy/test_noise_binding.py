@@ -6,6 +6,7 @@ Each test is an attack: a second agreement, a run id that is used again, rows th
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from contextlib import closing
 from copy import deepcopy
 from pathlib import Path
@@ -19,11 +20,13 @@ from stations import COLUMNS, PUBLIC, Stations, answer_all, study, submit
 from perfed import rng
 from perfed.data.federation_schema import FederationSchema
 from perfed.errors import PerfedError
+from perfed.sites.deploy.own_model import site_model
 from perfed.sites.deploy.part import Part
 from perfed.sites.deploy.policy import Policy
-from perfed.sites.deploy.site_agent import Station
+from perfed.sites.deploy.site_agent import SiteSettings, Station, check_site
 from perfed.sites.deploy.spending import LEDGER, ledger, total
 from perfed.sites.flower.message import pack, unpack
+from perfed.sites.flower.probe import Server
 from perfed.sites.flower.refusal import Said
 
 PRIVATE = {
@@ -95,9 +98,10 @@ def test_a_second_agreement_of_a_run_is_refused_and_the_first_is_answered_again(
         lambda agreement: agreement["columns"][0].update(scale=[0.0, 1e-6]),
         lambda agreement: agreement["columns"][0].update(scale=None),
         lambda agreement: agreement["columns"][-1].update(levels=["no"]),
+        lambda agreement: agreement["columns"][0].update(kind="boolean"),
         lambda agreement: agreement["columns"].append({**agreement["columns"][0], "name": "weight"}),
     ],
-    ids=["order", "class", "domains", "scale", "no scale", "levels", "column"],
+    ids=["order", "class", "domains", "scale", "no scale", "levels", "kind", "column"],
 )
 def test_an_agreement_that_is_not_what_data_public_says_is_refused_before_the_run(change, tables):
     """A server that may choose classes or scales reads values off the replies."""
@@ -171,6 +175,104 @@ def test_rows_that_change_end_a_private_run_at_the_site(finished):
     with closing(Stations(path, text)) as again:
         answer_all(path, text, again, "run-2")
     assert len(ledger(path / "at-north")) == 2
+
+
+@pytest.mark.parametrize("package", ["perfed", "torch"])
+def test_a_private_run_does_not_go_on_with_other_versions(package, finished, monkeypatch):
+    """They may compute other replies to the same messages, and the noise would be the same."""
+    path, text, stations = finished
+    before, noted = (path / "at-north" / LEDGER).read_bytes(), list[str]()
+    messages = [stations.first(kind) for kind in ("study", "agreement", "work")]
+    if package == "torch":
+        monkeypatch.setattr(torch, "__version__", "9.9")
+    else:
+        monkeypatch.setattr("perfed.sites.deploy.part.installed_version", lambda: "9.9")
+    with closing(Station(path / "at-north", "north", path / "north.csv", text, noted.append)) as site:
+        told, agreed, worked = (unpack(site.answer(message))[0] for message in messages)
+    assert told["kind"] == "told" and agreed["error"] == Said.VERSION and worked["error"] == Said.VERSION
+    assert f"{package} 9.9" in noted[-1] and "submit the study again with another --out" in noted[-1]
+    assert (path / "at-north" / LEDGER).read_bytes() == before
+    with closing(Stations(path, text)) as again:
+        answer_all(path, text, again, "run-2")
+    one, two = ledger(path / "at-north")
+    assert one.squares == two.squares
+
+
+@pytest.mark.parametrize(("method", "refused"), [("fedrod", False), ("fedavg-ft", True)])
+def test_a_model_fine_tuned_with_noise_is_not_made_again_by_other_versions(method, refused, tables, monkeypatch):
+    """It would be a further release, or one with the same noise; models that are kept as they are need none."""
+    text = study(tables, **{**PRIVATE, "method": method, "methods": {method: PRIVATE["methods"]["fedrod"]}})
+    submit(tables, text, Stations(tables, text))
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    model = (tables / "at-north", "north", tables / "north.csv")
+    if refused:
+        with pytest.raises(PerfedError, match=r"this model is fine-tuned with noise, by perfed .* install the former"):
+            site_model(*model)
+    else:
+        assert site_model(*model).facts["privacy"]["spent"] > 0
+
+
+def change_a_cell(column: str, value: object) -> Callable[[pd.DataFrame], None]:
+    def change(table: pd.DataFrame) -> None:
+        table[column] = table[column].astype(object)
+        table.loc[3, column] = value
+
+    return change
+
+
+INVALID = {
+    "class": change_a_cell("ill", "maybe"),
+    "missing target": change_a_cell("ill", None),
+    "text": change_a_cell("age", "old"),
+    "infinite": change_a_cell("age", float("inf")),
+    "too large": change_a_cell("age", 1e300),
+}
+
+
+@pytest.mark.parametrize("columns", ["own", "union"])
+@pytest.mark.parametrize("change", INVALID.values(), ids=INVALID)
+def test_rows_that_do_not_fit_are_said_at_the_start_and_not_to_the_server(change, columns, tables):
+    """What is wrong with a row would be seen from the reply; what changes later is read at the next start."""
+    files = [str(tables / f"{site}.csv") for site in COLUMNS]
+    data = {"name": "tables", "files": files, "target": "ill", "columns": columns, "public": PUBLIC}
+    text = study(tables, **PRIVATE, data=data)
+    stations = Recorder(tables, text)
+    submit(tables, text, stations)
+    folder, file, asked = tables / "other", tables / "north.csv", stations.asked
+    with closing(Station(folder, "north", file, text)) as site:
+        table = pd.read_csv(file)
+        change(table)
+        table.to_csv(file, index=False)
+        kinds = [unpack(site.answer(message))[0]["kind"] for message in asked]
+    assert kinds == [unpack(reply)[0]["kind"] for reply in stations.left["north"]]
+    settings = SiteSettings("north", file, Server("127.0.0.1:9"), tables / "new", text)
+    for start in (lambda: check_site(settings), lambda: Station(folder, "north", file, text)):
+        with pytest.raises(PerfedError, match=r"age|ill") as error:
+            start()
+        assert "\n" not in str(error.value)
+
+
+def test_few_rows_of_a_class_are_said_at_the_start_and_not_to_the_server(finished):
+    path, text, _ = finished
+    with pytest.raises(PerfedError, match=r"rows_per_class: .*allowed: at least 30"):
+        Station(path / "other", "north", path / "north.csv", text, policy=Policy(rows_per_class=30))
+
+
+@pytest.mark.parametrize("kind", ["study", "agreement"])
+def test_where_a_policy_bounds_epsilon_no_row_is_read_for_a_study_that_bounds_none(kind, tables):
+    """A site that takes any study would say by its refusals how many rows of each class there are."""
+    plain = study(tables, **{name: value for name, value in PRIVATE.items() if name != "privacy"})
+    stations = Recorder(tables, plain)
+    submit(tables, plain, stations)
+    header, _ = unpack(stations.first(kind))
+    (tables / "north.csv").write_text("nothing of the kind\n1\n")
+    policy = Policy(epsilon=3.0, rows_per_class=30)
+    folder = tables / "other"
+    with closing(Station(folder, "north", tables / "north.csv", policy=policy)) as site:
+        reply = unpack(site.answer(pack({**header, "run": "another"}, {})))[0]
+    assert reply["error"] == f"{Said.POLICY} (epsilon)"
+    with pytest.raises(PerfedError, match=r"--any-study: a policy with epsilon allows studies with .privacy. only"):
+        check_site(SiteSettings("north", tables / "north.csv", Server("127.0.0.1:9"), folder, None, policy))
 
 
 def part_of(path: Path, text: str, schema: FederationSchema, run: str = "run") -> Part:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 
 import pytest
-from stations import answer_all, study
+from gaussian import closed_form
+from stations import Stations, answer_all, study, submit
 from test_noise_binding import PRIVATE, Recorder, replies_of
 
 from perfed.errors import PerfedError
+from perfed.experiment.config import read
 from perfed.sites.deploy.policy import Policy
-from perfed.sites.deploy.spending import LEDGER, SETTLED, ledger, total
+from perfed.sites.deploy.spending import LEDGER, ledger, total
+from perfed.sites.deploy.trial import private_in
 from perfed.sites.flower.message import pack, unpack
 from perfed.sites.flower.refusal import Said
+from perfed.sites.flower.site import OWN_MODEL
+from perfed.training.private import PrivateTraining
 
 FEDREP = {"method": "fedrep", "methods": {"fedrep": {"placement": {"embedding": "personal"}}}}
 
@@ -33,7 +39,7 @@ def test_a_site_that_is_asked_to_settle_after_each_round_counts_what_it_trains(t
     settled, trained = replies_of(tables, text, *messages)
     (line,) = ledger(tables / "at-north")
     assert settled["kind"] == "done"
-    assert line.rounds == {"1": 2, f"1{SETTLED}": 2}
+    assert line.releases == {"number of rows": 1, "10001": 2, "13001": 1}  # head and body, then the head alone
     assert trained["error"] == Said.BUDGET  # of two rounds in all
 
 
@@ -63,3 +69,107 @@ def test_an_earlier_ledger_in_the_place_of_the_present_one_is_refused(tables):
     (tables / "at-north" / LEDGER).write_bytes(earlier)
     with pytest.raises(PerfedError, match=r"lacks what run '.*' was told, whose exchanges this site has answered"):
         ledger(tables / "at-north")
+
+
+class GradientCounter:
+    """Counts gradients of training rows in batches of 16, of which the site north has 32 rows to train on."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.gradients = 0
+        plain = PrivateTraining.gradients
+
+        def counted(private: PrivateTraining, *arguments):
+            self.gradients += private.counter is not None
+            return plain(private, *arguments)
+
+        monkeypatch.setattr(PrivateTraining, "gradients", counted)
+
+    @property
+    def passes(self) -> float:
+        """How often each row has been in a gradient."""
+        return self.gradients / 2
+
+
+def noisy_study(path: Path, method: str, **changes: object) -> str:
+    """A study that has no epsilon, is evaluated after its last round, and whose metrics leave with noise."""
+    privacy = {"noise": 3.0, "delta": 1e-3, "metrics": "noisy"}
+    methods = {} if method == "local-full" else {method: {"placement": {"embedding": "personal"}}}
+    table = {"method": method, "methods": methods, "rounds": 4, "privacy": privacy, "evaluation": {"every": 4}}
+    return study(path, **{**PRIVATE, **table, **changes})
+
+
+def asked_anew(path: Path, stations: Recorder) -> Path:
+    """A site that has heard what came before training from the server of ``stations``, and nothing else."""
+    folder = path / "attacked"
+    folder.mkdir()
+    (folder / "north.csv").write_bytes((path / "north.csv").read_bytes())
+    return folder
+
+
+def of_round(messages: list[bytes], round_: int, program: str, **changes: object) -> bytes:
+    """The first message that asks for a program, as one of another round."""
+    header, tree = next(found for data in messages if (found := unpack(data))[0].get("program") == program)
+    index = int(changes.get("index", header["index"]))
+    sequence = round_ * 10_000 + (index + 1 if index >= 0 else 9_999)
+    return pack({**header, "round": round_, "sequence": sequence, "keep": [10_001], **changes}, tree)
+
+
+def check_sum(folder: Path, gradients: GradientCounter, evaluations: int) -> None:
+    """Compare the ledger with the closed form of what was computed and of the metrics that left."""
+    (line,) = ledger(folder / "at-north")
+    counts = sum(name.startswith("number") for name in line.releases)
+    training = (counts + gradients.passes) / 3.0**2
+    assert line.metrics and sum(line.metrics.values()) == evaluations
+    expected = closed_form(max(training, evaluations / line.metrics_noise**2), 1e-3)
+    assert total([line], "sample", 1e-3) == pytest.approx(expected, rel=5e-3)
+
+
+def test_training_from_an_earlier_state_of_the_round_is_counted(tables, monkeypatch):
+    """Local-Full trains what has not trained in the round yet: from an older state it does so again."""
+    text = noisy_study(tables, "local-full")
+    stations = submit(tables, text, Recorder(tables, text))
+    opening = [data for data in stations.asked if unpack(data)[0]["kind"] != "work"]
+    gradients, folder = GradientCounter(monkeypatch), asked_anew(tables, stations)
+    again = of_round(stations.asked, 1, "train", index=1000, base=0, measure=None)
+    messages = [of_round(stations.asked, 1, "train"), again]
+    messages += [of_round(stations.asked, 1, "personalise", base=10_001)]
+    messages += [of_round(stations.asked, 2, "personalise", base=11_001)]
+    replies = replies_of(folder, text, *opening, *messages)
+    assert [reply["kind"] for reply in replies] == ["told", "facts", *["done"] * 4]
+    assert gradients.passes == 2  # an epoch each
+    check_sum(folder, gradients, 2)
+
+
+@pytest.mark.parametrize(("method", "passes"), [("fedavg-ft", 10), ("fedbabu", 5)])
+def test_fine_tuning_of_evaluations_that_were_not_planned_is_counted(method, passes, tables, monkeypatch):
+    text = noisy_study(tables, method)
+    stations = submit(tables, text, Recorder(tables, text))
+    opening = [data for data in stations.asked if unpack(data)[0]["kind"] != "work"]
+    gradients, folder = GradientCounter(monkeypatch), asked_anew(tables, stations)
+    messages = [of_round(stations.asked, round_, "personalise", base=0) for round_ in (1, 2, 3, 2)]
+    replies = replies_of(folder, text, *opening, *messages)
+    assert [reply["kind"] for reply in replies] == ["told", "facts", *["done"] * 4]
+    assert replies[-1] == replies[-3]  # asked again
+    gradients.gradients -= 2 * passes  # which was computed again, with the same noise
+    assert gradients.passes == 3 * passes
+    check_sum(folder, gradients, 3)
+
+
+def test_models_that_stay_at_the_site_count_as_the_one_that_it_keeps(tables):
+    text = noisy_study(tables, "fedavg-ft", privacy={"noise": 3.0, "delta": 1e-3}, evaluation={"every": 1})
+    submit(tables, text, Stations(tables, text))
+    (line,) = ledger(tables / "at-north")
+    rounds = {f"{round_}0001": 1 for round_ in range(1, 5)}
+    assert line.releases == {"number of rows": 1, **rounds, OWN_MODEL: 10}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["apfl", "ditto", "fedrod", "fedproto", "flic-hl", "flic-class", "mr-mtl", "pfedme"])
+def test_what_sites_count_is_at_most_what_the_study_plans(method, tables):
+    """The accountant's plan, from which the noise is found, and what is computed."""
+    text = noisy_study(tables, method)
+    submit(tables, text, Stations(tables, text))
+    plan = private_in(read(text, "the study"))
+    counted = sum(ledger(tables / "at-north")[0].releases.values())
+    assert plan is not None and 0 < counted <= plan.told(4).whole
+    assert counted == plan.told(4).whole or method in ("apfl", "flic-class")  # which train two parts in one pass

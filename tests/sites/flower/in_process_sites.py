@@ -29,6 +29,7 @@ from perfed.sites.flower.site import Site
 from perfed.sites.flower.store import SiteStore
 from perfed.sites.flower.transport import Answer
 from perfed.training.plan import Plan
+from perfed.training.private import ReleaseCounter
 
 RUN = "run"
 
@@ -81,7 +82,10 @@ class Free:
     def noise(self, message: bytes) -> Noise:
         return Noise(self._secret, message)
 
-    def spend(self, round_: int, exchange: str, message: bytes, *, settles: bool = False) -> None:
+    def accept_message(self, exchange: str, message: bytes) -> None:
+        pass
+
+    def add_releases(self, exchange: str, counter: ReleaseCounter) -> None:
         pass
 
 
