@@ -27,7 +27,7 @@ from perfed.engine.metrics import metric_of
 from perfed.report import load_runs
 from perfed.report.against import needs_no_federation
 from perfed.report.paired import ClientTable
-from perfed.report.runs import Run
+from perfed.report.run_results import RunResults
 from perfed.report.verdict import WORTH, verdict
 
 FOLDS = 5
@@ -141,7 +141,7 @@ def main(name: str, out: Path) -> None:
 
 
 def follow(
-    told_of: str, runs: list[Run], values: ClientTable, direction: int, pairs: list[tuple[int | None, int]]
+    told_of: str, runs: list[RunResults], values: ClientTable, direction: int, pairs: list[tuple[int | None, int]]
 ) -> None:
     """Print what sites get that do as the verdict says of fold ``seen`` (None: of all but the new one)."""
     got, own, shared = [], [], 0

@@ -31,7 +31,7 @@ from perfed.report import load_runs
 from perfed.report.against import needs_no_federation
 from perfed.report.intervals import interval
 from perfed.report.paired import ClientTable
-from perfed.report.runs import Run, main_metric
+from perfed.report.run_results import RunResults, main_metric
 
 KEPT = Path(__file__).parent.parent / "docs" / "results" / "init-defaults.json"
 SEEDS = "0..2"
@@ -154,7 +154,7 @@ def ahead(folder: Path, place: str) -> dict[str, list[str]]:
     }
 
 
-def _runs(folder: Path) -> list[Run]:
+def _runs(folder: Path) -> list[RunResults]:
     return load_runs(sorted(file.parent for file in folder.rglob("summary.json")))
 
 

@@ -23,7 +23,7 @@ from perfed.report.comparison import judged_table
 from perfed.report.load_runs import Gathered, gathered
 from perfed.report.page.campaign import sweep_figures
 from perfed.report.papers import csv_text, latex, latex_file
-from perfed.report.runs import Run, main_metric, methods_of
+from perfed.report.run_results import RunResults, main_metric, methods_of
 from perfed.run.directory import marker_of
 from perfed.system import write_atomic
 
@@ -108,7 +108,7 @@ def _is_comparison(directory: Path) -> bool:
     return marker_of(directory)[0] == "comparison"
 
 
-def _reference(given: str | None, runs: Sequence[Run]) -> str | None:
+def _reference(given: str | None, runs: Sequence[RunResults]) -> str | None:
     """The method that ``--reference`` means."""
     done = methods_of([run for run in runs if run.summary])
     if given is None or (found := meant(given, done)):
@@ -151,7 +151,7 @@ def _write(files: Files, directories: Sequence[Path], found: Conclusion, all_met
     )
 
 
-def _origins(directories: Sequence[Path], runs: Sequence[Run]) -> list[str]:
+def _origins(directories: Sequence[Path], runs: Sequence[RunResults]) -> list[str]:
     """Lines on the commands that made the table and the runs."""
     comparisons = [one for one in map(Comparison.read, filter(_is_comparison, directories)) if one.begun]
     known = {place for one in comparisons for place in one.started()}

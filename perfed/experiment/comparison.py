@@ -25,7 +25,7 @@ from perfed.methods.titles import display_name
 from perfed.plugins import BLEND, bare_name
 from perfed.report import Gathered, Verdict, comparison_rows, gathered, verdict, write_report
 from perfed.report.curves import oracle
-from perfed.report.runs import Run as FinishedRun
+from perfed.report.run_results import RunResults
 from perfed.run.directory import RunDirectory, check_marker, marker_file, marker_of, plain, write_marker
 from perfed.run.settings import Blend
 from perfed.settings import leaves, stated
@@ -166,7 +166,7 @@ class Conclusion:
         failed: a line per method of which runs failed; the verdict's warnings have them too.
     """
 
-    runs: list[FinishedRun]
+    runs: list[RunResults]
     verdict: Verdict | None
     report: Path
     failed: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from perfed.report.comparison import ComparisonRow, Difference, compare_table, c
 from perfed.report.leaderboard import leaderboard
 from perfed.report.load_runs import Gathered, gathered, load_runs
 from perfed.report.page.write import figures, write_report
-from perfed.report.runs import reported_by, with_communication
+from perfed.report.run_results import reported_by, with_communication
 from perfed.report.tables import all_tables, first_tables
 from perfed.report.text import TextTable
 from perfed.report.verdict import Verdict, verdict

@@ -12,7 +12,7 @@ from perfed.methods.titles import display_name
 from perfed.plugins import BLEND, POOLED, SKLEARN
 from perfed.report.intervals import Chances, Gain, intervals
 from perfed.report.paired import ClientTable
-from perfed.report.runs import Run
+from perfed.report.run_results import RunResults
 from perfed.report.text import amount, listed, megabytes, short_number
 
 
@@ -95,7 +95,7 @@ def compare_methods(
     return verdicts
 
 
-def sent(runs: Sequence[Run], method: str) -> float | None:
+def sent(runs: Sequence[RunResults], method: str) -> float | None:
     """Bytes up and down in all rounds of a run of ``method``, averaged over its runs; None where a round lacks them.
 
     A blend sends what its candidates send, again in each fold, and has no number of its own.

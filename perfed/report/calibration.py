@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special  # type: ignore[import-untyped]
 
-from perfed.plugins import POOLED, SKLEARN
-from perfed.report.runs import Run, methods_of
-from perfed.run import predictions
+from perfed.report.run_results import RunResults, methods_of
 
 BINS = 10
 """Bins of equally many rows."""
@@ -40,7 +38,7 @@ class Calibration:
     seen: Numbers
 
 
-def calibrations(runs: Sequence[Run]) -> list[Calibration]:
+def calibrations(runs: Sequence[RunResults]) -> list[Calibration]:
     """Those of the methods whose finished runs kept probabilities of classes, in the order of the runs.
 
     Of two classes the probability is that of the second; of more that of the class that is predicted, and it happens
@@ -49,7 +47,7 @@ def calibrations(runs: Sequence[Run]) -> list[Calibration]:
     found = []
     for method in methods_of(runs):
         own = [run for run in runs if run.method == method and run.summary]
-        parts = [pair for run in own for pair in _said(run)]
+        parts = [pair for run in own for pair in run.predictions.probabilities]
         if parts:
             p, happened = (np.concatenate(each) for each in zip(*parts, strict=True))
             of = calibration(method, p, happened)
@@ -79,20 +77,3 @@ def calibration(method: str, p: Numbers, happened: NDArray[np.bool_]) -> Calibra
     bins = np.array_split(np.argsort(p, kind="stable"), min(BINS, len(p)))
     said, seen = (np.array([of[rows].mean() for rows in bins]) for of in (p, happened))
     return Calibration(method, float(slope), float(intercept), len(p), said, seen)
-
-
-def _said(run: Run) -> list[tuple[Numbers, NDArray[np.bool_]]]:
-    """Probabilities of a run's reported models, and whether it happened; empty where they have none."""
-    last = int(run.summary.evaluation.get("last", 1)) if run.summary else 1
-    found = []
-    for file in predictions.read(run.directory, last):
-        y, outputs = file.targets, file.outputs
-        if not np.issubdtype(y.dtype, np.integer) or outputs.ndim != 2 or outputs.shape[1] < 2:
-            continue
-        plain = run.method.startswith((SKLEARN, POOLED))
-        if plain and not np.allclose(special.logsumexp(outputs, axis=1), 0.0, atol=1e-6):
-            continue  # a model without probabilities
-        p = special.softmax(outputs, axis=1)
-        two = outputs.shape[1] == 2
-        found.append((p[:, 1], y == 1) if two else (p.max(1), outputs.argmax(1) == y))
-    return found

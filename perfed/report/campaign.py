@@ -16,7 +16,7 @@ from perfed.report.comparison import ComparisonRow, best_rows, judged_table
 from perfed.report.intervals import Gain, interval
 from perfed.report.paired import ClientTable
 from perfed.report.papers import CSV_COLUMNS, csv_of, csv_rows, escaped, label, latex_table
-from perfed.report.runs import Run, main_metric, methods_of
+from perfed.report.run_results import RunResults, main_metric, methods_of
 from perfed.report.text import UNKNOWN, TextTable, axis_title, directed_title, metric_text
 from perfed.report.verdict import Verdict
 
@@ -34,7 +34,7 @@ class Part:
     """
 
     name: str
-    runs: tuple[Run, ...]
+    runs: tuple[RunResults, ...]
     found: Verdict | None = None
     page: str = ""
     sentences: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Part:
         """One metric's rows by method."""
         return {row.method: row for row in self.rows if row.metric == metric}
 
-    def members(self, method: str) -> list[Run]:
+    def members(self, method: str) -> list[RunResults]:
         """The finished runs of a method."""
         return [run for run in self.runs if run.method == method and run.summary]
 

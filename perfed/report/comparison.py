@@ -15,7 +15,7 @@ from perfed.plugins import POOLED
 from perfed.report.against import compare_methods
 from perfed.report.intervals import FEWEST_SEEDS, Gain
 from perfed.report.paired import ClientTable
-from perfed.report.runs import Run, reported
+from perfed.report.run_results import RunResults, reported
 from perfed.report.text import UNKNOWN, TextTable, axis_title, difference_text, metric_text
 from perfed.report.verdict import Verdict
 
@@ -70,7 +70,7 @@ class ComparisonRow:
     difference: Difference | None
 
 
-def comparison_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def comparison_rows(runs: Sequence[RunResults]) -> list[dict[str, Any]]:
     """One entry per finished run: method, seed, metrics, accuracy (classification only), wall_seconds,
     virtual_time, and targets where the run had any; unfinished runs are left out.
     """
@@ -149,7 +149,7 @@ def _difference(
     return Difference(reference, seeds, mean, limited.low, limited.high)
 
 
-def judged_table(runs: Sequence[Run], found: Verdict | None) -> list[ComparisonRow]:
+def judged_table(runs: Sequence[RunResults], found: Verdict | None) -> list[ComparisonRow]:
     """:func:`compare_table` with differences to the verdict's reference.
 
     Where clients have been measured, and where there is a verdict they have, every metric's differences are paired by
@@ -182,7 +182,7 @@ def _paired(row: ComparisonRow, found: Difference, gain: Gain) -> ComparisonRow:
     return replace(row, difference=replace(found, mean=gain.mean + 0.0, low=low, high=high, over=BOTH))
 
 
-def short_table(runs: Sequence[Run], table: Sequence[ComparisonRow], metric: str) -> TextTable | None:
+def short_table(runs: Sequence[RunResults], table: Sequence[ComparisonRow], metric: str) -> TextTable | None:
     """What a reader needs first of ``metric``: mean ± std over seeds, difference [95 % interval], worst client.
 
     None where no row has it.
@@ -231,7 +231,7 @@ def best_rows(rows: Sequence[ComparisonRow]) -> frozenset[int]:
 def metric_tables(table: Sequence[ComparisonRow], reported: str) -> list[TextTable]:
     """The rows of :func:`compare_table` as text, one table per metric; accuracy in percent, differences in points.
 
-    ``reported`` says which numbers they are (:func:`perfed.report.runs.reported`).
+    ``reported`` says which numbers they are (:func:`perfed.report.run_results.reported`).
     """
     each = groupby(table, key=lambda row: row.metric)
     return [_metric_table(metric, list(rows), _title(metric, reported)) for metric, rows in each]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perfed.engine.metrics import metric_of
 from perfed.plugins import bare_name
-from perfed.report.runs import Run, methods_of, participation
+from perfed.report.run_results import RunResults, methods_of
 from perfed.run.records import Round
 
 Positions = dict[int, float]
@@ -87,7 +87,7 @@ AXES = (
 )
 
 
-def axes_of(runs: Sequence[Run], metric: str) -> list[Axis]:
+def axes_of(runs: Sequence[RunResults], metric: str) -> list[Axis]:
     """The axes that every evaluated run has kept: virtual time, which comes first, only where clients have a clock."""
     evaluated = [run for run in runs if any(metric in line.spreads for line in run.rounds)]
     found = [axis for axis in AXES if all(axis.positions(run.rounds) is not None for run in evaluated)]
@@ -98,13 +98,13 @@ def axes_of(runs: Sequence[Run], metric: str) -> list[Axis]:
     return found if evaluated else []
 
 
-def metric_curves(runs: Sequence[Run], metric: str, field: str = "mean", main: str = "") -> list[Curve]:
+def metric_curves(runs: Sequence[RunResults], metric: str, field: str = "mean", main: str = "") -> list[Curve]:
     """One per method that was evaluated: ``field`` of the metric's spread over the clients (``mean``, ``p10``, ...).
 
     Methods of which a round lacks the field are left out. ``main``: the metric that all have, for the axes.
     """
 
-    def values(run: Run) -> Positions:
+    def values(run: RunResults) -> Positions:
         spreads = {line.round: line.spreads[metric] for line in run.rounds if metric in line.spreads}
         found = {number: getattr(spread, field) for number, spread in spreads.items()}
         known = _known(found)
@@ -113,7 +113,7 @@ def metric_curves(runs: Sequence[Run], metric: str, field: str = "mean", main: s
     return _curves(runs, main or metric, values)
 
 
-def further_metrics(runs: Sequence[Run], main: str) -> list[str]:
+def further_metrics(runs: Sequence[RunResults], main: str) -> list[str]:
     """Those that were asked for beside the one that runs are compared by."""
     asked = dict.fromkeys(
         bare_name(n) for run in runs if run.summary for n in run.summary.evaluation.get("metrics", ())
@@ -121,18 +121,18 @@ def further_metrics(runs: Sequence[Run], main: str) -> list[str]:
     return [name for name in asked if name != main]
 
 
-def used_curves(runs: Sequence[Run], metric: str) -> list[Curve]:
+def used_curves(runs: Sequence[RunResults], metric: str) -> list[Curve]:
     """The percentage of the clients that have been used so far; none where nobody is ever left out."""
 
-    def values(run: Run) -> Positions:
-        found = participation(run)
-        return {} if found is None else {number: 100 * share for number, share in found.so_far.items()}
+    def values(run: RunResults) -> Positions:
+        found = run.participation
+        return {} if found is None else {number: 100 * share for number, share in found.used_shares.items()}
 
     curves = _curves(runs, metric, values)
     return curves if any((curve.values[:, 0] < 100).any() for curve in curves) else []
 
 
-def _curves(runs: Sequence[Run], metric: str, values: Callable[[Run], Positions]) -> list[Curve]:
+def _curves(runs: Sequence[RunResults], metric: str, values: Callable[[RunResults], Positions]) -> list[Curve]:
     axes, found = axes_of(runs, metric), []
     for method in methods_of(runs):
         own = [(run, of) for run in runs if run.method == method and (of := values(run))]
@@ -144,12 +144,12 @@ def _curves(runs: Sequence[Run], metric: str, values: Callable[[Run], Positions]
     return found
 
 
-def _means(axis: Axis, runs: Sequence[Run], numbers: Sequence[int]) -> NDArray[np.float64]:
+def _means(axis: Axis, runs: Sequence[RunResults], numbers: Sequence[int]) -> NDArray[np.float64]:
     positions = [axis.positions(run.rounds) or {} for run in runs]
     return np.array([float(np.mean([of[number] for of in positions])) for number in numbers])
 
 
-def oracle(runs: Sequence[Run]) -> float | None:
+def oracle(runs: Sequence[RunResults]) -> float | None:
     """Mean accuracy of who knows how the data were made, where the runs know it."""
     known = [run.summary.oracle_accuracy for run in runs if run.summary]
     there = [value for value in known if value is not None]

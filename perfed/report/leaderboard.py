@@ -10,7 +10,7 @@ from perfed.methods.titles import display_name
 from perfed.report.against import MethodVerdict, best_reference, compare_methods, sent
 from perfed.report.comparison import ComparisonRow, compare_table, comparison_rows
 from perfed.report.paired import ClientTable, holm, paired_p
-from perfed.report.runs import Run, main_metric
+from perfed.report.run_results import RunResults, main_metric
 from perfed.report.text import SAME, UNKNOWN, TextTable, axis_title, metric_text, short_number
 
 
@@ -32,7 +32,7 @@ class Standing:
     p: float | None
 
 
-def standings(runs: Sequence[Run], reference: str | None = None, metric: str | None = None) -> list[Standing]:
+def standings(runs: Sequence[RunResults], reference: str | None = None, metric: str | None = None) -> list[Standing]:
     """The finished methods in the order of ``runs``; by default under the main metric and the verdict's reference."""
     metric = metric or main_metric(runs)
     if metric is None:
@@ -48,7 +48,7 @@ def standings(runs: Sequence[Run], reference: str | None = None, metric: str | N
     return [Standing(row, megabytes[row.method], found.get(row.method), p_values.get(row.method)) for row in rows]
 
 
-def leaderboard(runs: Sequence[Run], reference: str | None = None, metric: str | None = None) -> TextTable:
+def leaderboard(runs: Sequence[RunResults], reference: str | None = None, metric: str | None = None) -> TextTable:
     """:func:`standings` as text, the best first."""
     metric = metric or main_metric(runs) or ""
     known = metric_of(metric)

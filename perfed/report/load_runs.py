@@ -9,7 +9,7 @@ from pathlib import Path
 
 from perfed.errors import PerfedError
 from perfed.plugins import bare_name
-from perfed.report.runs import Run, load_run, methods_of, reported_by
+from perfed.report.run_results import RunResults, load_run, methods_of, reported_by
 from perfed.settings import leaves, stated
 
 _FREE = {"name", "description", "method", "seed", "device", "checkpoint_seconds", "plan", "snapshots"}
@@ -27,7 +27,7 @@ class Gathered:
         remarks: what makes those that are less than comparable.
     """
 
-    runs: list[Run]
+    runs: list[RunResults]
     left_out: list[str]
     remarks: list[str]
 
@@ -37,7 +37,7 @@ class Gathered:
         return [*(f"left out: {problem}" for problem in self.left_out), *self.remarks]
 
 
-def load_runs(places: Sequence[Path]) -> list[Run]:
+def load_runs(places: Sequence[Path]) -> list[RunResults]:
     """The runs of directories all of which must stand beside each other, ordered as by :func:`gathered`.
 
     Raises:
@@ -61,7 +61,7 @@ def gathered(places: Sequence[Path]) -> Gathered:
     """
     if not places:
         raise PerfedError("no run directory given; a report needs at least one")
-    runs: list[Run] = []
+    runs: list[RunResults] = []
     left_out: list[str] = []
     for place in places:
         try:
@@ -80,7 +80,7 @@ def gathered(places: Sequence[Path]) -> Gathered:
     return Gathered(runs, left_out, _remarks(runs))
 
 
-def _misfit(run: Run, others: Sequence[Run]) -> str:
+def _misfit(run: RunResults, others: Sequence[RunResults]) -> str:
     """Why ``run`` cannot stand beside the others; empty if it can."""
     same = [other for other in others if other.method == run.method]
     for other in [*same, *others][:1]:
@@ -95,7 +95,7 @@ def _misfit(run: Run, others: Sequence[Run]) -> str:
     return ""
 
 
-def _difference(run: Run, other: Run, same_method: bool) -> str:
+def _difference(run: RunResults, other: RunResults, same_method: bool) -> str:
     """The first setting that differs: of the data, and of the same method in anything."""
     if run.summary and other.summary and run.summary.dataset != other.summary.dataset:
         return f"data set '{run.summary.dataset}', not '{other.summary.dataset}' as"
@@ -120,7 +120,7 @@ def _concerns(key: tuple[str, ...], method: str) -> bool:
     return key[0] != "methods" or len(key) < 2 or own == bare_name(key[1]) or own.startswith(f"{bare_name(key[1])}+")
 
 
-def _remarks(runs: Sequence[Run]) -> list[str]:
+def _remarks(runs: Sequence[RunResults]) -> list[str]:
     """What makes the runs less than comparable: unfinished ones, metrics that some lack, other numbers reported."""
     notes = []
     unfinished = [f"{run.method} seed {run.seed}" for run in runs if run.summary is None]

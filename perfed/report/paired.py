@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from perfed.engine.metrics import Metric
 from perfed.privacy.metrics import POOLED
-from perfed.report.runs import ClientValues, Run, main_metric, methods_of
+from perfed.report.run_results import ClientValues, RunResults, main_metric, methods_of
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ClientTable:
         return sum(found) if found else None  # type: ignore[return-value]
 
     @classmethod
-    def of(cls, runs: Sequence[Run], metric: str | None = None) -> ClientTable:
+    def of(cls, runs: Sequence[RunResults], metric: str | None = None) -> ClientTable:
         """That of the finished runs that measured clients by ``metric``; the main one if none is given."""
         metric = metric or main_metric(runs)
         asked = [(run, run.clients.by(metric)) for run in runs if run.summary and run.clients and metric]
@@ -87,13 +87,13 @@ class ClientTable:
         return known.direction * (self.of_method[method] - self.of_method[base])
 
 
-def _deviations(run: Run, metric: str) -> dict[str, float]:
+def _deviations(run: RunResults, metric: str) -> dict[str, float]:
     """Of the noise in a metric, by client or :data:`POOLED`, as the run's summary has it; empty where there is none."""
     privacy = (run.summary and run.summary.privacy) or {}
     return dict(privacy.get("noisy_metrics", {}).get("sd", {}).get(metric, {}))
 
 
-def _known(run: Run, clients: ClientValues, metric: str) -> ClientValues:
+def _known(run: RunResults, clients: ClientValues, metric: str) -> ClientValues:
     """What is known of the clients: of all of them as one, where the run has the mean over them alone."""
     if POOLED not in _deviations(run, metric):
         return clients

@@ -13,7 +13,7 @@ from perfed.engine.evaluate import ENOUGH
 from perfed.methods.presets import method_and_policy
 from perfed.methods.titles import display_name
 from perfed.report.comparison import judged_table, metric_tables, short_table
-from perfed.report.runs import ClientValues, Run, main_metric, methods_of, reported
+from perfed.report.run_results import ClientValues, RunResults, main_metric, methods_of, reported
 from perfed.report.text import UNKNOWN, TextTable, axis_title, directed_title, mean_std, metric_text
 from perfed.report.verdict import Verdict
 from perfed.report.warnings import MOSTLY, most_frequent
@@ -26,13 +26,13 @@ _UNTRAINED = "* Nobody trains on this domain: means of the outputs with the para
 _FEW = "† Fewer than ten samples: not in mean, min and max, unless there are no other domains."
 
 
-def all_tables(runs: Sequence[Run], found: Verdict | None = None) -> list[TextTable]:
+def all_tables(runs: Sequence[RunResults], found: Verdict | None = None) -> list[TextTable]:
     """Those that the runs have data for: comparison, time to accuracy, domains, slower and faster clients."""
     maybe = [target_table(runs), *domain_tables(runs), speed_table(runs, main_metric(runs))]
     return [*metric_tables(judged_table(runs, found), reported(runs)), *(table for table in maybe if table)]
 
 
-def first_tables(runs: Sequence[Run], found: Verdict | None) -> list[TextTable]:
+def first_tables(runs: Sequence[RunResults], found: Verdict | None) -> list[TextTable]:
     """Those about the metric that runs are compared by, in short, what else tells of rare classes, time to accuracy."""
     metric = main_metric(runs)
     if metric is None:
@@ -43,7 +43,7 @@ def first_tables(runs: Sequence[Run], found: Verdict | None) -> list[TextTable]:
     return [table for table in maybe if table]
 
 
-def class_table(runs: Sequence[Run]) -> TextTable | None:
+def class_table(runs: Sequence[RunResults]) -> TextTable | None:
     """Accuracy, AUC, average precision and log loss of each method, mean ± std over seeds, as far as measured.
 
     None where runs are compared by accuracy and no class is rare (:data:`perfed.report.warnings.MOSTLY`), or where
@@ -63,7 +63,7 @@ def class_table(runs: Sequence[Run]) -> TextTable | None:
     return TextTable("accuracy is not all", ["Method", *map(directed_title, names)], rows)
 
 
-def domain_tables(runs: Sequence[Run]) -> list[TextTable]:
+def domain_tables(runs: Sequence[RunResults]) -> list[TextTable]:
     """One table per metric that runs measured by domain: methods x domains, then mean, min and max over the domains.
 
     Each number is taken per run and then averaged over the seeds, the minimum over domains too (FedDAR, section 5).
@@ -73,11 +73,11 @@ def domain_tables(runs: Sequence[Run]) -> list[TextTable]:
     return [_domain_table([run for run in finished if metric in _domains(run)], metric) for metric in metrics]
 
 
-def _domains(run: Run) -> dict[str, dict[str, float]]:
+def _domains(run: RunResults) -> dict[str, dict[str, float]]:
     return run.summary.domains if run.summary else {}
 
 
-def _domain_table(runs: Sequence[Run], metric: str) -> TextTable:
+def _domain_table(runs: Sequence[RunResults], metric: str) -> TextTable:
     found = dict.fromkeys(name for run in runs for name in _domains(run)[metric])
     columns = [*(name for name in found if name not in OVER_DOMAINS), *OVER_DOMAINS]
     rows, marked = [], False
@@ -98,7 +98,7 @@ def _domain_table(runs: Sequence[Run], metric: str) -> TextTable:
     return TextTable(f"{axis_title(metric)} by domain", ["Method", *titles], rows, note)
 
 
-def _samples(runs: Sequence[Run]) -> dict[str, tuple[int, int]]:
+def _samples(runs: Sequence[RunResults]) -> dict[str, tuple[int, int]]:
     """The least and largest number of samples of each domain; runs with other seeds may have other splits."""
     found: dict[str, list[int]] = {}
     for run in runs:
@@ -148,7 +148,7 @@ def _mean(values: NDArray[np.float64]) -> float:
     return float(there.mean()) if len(there) else float("nan")
 
 
-def speed_table(runs: Sequence[Run], metric: str | None) -> TextTable | None:
+def speed_table(runs: Sequence[RunResults], metric: str | None) -> TextTable | None:
     """Rounds and metric of the slower and the faster half of the clients, one row per method, mean ± std over seeds.
 
     None where no run has clients of different speeds.
@@ -181,7 +181,7 @@ Times = dict[int, float | None]
 """Virtual time by seed, of the runs that had the target; None where it was never reached."""
 
 
-def target_table(runs: Sequence[Run]) -> TextTable | None:
+def target_table(runs: Sequence[RunResults]) -> TextTable | None:
     """One row per method, a column per target, and one per target for the speed-up over base methods.
 
     The speed-up of a method under a policy is the base method's virtual time divided by its own, for each seed in which
@@ -217,16 +217,16 @@ def _bases(methods: Sequence[str]) -> dict[str, str]:
     return {name: plain[method] for name, method in staged.items() if method in plain}
 
 
-def _fits_unused(run: Run) -> bool:
+def _fits_unused(run: RunResults) -> bool:
     participation = run.config.get("participation", {})
     return bool(participation.get("fit_unused", participation.get("policy") == "srpfl"))
 
 
-def _targets(run: Run) -> list[Target]:
+def _targets(run: RunResults) -> list[Target]:
     return (run.summary.targets or []) if run.summary else []
 
 
-def _times(runs: Sequence[Run], method: str, accuracy: float) -> Times:
+def _times(runs: Sequence[RunResults], method: str, accuracy: float) -> Times:
     members = [run for run in runs if run.method == method]
     return {run.seed: t.virtual_time for run in members for t in _targets(run) if t.accuracy == accuracy}
 

@@ -25,7 +25,7 @@ from perfed.report.against import (
 )
 from perfed.report.intervals import Chances, Gain
 from perfed.report.paired import ClientTable
-from perfed.report.runs import Run, main_metric
+from perfed.report.run_results import RunResults, main_metric
 from perfed.report.site_intervals import row_intervals
 from perfed.report.text import UNKNOWN, TextTable, amount, difference_text, listed
 from perfed.report.warnings import (
@@ -176,7 +176,7 @@ class Verdict:
         return {**asdict(self), "sentences": self.sentences}
 
 
-def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None:
+def verdict(runs: Sequence[RunResults], reference: str | None = None) -> Verdict | None:
     """Return the verdict of finished runs; None if fewer than two methods have measured clients in common.
 
     The intervals of methods are over clients and seeds (:func:`perfed.report.intervals.intervals`), and corrected for
@@ -258,7 +258,7 @@ class _Candidates:
 
 
 def _of_sites(
-    runs: Sequence[Run], values: ClientTable, metric: str, flat: Constant, ahead: Collection[str]
+    runs: Sequence[RunResults], values: ClientTable, metric: str, flat: Constant, ahead: Collection[str]
 ) -> tuple[SiteVerdict, ...]:
     known = metric_of(metric)
     found = {site: _Candidates.at(column, values, known, flat) for column, site in enumerate(values.sites)}

@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import log_softmax  # type: ignore[import-untyped]
 
 from perfed.engine.metrics import Metric, metric_of, shown
 from perfed.methods.titles import display_name
 from perfed.plugins import POOLED, SKLEARN
 from perfed.report.against import MethodVerdict
 from perfed.report.paired import ClientTable
-from perfed.report.runs import Run, first_holdings, holdings_of, methods_of
+from perfed.report.run_results import RunResults, find_federation_data, methods_of
 from perfed.report.text import amount, listed, metric_text
-from perfed.run import predictions
 
 Constant = Mapping[str, Sequence[str]]
 """By method the sites at which its models say the same of every row."""
-
-ENOUGH_ROWS = 5
-"""Test rows of a site from which on models that say the same of all have learnt nothing: few can be alike by chance."""
 
 MOSTLY = 0.8
 """Share of the most frequent class from which on accuracy may tell little."""
@@ -40,17 +34,15 @@ _PAST_BEST = (
     "Tune lr and weight_decay, or keep each client's best round: evaluation.stop = 'validated' with "
     "data.validation_fraction."
 )
-_SAME = 1e-6
 _MEANT = (SKLEARN + "majority", SKLEARN + "mean")  # what they say of everybody is what they are for
 _NO_MORE = 0.02
-_HARD = (0.0, 1.0, float(np.log(np.finfo(np.float64).tiny)))  # what models without doubts say, and its logarithms
 _FOLDS = {
     "memory": "; give a function from a seed to a federation for folds",
     "tables": "; 'folds' in [data] gives each seed test rows of its own",
 }
 
 
-def unfinished(runs: Sequence[Run], metric: str) -> list[str]:
+def unfinished(runs: Sequence[RunResults], metric: str) -> list[str]:
     """The methods whose training ended too early, or too late.
 
     Too early: with every seed the metric got better in the last quarter of the rounds, on average by more than half a
@@ -72,7 +64,7 @@ def unfinished(runs: Sequence[Run], metric: str) -> list[str]:
     return found
 
 
-def _still_better(runs: Sequence[Run], metric: str) -> str:
+def _still_better(runs: Sequence[RunResults], metric: str) -> str:
     rises = [pair for run in runs if (pair := _last_quarter(run, metric)) is not None]
     if not rises or min(rise for rise, _ in rises) <= 0:
         return ""
@@ -80,7 +72,7 @@ def _still_better(runs: Sequence[Run], metric: str) -> str:
     return f"it still gained {amount(metric, rise)}" if rise > _part(_STILL, metric, value) else ""
 
 
-def _still_learning(runs: Sequence[Run], metric: str) -> str:
+def _still_learning(runs: Sequence[RunResults], metric: str) -> str:
     """By the loss, which moves where the metric does not yet: an accuracy while a class is rare."""
     rises = [pair for run in runs if (pair := _last_quarter(run, metric)) is not None]
     losses = [own for run in runs if (own := _losses(run)) is not None]
@@ -94,7 +86,7 @@ def _still_learning(runs: Sequence[Run], metric: str) -> str:
     return "" if worse else f"its training loss still fell from {np.mean(before):.3g} to {np.mean(last):.3g}"
 
 
-def _losses(run: Run) -> tuple[float, float, float] | None:
+def _losses(run: RunResults) -> tuple[float, float, float] | None:
     """The training loss of the first round, and its means over the third and the last quarter of the rounds."""
     known = [
         (line.round, line.train_loss)
@@ -107,7 +99,7 @@ def _losses(run: Run) -> tuple[float, float, float] | None:
     return (known[0][1], float(np.mean(before)), float(np.mean(last))) if before and last else None
 
 
-def _last_quarter(run: Run, metric: str) -> tuple[float, float] | None:
+def _last_quarter(run: RunResults, metric: str) -> tuple[float, float] | None:
     """By how much the mean got better, and what it was before."""
     curve = _curve(run, metric)
     before = [number for number in curve if number <= 0.75 * max(curve)]
@@ -117,7 +109,7 @@ def _last_quarter(run: Run, metric: str) -> tuple[float, float] | None:
     return metric_of(metric).direction * (end - start), start
 
 
-def _past_best(runs: Sequence[Run], metric: str) -> str:
+def _past_best(runs: Sequence[RunResults], metric: str) -> str:
     """What the metric was at its best and what is reported, which need not be that of the last round."""
     curves = [_curve(run, metric) for run in runs if run.summary and metric in run.summary.spreads]
     ends = [run.summary.spreads[metric].mean for run in runs if run.summary and metric in run.summary.spreads]
@@ -135,7 +127,7 @@ def _past_best(runs: Sequence[Run], metric: str) -> str:
     return f"was better after round {best} ({was}) than it is at the end ({now})"
 
 
-def _curve(run: Run, metric: str) -> dict[int, float]:
+def _curve(run: RunResults, metric: str) -> dict[int, float]:
     """The mean over the clients by evaluated round."""
     return {line.round: line.spreads[metric].mean for line in run.rounds if metric in line.spreads}
 
@@ -162,7 +154,7 @@ def below(found: Sequence[MethodVerdict], base: str, metric: str) -> list[str]:
     return [f"{'; '.join(parts)}."] if parts else []
 
 
-def unequal_rounds(runs: Sequence[Run]) -> list[str]:
+def unequal_rounds(runs: Sequence[RunResults]) -> list[str]:
     """The methods whose finished runs were asked for different numbers of rounds: some went on beside the others."""
     found = []
     for method in methods_of(runs):
@@ -175,14 +167,14 @@ def unequal_rounds(runs: Sequence[Run]) -> list[str]:
     return found
 
 
-def same_rows(runs: Sequence[Run]) -> list[str]:
+def same_rows(runs: Sequence[RunResults]) -> list[str]:
     """One line where seeds differ in nothing but what training draws: clients, rows and targets are the same."""
-    by_seed: dict[int, Run] = {}
+    by_seed: dict[int, RunResults] = {}
     for run in runs:
         if run.summary:
             by_seed.setdefault(run.seed, run)
-    data = {None if (held := holdings_of(run)) is None else held.data for run in by_seed.values()}
-    rows = {predictions.marks(run.directory) for run in by_seed.values()}
+    data = {run.data for run in by_seed.values()}
+    rows = {run.predictions.marks for run in by_seed.values()}
     if len(by_seed) < 2 or len(rows) > 1 or (rows == {()} and (len(data) > 1 or data == {None})):
         return []  # without predictions the targets alone say it
     which = "training and test" if len(data - {None}) == len(data) == 1 else "test"
@@ -191,7 +183,7 @@ def same_rows(runs: Sequence[Run]) -> list[str]:
     return [f"All seeds have the same {which} rows: intervals over seeds are of the training alone{way}."]
 
 
-def one_class(runs: Sequence[Run], metric: str, values: ClientTable) -> list[str]:
+def one_class(runs: Sequence[RunResults], metric: str, values: ClientTable) -> list[str]:
     """One line where most rows are of one class and no method's accuracy says more than that.
 
     The yardstick is the mean over sites of the share that the site's most frequent class has of its training rows.
@@ -208,18 +200,18 @@ def one_class(runs: Sequence[Run], metric: str, values: ClientTable) -> list[str
     ]
 
 
-def most_frequent(runs: Sequence[Run], sites: Collection[str] = ()) -> float:
+def most_frequent(runs: Sequence[RunResults], sites: Collection[str] = ()) -> float:
     """The share of a site's most frequent class of its training rows, averaged over ``sites`` (all if none are given);
     0 where nothing is known of classes.
     """
-    held = first_holdings(runs)
+    held = find_federation_data(runs)
     clients = {} if held is None else held[1].clients
     counts = [np.array(own.classes) for site, own in clients.items() if not sites or site in sites]
     shares = [of.max() / of.sum() for of in counts if of.sum()]
     return float(np.mean(shares)) if shares else 0.0
 
 
-def without(runs: Sequence[Run], metric: str, values: ClientTable) -> list[str]:
+def without(runs: Sequence[RunResults], metric: str, values: ClientTable) -> list[str]:
     """One line for the finished methods that lack the metric, as log loss where a model has no probabilities."""
     finished = methods_of([run for run in runs if run.summary])
     lacking = [display_name(method) for method in finished if method not in values.of_method]
@@ -246,13 +238,13 @@ def few_seeds(values: ClientTable) -> list[str]:
     return []
 
 
-def doubts(runs: Sequence[Run]) -> list[str]:
+def doubts(runs: Sequence[RunResults]) -> list[str]:
     """What was found of the data beforehand: a column that holds the answer, one class written in two ways."""
-    found = first_holdings(runs)
+    found = find_federation_data(runs)
     return [] if found is None else found[1].doubts
 
 
-def spent(runs: Sequence[Run]) -> list[str]:
+def spent(runs: Sequence[RunResults]) -> list[str]:
     """What each method has spent of its privacy budget, the client that spent most, in one line; or nothing."""
     most: dict[str, float] = {}
     unit = ""
@@ -279,47 +271,20 @@ def noisy(values: ClientTable, known: Metric) -> list[str]:
     ]
 
 
-def constant(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """By method the sites, of :data:`ENOUGH_ROWS` test rows or more, at which its models say the same of every row with
-    at least half of the seeds.
+def constant(runs: Sequence[RunResults]) -> dict[str, list[str]]:
+    """Return, by method, the sites at which its models predict the same for all test rows with at least half the seeds.
 
-    What they say is compared, to 1e-6 of its size (of classes the logarithms of probabilities), and not how good it is:
-    a site whose rows are all of one class tells nothing of a model that is right of all of them, except where what it
-    says of them differs. Answers without any doubt (probabilities 0 and 1) that are right of such a site's rows are
-    not counted.
+    Sites with fewer than :data:`perfed.report.run_predictions.ENOUGH_ROWS` test rows are left out. The outputs are
+    compared, with a relative tolerance of 1e-6 (the logarithms of probabilities for classes), not the metric: if all
+    rows of a site have one class, a model that predicts it for all of them is constant only if its outputs are equal.
+    Certain outputs (probabilities 0 and 1) that are right for the rows of such a site are not counted.
     """
     times: dict[str, dict[str, list[bool]]] = {}
     for run in runs:
-        for site, same in _constant_in(run).items() if run.summary else ():
+        for site, same in run.predictions.constant.items():
             times.setdefault(run.method, {}).setdefault(site, []).append(same)
     each = {method: [site for site, of in sites.items() if 2 * sum(of) >= len(of)] for method, sites in times.items()}
     return {method: sites for method, sites in each.items() if sites}
-
-
-def _constant_in(run: Run) -> dict[str, bool]:
-    last = int(run.summary.evaluation.get("last", 1)) if run.summary else 1
-    found: dict[str, bool] = {}
-    for file in predictions.read(run.directory, last):
-        labels = np.issubdtype(file.targets.dtype, np.integer)
-        outputs = file.outputs.reshape(len(file.outputs), -1)
-        for site, _, own in file.sites():
-            if own.stop - own.start >= ENOUGH_ROWS:
-                same = _says_the_same(outputs[own], file.targets[own] if labels else None)
-                found[site] = found.get(site, True) and same
-    return found
-
-
-def _says_the_same(outputs: NDArray[np.float64], labels: NDArray[np.int64] | None) -> bool:
-    """Whether all rows of ``outputs`` ``(rows, C)`` are equal."""
-    said = outputs if labels is None else log_softmax(outputs, axis=1)
-    there = np.isfinite(said)
-    filled = np.where(there, said, 0.0)
-    if (there != there[0]).any() or np.ptp(filled, axis=0).max() > _SAME * np.abs(filled).max():
-        return False
-    if labels is None or (labels != labels[0]).any() or int(outputs[0].argmax()) != labels[0]:
-        return True
-    sure = np.isin(outputs[0][np.isfinite(outputs[0])], _HARD).all() and outputs[0].min() < outputs[0].max()
-    return not (sure or said[0].max() == 0.0)
 
 
 def learnt_nothing(found: Constant, sites: int) -> list[str]:

@@ -44,14 +44,16 @@ def written_now() -> dict[str, Any]:
     return Layout(perfed=installed_version(), format=FORMAT).model_dump()
 
 
-def layout_of(path: Path) -> Layout:
-    """Return who wrote the run in ``path``.
+def layout_of(path: Path, content: bytes | None = None) -> Layout:
+    """Return who wrote the run in ``path``, from the content of its ``version.json``, which may have been read before.
 
     Raises:
         PerfedError: its format is not one of those that are read, or what it says of itself cannot be read.
     """
     file = path / FILE
-    return readable_layout(path, checked(dict[str, Any], read_json(file), file) if file.is_file() else {}, file)
+    if content is None and not file.is_file():
+        return readable_layout(path, {}, file)
+    return readable_layout(path, checked(dict[str, Any], read_json(file, content), file), file)
 
 
 def readable_layout(path: Path, said: Mapping[str, Any], file: Path) -> Layout:

@@ -25,7 +25,7 @@ from perfed.datasets import load
 from perfed.methods.titles import display_name
 from perfed.report import first_tables, load_runs, verdict
 from perfed.report.comparison import judged_table
-from perfed.report.runs import Run
+from perfed.report.run_results import RunResults
 from perfed.report.text import TextTable
 
 METHODS = "local,flic-class,sklearn:logistic"
@@ -73,7 +73,7 @@ def done(*arguments: object) -> Outcome:
     return result
 
 
-def runs_of(comparison: Path) -> list[Run]:
+def runs_of(comparison: Path) -> list[RunResults]:
     folders = [comparison / name.replace(":", ".") for name in METHODS.split(",")]
     return load_runs([folder / f"seed-{seed}" for folder in folders for seed in (0, 1, 2)])
 

@@ -20,7 +20,7 @@ from perfed.report.page import svg
 from perfed.report.page.html import figure, grid, note, radio, section, switched, table
 from perfed.report.page.page_data import Study, file_name, thinned
 from perfed.report.page.style import Look, looks, paint
-from perfed.report.runs import Run, participation
+from perfed.report.run_results import RunResults
 from perfed.report.snapshots import load_losses
 from perfed.report.text import TextTable, directed_title
 from perfed.run.callbacks.targets import percent
@@ -88,8 +88,8 @@ class Curves:
     def ringed(self) -> set[str]:
         """Methods whose last round used everybody, unlike one before it."""
         first = {method: self.study.members(method)[0] for method in self.study.methods}
-        found = {method: participation(run) for method, run in first.items()}
-        return {method for method, of in found.items() if of is not None and of.everybody_at_the_end}
+        found = {method: run.participation for method, run in first.items()}
+        return {method for method, of in found.items() if of is not None and of.ends_with_all}
 
     def drawn(self, kind: Kind, axis: Axis, log: bool) -> str:
         """A figure of ``kind`` against ``axis``."""
@@ -243,13 +243,13 @@ def epoch_figures(study: Study) -> dict[str, str]:
     return found
 
 
-def _kept(study: Study) -> list[Run]:
+def _kept(study: Study) -> list[RunResults]:
     """The first run of each method that kept losses."""
     every = ([run for run in study.members(method) if _of_rounds(run)] for method in study.methods)
     return [runs[0] for runs in every if runs]
 
 
-def _of_rounds(run: Run) -> list[Path]:
+def _of_rounds(run: RunResults) -> list[Path]:
     """Without the preparation, which may have another loss: that of the alignment alone."""
     return [file for file in run.loss_files if file.stem != "round-0000"]
 

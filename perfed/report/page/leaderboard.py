@@ -12,7 +12,7 @@ from perfed.report.leaderboard import Standing, cells, standings
 from perfed.report.page.html import data, heading, named, note, scrolled, section, select, table
 from perfed.report.page.page_data import Study
 from perfed.report.page.verdict import share
-from perfed.report.runs import ClientValues, reported
+from perfed.report.run_results import ClientValues, reported
 from perfed.report.tables import class_table
 from perfed.report.text import UNKNOWN, axis_title, directed_title
 

@@ -13,7 +13,7 @@ from perfed.engine.metrics import Metric, metric_of
 from perfed.report.against import best_reference
 from perfed.report.page.style import Look, looks
 from perfed.report.paired import ClientTable
-from perfed.report.runs import Run, main_metric, methods_of
+from perfed.report.run_results import RunResults, main_metric, methods_of
 from perfed.report.verdict import Verdict, verdict
 
 
@@ -28,13 +28,13 @@ class Study:
         found: the verdict, if it is known already.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[RunResults, ...]
     metric: str | None
     reference: str
     found: Verdict | None = None
 
     @classmethod
-    def of(cls, runs: Sequence[Run], found: Verdict | None = None) -> Study:
+    def of(cls, runs: Sequence[RunResults], found: Verdict | None = None) -> Study:
         """All that the page is about; ``found``: the verdict, if it is known already."""
         metric = main_metric(runs)
         if metric is None:
@@ -72,7 +72,7 @@ class Study:
         """The methods that are compared with the reference."""
         return [method for method in self.table.of_method if self.reference and method != self.reference]
 
-    def members(self, method: str) -> list[Run]:
+    def members(self, method: str) -> list[RunResults]:
         """The runs of a method, by seed."""
         return [run for run in self.runs if run.method == method]
 

@@ -14,7 +14,7 @@ from perfed.report.page.heat import heat, row_names, strip
 from perfed.report.page.html import figure, grid, note, section, select, slider, switched
 from perfed.report.page.page_data import Study, file_name, thinned
 from perfed.report.page.style import paint, shade
-from perfed.report.runs import Run
+from perfed.report.run_results import RunResults
 from perfed.report.snapshots import MAX_SAMPLES, Combination, Placed, load_combination, load_snapshot, placed
 
 MOST_PANELS = 3  # rounds of embedded samples or combined heads per method, beside each other
@@ -59,13 +59,13 @@ def embedding_section(study: Study) -> str:
     )
 
 
-def _first(study: Study, has: Callable[[Run], bool]) -> dict[str, Run]:
+def _first(study: Study, has: Callable[[RunResults], bool]) -> dict[str, RunResults]:
     """The first run of each method that has something."""
     found = {m: next((run for run in study.members(m) if has(run)), None) for m in study.methods}
     return {method: run for method, run in found.items() if run is not None}
 
 
-def _embeddings(run: Run) -> Iterator[tuple[Placed, str]]:
+def _embeddings(run: RunResults) -> Iterator[tuple[Placed, str]]:
     files = run.snapshot_files
     for i in thinned(len(files), MOST_PANELS):
         found = placed(load_snapshot(files[i]))

@@ -10,7 +10,7 @@ from perfed.report.page.heat import heat, pooled
 from perfed.report.page.html import figure, grid, note, section, select, switched, table
 from perfed.report.page.page_data import Study, file_name, thinned
 from perfed.report.page.style import paint
-from perfed.report.runs import ClientValues, Participation, Run, participation
+from perfed.report.run_results import ClientValues, Participation, RunResults
 from perfed.report.tables import speed_table, target_table
 from perfed.report.text import axis_title
 from perfed.run.callbacks.targets import percent
@@ -61,7 +61,7 @@ def speed_figures(study: Study) -> dict[str, str]:
     found = {"time-to-target": _targets(study), "metric-by-speed": _by_speed(study)}
     for method in study.methods:
         run = study.members(method)[0]
-        of = participation(run)
+        of = run.participation
         if of is not None and of.partial and run.clients is not None:
             found[f"used-{file_name(method)}"] = _used(run, run.clients, of)
     return {name: drawn for name, drawn in found.items() if drawn}
@@ -139,7 +139,7 @@ def _by_speed(study: Study) -> str:
     return svg.drawing("Clients by their speed", f"{len(every)} clients of all methods and seeds", *parts)
 
 
-def _used(run: Run, clients: ClientValues, of: Participation) -> str:
+def _used(run: RunResults, clients: ClientValues, of: Participation) -> str:
     """Rounds across, clients down by speed; coloured where a client's reply was used."""
     order = np.argsort(np.where(np.isfinite(clients.seconds), clients.seconds, np.inf), kind="stable")
     left, top, width, height = 44.0, 40.0, svg.WIDTH - 58, 200.0

@@ -11,7 +11,7 @@ from perfed.report.against import MethodVerdict, sent
 from perfed.report.intervals import FEWEST_SEEDS
 from perfed.report.page.html import HINTS, details, named, note, paragraph, section
 from perfed.report.page.page_data import Study
-from perfed.report.runs import Run
+from perfed.report.run_results import RunResults
 from perfed.report.text import amount, axis_title, listed, megabytes, metric_text, short_number
 from perfed.report.verdict import Verdict
 
@@ -126,7 +126,7 @@ def _cards_of(study: Study, method: str) -> str:
     return section("verdict", "Result", f'<div class="cards">{cards}</div>', told, _glossary())
 
 
-def _metric_card(metric: str, runs: list[Run]) -> str:
+def _metric_card(metric: str, runs: list[RunResults]) -> str:
     known = metric_of(metric)
     spreads = [run.summary.spreads[metric] for run in runs if run.summary and metric in run.summary.spreads]
 

@@ -7,7 +7,7 @@ import io
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, model_validator
 
 from perfed.data.csv_text import unescaped
-from perfed.data.reading import checked, parsed, read_json, read_text, reason_of
+from perfed.data.reading import checked, decode_text, parsed, read_bytes, read_json, reason_of
 from perfed.engine.metrics import main_metric as main_of
 from perfed.engine.metrics import recall
 from perfed.errors import PerfedError
+from perfed.report.run_predictions import RunPredictions
 from perfed.run.config_edits import check_edits
 from perfed.run.directory import RunDirectory, marker_of
+from perfed.run.predictions import FOLDER, list_files, parse
 from perfed.run.records import Round, Summary
 
 Numbers = NDArray[np.float64]
@@ -72,13 +74,19 @@ class ClientValues:
         return None if found is None else replace(self, metric=metric, before=found[0], after=found[1])
 
 
-def load_clients(file: Path, settings: Mapping[str, Any]) -> ClientValues | None:
-    """What ``clients.csv`` holds of a run with these settings; None where nothing was measured.
+def load_clients(file: Path, settings: Mapping[str, Any], content: bytes | None = None) -> ClientValues | None:
+    """Return the content of the ``clients.csv`` of a run; ``None`` if the file contains no metric.
+
+    Args:
+        file: the file.
+        settings: the settings of the run.
+        content: the content of the file, if it was read before.
 
     Raises:
-        PerfedError: a line that lacks a column, or with something that is no number.
+        PerfedError: a line lacks a column, or a value is not a number.
     """
-    reader = csv.DictReader(io.StringIO(read_text(file, newline=""), newline=""))
+    text = decode_text(read_bytes(file) if content is None else content, file, newline="")
+    reader = csv.DictReader(io.StringIO(text, newline=""))
     columns = _columns(reader, file)
     names = [name.removesuffix("_after") for name in columns if name.endswith("_after")]
     evaluation = settings.get("evaluation", {})
@@ -125,10 +133,22 @@ def _number(cell: str) -> float:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run directory; ``clients`` and ``summary`` are None while the run is unfinished.
+class RunResults:
+    """The results of one run, which verdict, warnings, tables and pages share; :func:`load_run` reads them.
 
-    ``communication``: seconds per exchange, where they were set for a report.
+    Attributes:
+        directory: the directory of the run.
+        method, seed: what was run.
+        config_text: the content of ``config.toml``.
+        rounds: the lines of ``rounds.jsonl``.
+        clients: the content of ``clients.csv``; ``None`` while the run is unfinished.
+        summary: the content of ``summary.json``; ``None`` while the run is unfinished.
+        communication: the seconds per exchange, if they were changed for a report.
+        participation: which clients were used in which rounds; ``None`` if the run is unfinished or a round lacks it.
+        data: the mark of the run's data (:class:`FederationData`); ``None`` if the run has none.
+        federation_content: the content of ``federation.json``, which takes less memory than what it is parsed to.
+        blend: the weights of a blend.
+        predictions: the predictions of the reported evaluations.
     """
 
     directory: Path
@@ -139,6 +159,31 @@ class Run:
     clients: ClientValues | None
     summary: Summary | None
     communication: float | None = None
+    participation: Participation | None = None
+    data: str | None = None
+    federation_content: bytes | None = None
+    blend: BlendWeights | None = None
+    predictions: RunPredictions = field(default_factory=RunPredictions)
+
+    @cached_property
+    def federation_data(self) -> FederationData | None:
+        """What the clients have; ``None`` if the run has no ``federation.json``."""
+        return None if self.federation_content is None else _parse_federation(self.federation_content)
+
+    @property
+    def reported_evaluations(self) -> int:
+        """The number of evaluations at the end whose mean the metrics are."""
+        return int(self.summary.evaluation.get("last", 1)) if self.summary else 1
+
+    def predictions_by(self, metric: str) -> RunPredictions:
+        """Return the predictions, reduced to a metric.
+
+        If it is not the run's main metric, the files with the predictions are read again.
+        """
+        if not self.predictions.evaluations or metric == self.predictions.metric:
+            return self.predictions
+        evaluations = map(parse, list_files(self.directory, self.reported_evaluations))
+        return RunPredictions.from_evaluations(evaluations, self.method, metric)
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -171,12 +216,12 @@ class Run:
         return sorted((self.directory / "losses").glob("round-*.npz"))
 
 
-def methods_of(runs: Sequence[Run]) -> list[str]:
+def methods_of(runs: Sequence[RunResults]) -> list[str]:
     """The methods' names, each once, in the order in which they first appear."""
     return list(dict.fromkeys(run.method for run in runs))
 
 
-def reported(runs: Sequence[Run]) -> str:
+def reported(runs: Sequence[RunResults]) -> str:
     """Which numbers the summaries hold: of which models, when, on what; empty where no run says it or they differ."""
     found = {reported_by(run.summary.evaluation) for run in runs if run.summary and run.summary.evaluation}
     return found.pop() if len(found) == 1 else ""
@@ -191,7 +236,7 @@ def reported_by(settings: Mapping[str, Any]) -> str:
     return f"{who}{settings['when']} local training, {rounds}, {settings['split']} data{weights}"
 
 
-def main_metric(runs: Sequence[Run]) -> str | None:
+def main_metric(runs: Sequence[RunResults]) -> str | None:
     """Return the metric that runs are compared by, and that figures show: ``evaluation.compare_by`` where all say it,
     else accuracy where it was measured, mean squared error or C-index, or the first.
     """
@@ -202,14 +247,22 @@ def main_metric(runs: Sequence[Run]) -> str | None:
     return main_of(dict.fromkeys(names), asked.pop() if len(asked) == 1 else "")
 
 
-def load_run(directory: Path) -> Run:
-    """Read one run directory; raises :class:`PerfedError` naming the file and line that is wrong."""
-    config = directory / "config.toml"
+def load_run(directory: Path) -> RunResults:
+    """Read the results of a run; each of its files is read once.
+
+    Arrays of rounds that are only drawn (:attr:`RunResults.snapshot_files`, for example) are compared with their
+    checksums, and read again when they are drawn.
+
+    Raises:
+        PerfedError: a file cannot be read or has changed since it was written; the message names it.
+    """
+    config, summary_file = directory / "config.toml", directory / "summary.json"
     if not config.is_file():
         kind = "a search (perfed tune)" if marker_of(directory)[0] == "search" else "not a run directory"
         raise PerfedError(f"{directory}: no config.toml, so {kind}")
-    files = RunDirectory(directory)
-    text = read_text(config)
+    contents = {name: read_bytes(directory / name) for name in _FILES if (directory / name).is_file()}
+    files = RunDirectory(directory, contents)
+    text = decode_text(contents["config.toml"], config)
     try:
         settings = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -217,75 +270,103 @@ def load_run(directory: Path) -> Run:
     method, seed = settings.get("method"), settings.get("seed")
     if not isinstance(method, str) or not isinstance(seed, int):
         raise PerfedError(f"{config}: needs a top-level string 'method' and integer 'seed'")
-    rounds, clients, summary = (directory / name for name in ("rounds.jsonl", "clients.csv", "summary.json"))
-    found = checked(Summary, read_json(summary), summary) if summary.is_file() else None
-    recall(found.own_metrics if found else {})
-    run = Run(
-        directory=directory,
-        method=method,
-        seed=seed,
-        config_text=text,
-        rounds=_load_rounds(rounds) if rounds.is_file() else (),
-        clients=load_clients(clients, settings) if clients.is_file() else None,
-        summary=found,
-    )
+    content = contents.get("summary.json")
+    summary = None if content is None else checked(Summary, read_json(summary_file, content), summary_file)
+    recall(summary.own_metrics if summary else {})
+    table = contents.get("clients.csv")
+    clients = None if table is None else load_clients(directory / "clients.csv", settings, table)
+    rounds, participation = _parse_rounds(directory / "rounds.jsonl", contents.get("rounds.jsonl"), clients)
+    run = RunResults(directory, method, seed, text, rounds, clients, summary, participation=participation)
+    prediction_files = list_files(directory, run.reported_evaluations) if summary else []
+    contents |= {f"{FOLDER}/{file.name}": read_bytes(file) for file in prediction_files}
     check_edits(files)
     files.refuse_damage()
-    return run
+    federation = contents.get("federation.json")
+    data = None if federation is None else _parse_federation(federation)
+    evaluations = (parse(file, contents[f"{FOLDER}/{file.name}"]) for file in prediction_files)
+    return replace(
+        run,
+        data=None if data is None else data.data,
+        federation_content=None if data is None else federation,
+        blend=_parse_blend(contents.get("blend.json")),
+        predictions=RunPredictions.from_evaluations(evaluations, method, main_metric([run])),
+    )
 
 
-def _load_rounds(file: Path) -> tuple[Round, ...]:
-    text = read_text(file)
+_FILES = (
+    "config.toml",
+    "version.json",
+    "summary.json",
+    "clients.csv",
+    "rounds.jsonl",
+    "federation.json",
+    "blend.json",
+)
+
+
+def _parse_rounds(
+    file: Path, content: bytes | None, clients: ClientValues | None
+) -> tuple[tuple[Round, ...], Participation | None]:
+    """Return the lines of ``rounds.jsonl``, and which clients they name as participants if all of them do."""
+    text = "" if content is None else decode_text(content, file)
     lines = text.splitlines()
     if lines and not text.endswith("\n"):
         lines.pop()  # a killed run may leave half a line; resuming it writes the line again
-    return tuple(
-        checked(Round, parsed(text, file, line), file, line) for line, text in enumerate(lines, 1) if text.strip()
-    )
+    numbers = {} if clients is None else {site: number for number, site in enumerate(clients.ids)}
+    rounds: list[Round] = []
+    used: list[NDArray[np.uint8]] = []
+    for line, text in enumerate(lines, 1):
+        if text.strip():
+            values = parsed(text, file, line)
+            rounds.append(checked(Round, values, file, line))
+            names = values.get("participants")
+            if isinstance(names, list) and all(isinstance(name, str) for name in names):
+                row = np.zeros(len(numbers), dtype=bool)
+                row[[numbers[name] for name in names if name in numbers]] = True
+                used.append(np.packbits(row))
+    if clients is None or not rounds or len(used) < len(rounds):
+        return tuple(rounds), None
+    return tuple(rounds), Participation(tuple(line.round for line in rounds), clients.ids, np.stack(used))
 
 
 @dataclass(frozen=True)
 class Participation:
-    """``used`` ``(rounds, clients)`` says whose replies were used in the rounds ``rounds``; clients are ``ids``."""
+    """Which clients' replies were used in which rounds.
+
+    Attributes:
+        rounds: the numbers of the rounds.
+        ids: the ids of the clients.
+        bits: ``(rounds, clients / 8)``, one bit for each client (:func:`numpy.packbits`), which takes little memory.
+    """
 
     rounds: tuple[int, ...]
     ids: tuple[str, ...]
-    used: NDArray[np.bool_]
+    bits: NDArray[np.uint8]
+
+    @property
+    def used(self) -> NDArray[np.bool_]:
+        """Whether the reply of a client was used in a round, ``(rounds, clients)``."""
+        return np.unpackbits(self.bits, axis=1, count=len(self.ids)).astype(bool)
 
     @property
     def partial(self) -> bool:
-        """Whether some round left somebody out."""
+        """Whether some client was not used in some round."""
         return not bool(self.used.all())
 
     @property
-    def so_far(self) -> dict[int, float]:
-        """Share of the clients that have been used by the end of each round."""
+    def used_shares(self) -> dict[int, float]:
+        """The share of the clients that have been used by the end of each round, by its number."""
         shares = np.maximum.accumulate(self.used, axis=0).mean(1)
         return dict(zip(self.rounds, shares.tolist(), strict=True))
 
     @property
-    def everybody_at_the_end(self) -> bool:
-        """Whether the last round used everybody and some round before did not."""
+    def ends_with_all(self) -> bool:
+        """Whether the last round used all clients, and an earlier round did not."""
         return self.partial and bool(self.used[-1].all())
 
 
-def participation(run: Run) -> Participation | None:
-    """That of a finished run; None where a round does not say it."""
-    if run.clients is None or not run.rounds:
-        return None
-    place = {name: number for number, name in enumerate(run.clients.ids)}
-    used = np.zeros((len(run.rounds), len(place)), dtype=bool)
-    with (run.directory / "rounds.jsonl").open(encoding="utf-8") as file:
-        for row, text in zip(range(len(run.rounds)), file, strict=False):
-            there = json.loads(text).get("participants")
-            if not isinstance(there, list) or not all(isinstance(name, str) for name in there):
-                return None
-            used[row, [place[name] for name in there if name in place]] = True
-    return Participation(tuple(line.round for line in run.rounds), run.clients.ids, used)
-
-
-class Held(BaseModel):
-    """What a client holds; ``classes`` and ``domains`` count its training rows of each."""
+class ClientData(BaseModel):
+    """The number of rows of a client by split, of inputs, of training rows by class and domain, and of columns."""
 
     rows: dict[str, int]
     inputs: int = 0
@@ -294,39 +375,77 @@ class Held(BaseModel):
     columns: dict[str, int] = {}
 
 
-class Holdings(BaseModel):
-    """Every client of a run; ``data`` is the same for the same data only, ``doubts`` are about them, a line each."""
+class FederationData(BaseModel):
+    """The content of ``federation.json``: what the clients of a run have.
+
+    Attributes:
+        data: a mark that only the same data have.
+        classes, domains: the names of the classes and domains.
+        doubts: a line on each doubt about the data.
+        clients: what each client has.
+    """
 
     data: str
     classes: list[str]
     domains: list[str]
     doubts: list[str] = []
-    clients: dict[str, Held]
+    clients: dict[str, ClientData]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for held in self.clients.values():
-            for counts, names in ((held.classes, self.classes), (held.domains, self.domains)):
+        for client in self.clients.values():
+            for counts, names in ((client.classes, self.classes), (client.domains, self.domains)):
                 if counts and len(counts) != len(names):
                     raise ValueError("a client has a number for every class and domain, or none")
         return self
 
 
-def holdings_of(run: Run) -> Holdings | None:
-    """Who held what in a run; None where it did not keep that, as older ones, or where it cannot be read."""
-    file = Path(run.directory) / "federation.json"
+def _parse_federation(content: bytes) -> FederationData | None:
+    """Return the content of ``federation.json``; ``None`` if it is damaged, and has no checksum."""
     try:
-        return Holdings.model_validate(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError):
+        return FederationData.model_validate(json.loads(content))
+    except (ValueError, RecursionError):
         return None
 
 
-def first_holdings(runs: Sequence[Run]) -> tuple[Run, Holdings] | None:
-    """Those of the first run that kept them."""
-    return next(((run, found) for run in runs if (found := holdings_of(run)) is not None), None)
+def find_federation_data(runs: Sequence[RunResults]) -> tuple[RunResults, FederationData] | None:
+    """Return the first run that has ``federation.json``, and its content; ``None`` if no run has it."""
+    return next(((run, data) for run in runs if (data := run.federation_data) is not None), None)
 
 
-def with_communication(run: Run, seconds: float) -> Run:
+@dataclass(frozen=True)
+class BlendWeights:
+    """The content of ``blend.json``: the weights of a blend's candidates.
+
+    Attributes:
+        names: the candidates.
+        pooled: the weights that all sites have together ``(K,)``.
+        sites: the ids of the sites.
+        by_site: the weights of each site ``(sites, K)``.
+        keep_local: the sites that use only their best local model, because the blend erred more on their held-out rows.
+    """
+
+    names: tuple[str, ...]
+    pooled: NDArray[np.float64]
+    sites: tuple[str, ...]
+    by_site: NDArray[np.float64]
+    keep_local: tuple[str, ...] = ()
+
+
+def _parse_blend(content: bytes | None) -> BlendWeights | None:
+    """Return the content of ``blend.json``; ``None`` if the run has none, or it is damaged and has no checksum."""
+    try:
+        values = json.loads(content or b"")
+        names = tuple(values["candidates"])
+        by_site = np.array([[float(weights[name]) for name in names] for weights in values["sites"].values()])
+        pooled = np.array([float(values["pooled"][name]) for name in names])
+        keep_local = tuple(map(str, values.get("keep_own", ())))
+        return BlendWeights(names, pooled, tuple(values["sites"]), by_site.reshape(-1, len(names)), keep_local)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def with_communication(run: RunResults, seconds: float) -> RunResults:
     """``run`` as if every exchange had cost ``seconds``: virtual times of rounds, targets and clients move.
 
     Who is used does not depend on a cost that all replies have, except under a deadline.
