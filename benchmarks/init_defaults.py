@@ -129,7 +129,7 @@ def measured(folder: Path, metric: str) -> dict[str, Any]:
         0), of these the ``same`` whose means are in the same order with ``init``'s settings, and ``against``: those
         told apart in both, the other way round.
     """
-    tables = [ClientTable.of(_runs(folder / place), metric) for place in ("init", "chosen")]
+    tables = [ClientTable.from_runs(_runs(folder / place), metric) for place in ("init", "chosen")]
     names = [name for name in tables[0].of_method if name in tables[1].of_method]
     means = [{name: table.mean(name) for name in names} for table in tables]
     known, apart, same, against = metric_of(metric), 0, 0, 0

@@ -1,4 +1,4 @@
-"""Read run directories: everything that a report shows, checked once, with the place of any error."""
+"""The results of a run: the files of its directory that reports use, each read and checked once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pydantic import BaseModel, model_validator
 
 from perfed.data.csv_text import unescaped
 from perfed.data.reading import checked, decode_text, parsed, read_bytes, read_json, reason_of
-from perfed.engine.metrics import main_metric as main_of
+from perfed.engine.metrics import main_metric as choose_metric
 from perfed.engine.metrics import recall
 from perfed.errors import PerfedError
 from perfed.report.run_predictions import RunPredictions
@@ -33,16 +33,17 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ClientValues:
-    """``clients.csv``: arrays ``(clients,)`` float64 in the order of ``ids``, NaN where something is not known.
+    """The content of ``clients.csv``: arrays ``(clients,)`` float64 in the order of ``ids``, NaN for missing values.
 
     Attributes:
-        metric: that ``before`` and ``after`` are of: the one that runs are compared by, unless another is asked for.
+        metric: the name of the metric of ``before`` and ``after``: by default the one by which runs are compared.
         before, after: the metric before and after local training.
-        rounds: how often the client took part.
-        seconds: mean virtual seconds of its replies.
-        weights: of the clients in means over them; None where all count alike.
+        rounds: the number of rounds in which the client took part.
+        seconds: the mean virtual time of its replies in seconds.
+        when: which of the two is reported, ``before`` or ``after``.
+        weights: the weights of the clients in means over them; ``None`` if all are equal.
         measured: every metric before and after local training, by name.
-        samples: ``n_train`` and ``n_test``; empty where the file lacks them.
+        samples: ``n_train`` and ``n_test``; empty if the file lacks them.
     """
 
     metric: str
@@ -58,20 +59,20 @@ class ClientValues:
 
     @property
     def reported(self) -> Numbers:
-        """The metric that the summary is about, before or after local training as ``when`` says."""
+        """The metric that the summary reports, before or after local training."""
         return self.before if self.when == "before" else self.after
 
     @property
-    def timed(self) -> bool:
+    def has_speeds(self) -> bool:
         """Whether the clients have different speeds."""
         return len(np.unique(self.seconds[np.isfinite(self.seconds)])) > 1
 
-    def by(self, metric: str) -> ClientValues | None:
-        """The same of another metric; None where it was not measured."""
+    def select_metric(self, metric: str) -> ClientValues | None:
+        """Return the values with another metric; ``None`` if it was not measured."""
         if metric == self.metric:
             return self
-        found = (self.measured or {}).get(metric)
-        return None if found is None else replace(self, metric=metric, before=found[0], after=found[1])
+        moments = (self.measured or {}).get(metric)
+        return None if moments is None else replace(self, metric=metric, before=moments[0], after=moments[1])
 
 
 def load_clients(file: Path, settings: Mapping[str, Any], content: bytes | None = None) -> ClientValues | None:
@@ -87,10 +88,10 @@ def load_clients(file: Path, settings: Mapping[str, Any], content: bytes | None 
     """
     text = decode_text(read_bytes(file) if content is None else content, file, newline="")
     reader = csv.DictReader(io.StringIO(text, newline=""))
-    columns = _columns(reader, file)
+    columns = _read_header(reader, file)
     names = [name.removesuffix("_after") for name in columns if name.endswith("_after")]
     evaluation = settings.get("evaluation", {})
-    metric = main_of(dict.fromkeys(names), str(evaluation.get("compare_by", "")))
+    metric = choose_metric(dict.fromkeys(names), str(evaluation.get("compare_by", "")))
     if metric is None:
         return None
     optional = [name for name in ("rounds", "seconds", "n_train", "n_test") if name in columns]
@@ -100,14 +101,14 @@ def load_clients(file: Path, settings: Mapping[str, Any], content: bytes | None 
     try:
         for row in reader:
             ids.append(unescaped(row["id"]))
-            values.append([_number(row[name]) for name in (*needed, *optional)])
+            values.append([_parse_cell(row[name]) for name in (*needed, *optional)])
     except (AttributeError, KeyError, TypeError, ValueError, csv.Error) as error:
         needs = f"needs columns id, {metric}_before and {metric}_after holding numbers or nothing"
         raise PerfedError(f"{file}, line {reader.line_num}: {needs} ({reason_of(error)})") from error
     table = np.array(values, dtype=np.float64).reshape(len(ids), len(needed) + len(optional))
-    found = {name: table[:, place] for place, name in enumerate((*needed, *optional))}
-    measured = {name: (found[f"{name}_before"], found[f"{name}_after"]) for name in names}
-    rounds, seconds = (found.get(name, np.full(len(ids), np.nan)) for name in ("rounds", "seconds"))
+    arrays = {name: table[:, place] for place, name in enumerate((*needed, *optional))}
+    measured = {name: (arrays[f"{name}_before"], arrays[f"{name}_after"]) for name in names}
+    rounds, seconds = (arrays.get(name, np.full(len(ids), np.nan)) for name in ("rounds", "seconds"))
     return ClientValues(
         metric,
         tuple(ids),
@@ -115,20 +116,20 @@ def load_clients(file: Path, settings: Mapping[str, Any], content: bytes | None 
         rounds,
         seconds,
         when="after" if evaluation.get("when") == "after" else "before",
-        weights=found.get("n_test") if evaluation.get("weights") == "samples" else None,
+        weights=arrays.get("n_test") if evaluation.get("weights") == "samples" else None,
         measured=measured,
-        samples={name: found[name] for name in ("n_train", "n_test") if name in found},
+        samples={name: arrays[name] for name in ("n_train", "n_test") if name in arrays},
     )
 
 
-def _columns(reader: csv.DictReader[str], file: Path) -> Sequence[str]:
+def _read_header(reader: csv.DictReader[str], file: Path) -> Sequence[str]:
     try:
         return reader.fieldnames or []
     except csv.Error as error:
         raise PerfedError(f"{file}, line 1: is no CSV ({error})") from None
 
 
-def _number(cell: str) -> float:
+def _parse_cell(cell: str) -> float:
     return float("nan") if cell == "" else float(cell)
 
 
@@ -167,7 +168,7 @@ class RunResults:
 
     @cached_property
     def federation_data(self) -> FederationData | None:
-        """What the clients have; ``None`` if the run has no ``federation.json``."""
+        """The content of ``federation.json``; ``None`` if the run has none."""
         return None if self.federation_content is None else _parse_federation(self.federation_content)
 
     @property
@@ -187,48 +188,50 @@ class RunResults:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The tables of ``config.toml``."""
+        """The settings in ``config.toml``."""
         return tomllib.loads(self.config_text)
 
     @property
-    def clocked(self) -> bool:
-        """Whether virtual time is seconds: without a clock it is the number of rounds."""
+    def has_clock(self) -> bool:
+        """Whether virtual time is in seconds; without a clock it is the number of rounds."""
         return any(line.virtual_time is not None and line.virtual_time != line.round for line in self.rounds)
 
     @property
     def snapshot_files(self) -> list[Path]:
-        """The snapshots' files, earliest round first."""
+        """The files with snapshots of embedded samples, in the order of the rounds."""
         return sorted((self.directory / "snapshots").glob("round-*.npz"))
 
     @property
     def snapshot_split(self) -> str:
-        """Whose samples the snapshots show: ``train`` or ``test``."""
+        """The split of the samples in the snapshots, ``train`` or ``test``."""
         return str(self.config.get("snapshots", {}).get("split", "train"))
 
     @property
     def combination_files(self) -> list[Path]:
-        """The files with weights of combined heads, earliest round first."""
+        """The files with weights of combined heads, in the order of the rounds."""
         return sorted((self.directory / "combination").glob("round-*.npz"))
 
     @property
     def loss_files(self) -> list[Path]:
-        """The files with losses of local epochs, earliest round first."""
+        """The files with losses of local epochs, in the order of the rounds."""
         return sorted((self.directory / "losses").glob("round-*.npz"))
 
 
-def methods_of(runs: Sequence[RunResults]) -> list[str]:
-    """The methods' names, each once, in the order in which they first appear."""
+def list_methods(runs: Sequence[RunResults]) -> list[str]:
+    """Return the names of the methods, each once, in the order in which they first appear."""
     return list(dict.fromkeys(run.method for run in runs))
 
 
-def reported(runs: Sequence[RunResults]) -> str:
-    """Which numbers the summaries hold: of which models, when, on what; empty where no run says it or they differ."""
-    found = {reported_by(run.summary.evaluation) for run in runs if run.summary and run.summary.evaluation}
-    return found.pop() if len(found) == 1 else ""
+def describe_reported_values(runs: Sequence[RunResults]) -> str:
+    """Return which values all summaries report (:func:`describe_evaluation`); empty if the runs differ."""
+    descriptions = {
+        describe_evaluation(run.summary.evaluation) for run in runs if run.summary and run.summary.evaluation
+    }
+    return descriptions.pop() if len(descriptions) == 1 else ""
 
 
-def reported_by(settings: Mapping[str, Any]) -> str:
-    """Which numbers a run with this ``[evaluation]`` table reports."""
+def describe_evaluation(settings: Mapping[str, Any]) -> str:
+    """Return a text on the values that runs with these settings of ``[evaluation]`` report: of whom, when, on what."""
     last = int(settings["last"])
     rounds = "last round" if last == 1 else f"mean of the last {last} evaluated rounds"
     who = "" if settings["who"] == "all" else "participants, "
@@ -237,14 +240,16 @@ def reported_by(settings: Mapping[str, Any]) -> str:
 
 
 def main_metric(runs: Sequence[RunResults]) -> str | None:
-    """Return the metric that runs are compared by, and that figures show: ``evaluation.compare_by`` where all say it,
-    else accuracy where it was measured, mean squared error or C-index, or the first.
+    """Return the metric by which runs are compared, and which figures show; ``None`` if nothing was measured.
+
+    This is ``evaluation.compare_by`` if all runs have the same setting and it was measured; otherwise accuracy, mean
+    squared error or C-index, whichever was measured, or the first metric.
     """
     names = [name for run in runs if run.summary for name in run.summary.spreads]
     names += [name for run in runs for line in run.rounds for name in line.spreads]
     names += [run.clients.metric for run in runs if run.clients]
-    asked = {str(run.config.get("evaluation", {}).get("compare_by", "")) for run in runs}
-    return main_of(dict.fromkeys(names), asked.pop() if len(asked) == 1 else "")
+    settings = {str(run.config.get("evaluation", {}).get("compare_by", "")) for run in runs}
+    return choose_metric(dict.fromkeys(names), settings.pop() if len(settings) == 1 else "")
 
 
 def load_run(directory: Path) -> RunResults:
@@ -445,19 +450,20 @@ def _parse_blend(content: bytes | None) -> BlendWeights | None:
         return None
 
 
-def with_communication(run: RunResults, seconds: float) -> RunResults:
-    """``run`` as if every exchange had cost ``seconds``: virtual times of rounds, targets and clients move.
+def change_communication(run: RunResults, seconds: float) -> RunResults:
+    """Return the results as if every exchange had taken ``seconds`` for communication.
 
-    Who is used does not depend on a cost that all replies have, except under a deadline.
+    The virtual times of rounds, targets and clients are shifted. The clients used remain the same, since all replies
+    take equally longer; this does not hold under a deadline.
 
     Raises:
-        PerfedError: a cost that is negative or not finite, a run under a deadline, or one that did not keep the number
-            of exchanges of its rounds.
+        PerfedError: ``seconds`` is negative or not finite, the run has a deadline, or its rounds lack the number of
+            exchanges.
     """
     if not (isfinite(seconds) and seconds >= 0):
         raise PerfedError(f"--communication must be a finite number, at least 0 (given: {seconds})")
     settings = run.config
-    more = seconds - settings.get("clock", {}).get("communication", 0.0)
+    extra = seconds - settings.get("clock", {}).get("communication", 0.0)
     if settings.get("participation", {}).get("policy") == "deadline":
         raise PerfedError(f"{run.directory}: under a deadline communication changes who is used; run it again")
     later, exchanges, rounds = {}, 0, []
@@ -467,7 +473,7 @@ def with_communication(run: RunResults, seconds: float) -> RunResults:
         if line.exchanges is None or line.virtual_time is None:
             raise PerfedError(f"{run.directory}: rounds.jsonl lacks exchanges or virtual_time in round {line.round}")
         exchanges += line.exchanges
-        later[line.round] = more * exchanges
+        later[line.round] = extra * exchanges
         rounds.append(line.model_copy(update={"virtual_time": line.virtual_time + later[line.round]}))
     summary, clients = run.summary, run.clients
     if summary is not None:
@@ -480,5 +486,5 @@ def with_communication(run: RunResults, seconds: float) -> RunResults:
         total = rounds[-1].virtual_time if rounds else summary.virtual_time
         summary = summary.model_copy(update={"targets": targets, "virtual_time": total})
     if clients is not None:
-        clients = replace(clients, seconds=clients.seconds + more)
+        clients = replace(clients, seconds=clients.seconds + extra)
     return replace(run, rounds=tuple(rounds), summary=summary, clients=clients, communication=seconds)

@@ -31,7 +31,7 @@ from perfed.report.page.html import (
 from perfed.report.page.page_data import Study, file_name, thinned
 from perfed.report.page.style import Look, paint
 from perfed.report.run_results import ClientData, FederationData, find_federation_data
-from perfed.report.text import UNKNOWN, axis_title, metric_text, short_number
+from perfed.report.text import UNKNOWN, axis_title, format_metric, format_short
 
 FIRST_ROWS = 10  # that are shown; the others are folded away
 MOST_NAMES = 6  # of classes or domains of a client
@@ -78,7 +78,7 @@ def _measured(metric: str, values: Any, place: Mapping[str, int]) -> Callable[[s
     means = np.where(there, values, 0).sum(0) / np.maximum(there.sum(0), 1)
 
     def cell(site: str) -> str | None:
-        return metric_text(metric, float(means[place[site]])) if there[:, place[site]].any() else None
+        return format_metric(metric, float(means[place[site]])) if there[:, place[site]].any() else None
 
     return cell
 
@@ -302,8 +302,8 @@ def _interval(study: Study, name: str, gain: Gain, x: svg.Scale, at: float) -> s
 def _gain(study: Study, gain: Gain) -> str:
     metric = str(study.metric)
     if gain.low is None or gain.high is None:
-        return f"{short_number(metric, gain.mean, '+')} (no interval)"
-    mean, low, high = (short_number(metric, value, "+") for value in (gain.mean, gain.low, gain.high))
+        return f"{format_short(metric, gain.mean, '+')} (no interval)"
+    mean, low, high = (format_short(metric, value, "+") for value in (gain.mean, gain.low, gain.high))
     return f"{mean} ({low} to {high})"
 
 

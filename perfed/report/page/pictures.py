@@ -15,7 +15,14 @@ from perfed.report.page.html import figure, grid, note, section, select, slider,
 from perfed.report.page.page_data import Study, file_name, thinned
 from perfed.report.page.style import paint, shade
 from perfed.report.run_results import RunResults
-from perfed.report.snapshots import MAX_SAMPLES, Combination, Placed, load_combination, load_snapshot, placed
+from perfed.report.snapshots import (
+    MAX_SAMPLES,
+    Combination,
+    PlacedSamples,
+    load_combination,
+    load_snapshot,
+    place_samples,
+)
 
 MOST_PANELS = 3  # rounds of embedded samples or combined heads per method, beside each other
 MOST_STEPS = 40  # rounds of combined heads per method
@@ -65,15 +72,15 @@ def _first(study: Study, has: Callable[[RunResults], bool]) -> dict[str, RunResu
     return {method: run for method, run in found.items() if run is not None}
 
 
-def _embeddings(run: RunResults) -> Iterator[tuple[Placed, str]]:
+def _embeddings(run: RunResults) -> Iterator[tuple[PlacedSamples, str]]:
     files = run.snapshot_files
     for i in thinned(len(files), MOST_PANELS):
-        found = placed(load_snapshot(files[i]))
+        found = place_samples(load_snapshot(files[i]))
         if found is not None:
             yield found, _embedding(run.method, found)
 
 
-def _embedding(method: str, of: Placed) -> str:
+def _embedding(method: str, of: PlacedSamples) -> str:
     """Samples as dots in the colours of their classes, anchors as diamonds."""
     where = f"{display_name(method)}, {f'round {of.round}' if of.round else 'before round 1'}"
     everything = np.concatenate([of.points, of.anchors])
@@ -94,7 +101,7 @@ def _embedding(method: str, of: Placed) -> str:
     return svg.drawing(f"Embedded samples: {where}", told, *parts, height=SIDE + 14)
 
 
-def _names(of: Placed, classes: Sequence[int], x: svg.Scale, y: svg.Scale) -> list[str]:
+def _names(of: PlacedSamples, classes: Sequence[int], x: svg.Scale, y: svg.Scale) -> list[str]:
     """The numbers of the classes, above their anchors or in their middle, each on a ground of its own."""
     grounds, numbers = [], []
     for label in classes:
@@ -151,7 +158,7 @@ def picture_figures(study: Study) -> dict[str, str]:
     found: dict[str, str] = {}
     for method, run in _first(study, lambda run: bool(run.snapshot_files)).items():
         with suppress(PerfedError):
-            last = placed(load_snapshot(run.snapshot_files[-1]))
+            last = place_samples(load_snapshot(run.snapshot_files[-1]))
             found |= {f"embedding-{file_name(method)}": _embedding(method, last)} if last else {}
     for method, run in _first(study, lambda run: bool(run.combination_files)).items():
         with suppress(PerfedError):

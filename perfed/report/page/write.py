@@ -26,7 +26,7 @@ from perfed.report.page.reproduce import reproduce_section
 from perfed.report.page.speeds import speed_figures, speeds_section
 from perfed.report.page.style import write_page
 from perfed.report.page.verdict import verdict_section
-from perfed.report.run_results import RunResults, methods_of
+from perfed.report.run_results import RunResults, list_methods
 from perfed.report.text import listed
 from perfed.report.verdict import Verdict
 
@@ -49,7 +49,7 @@ def write_report(
         out: the file.
         title: of the page.
         command: that made the runs.
-        left_out: lines on what is not in the page (:func:`perfed.report.load_runs.gathered`).
+        left_out: lines on what is not in the page (:func:`perfed.report.load_runs.gather_runs`).
         found: the verdict on the runs, if it is known already.
     """
     study = Study.of(runs, found)
@@ -109,7 +109,7 @@ def _left_out(study: Study, lines: Sequence[str]) -> str:
 
 def facts(runs: Sequence[RunResults]) -> str:
     """What the runs are of, in a line."""
-    methods, seeds = methods_of(runs), sorted({run.seed for run in runs})
+    methods, seeds = list_methods(runs), sorted({run.seed for run in runs})
     clients = sorted({len(run.clients.ids) for run in runs if run.clients})
     trained = [run for run in runs if run.summary is None or run.summary.rounds]  # the others have no rounds
     done = sorted({run.rounds[-1].round if run.rounds else 0 for run in trained})
