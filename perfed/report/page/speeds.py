@@ -109,7 +109,7 @@ def _by_speed(study: Study) -> str:
     found: dict[str, list[tuple[float, float, str]]] = {}
     for run in study.runs:
         values = run.clients.select_metric(str(study.metric)) if run.clients and study.metric else None
-        if values is not None and values.timed:
+        if values is not None and values.has_speeds:
             there = np.flatnonzero(np.isfinite(values.seconds) & np.isfinite(values.reported) & (values.seconds > 0))
             own = found.setdefault(run.method, [])
             own += [
