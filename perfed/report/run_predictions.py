@@ -7,7 +7,7 @@ are reduced while the run is loaded.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +29,7 @@ MOST_GROUPS = 100
 _TOLERANCE = 1e-6
 _CERTAIN = (0.0, 1.0, float(np.log(np.finfo(np.float64).tiny)))  # outputs of models without doubts, and logarithms
 
+Arrays = tuple[NDArray[Any], ...]
 Values = NDArray[np.float64]
 Probabilities = tuple[Values, NDArray[np.bool_]]
 """Probabilities ``(rows,)`` of an event, and whether it occurred."""
@@ -47,7 +48,7 @@ class SitePredictions:
 
     mark: int
     metric: str
-    parts: tuple[tuple[NDArray[Any], ...], ...]
+    parts: tuple[Arrays, ...]
 
     @property
     def rows(self) -> int:
@@ -85,32 +86,22 @@ class SitePredictions:
 
 
 @dataclass(frozen=True)
-class _Evaluation:
-    """The rows of one evaluation; site number i has the rows up to ``ends[i]``."""
-
-    numbers: dict[str, int]
-    ends: NDArray[np.int64]
-    marks: NDArray[np.uint32]
-    arrays: tuple[NDArray[Any], ...]
-
-    def rows_of(self, number: int) -> slice:
-        return slice(int(self.ends[number - 1]) if number else 0, int(self.ends[number]))
-
-
-@dataclass(frozen=True)
 class RunPredictions:
     """The predictions of a finished run for the test rows of all sites.
 
     Attributes:
         metric: the metric to which the predictions are reduced; ``None`` if the run measured none.
+        marks: the id and mark of each site in the last evaluation.
         constant: whether the predictions are the same for all rows, by site with :data:`ENOUGH_ROWS` rows or more.
         probabilities: the probabilities of each evaluation; an empty list if the outputs are no probabilities.
+        parts: the mark of each site, and the parts of :class:`SitePredictions`.
     """
 
     metric: str | None = None
+    marks: tuple[tuple[str, int], ...] = ()
     constant: dict[str, bool] = field(default_factory=dict)
     probabilities: list[Probabilities] = field(default_factory=list)
-    evaluations: list[_Evaluation] = field(default_factory=list)
+    parts: dict[str, tuple[int, tuple[Arrays, ...]]] = field(default_factory=dict)
 
     @classmethod
     def from_evaluations(cls, evaluations: Iterable[Predictions], method: str, metric: str | None) -> RunPredictions:
@@ -121,35 +112,27 @@ class RunPredictions:
             method: the method of the run.
             metric: the metric by which runs are compared.
         """
-        constant: dict[str, bool] = {}
-        probabilities: list[Probabilities] = []
-        reduced: list[_Evaluation] = []
+        result = cls(metric)
         for predictions in evaluations:
-            for site, is_constant in _find_constant(predictions).items():
-                constant[site] = constant.get(site, True) and is_constant
-            pair = _compute_probabilities(predictions, method)
-            probabilities += [] if pair is None else [pair]
-            numbers = {site: number for number, site in enumerate(predictions.ids)}
             arrays = () if metric is None else _reduce(predictions, metric)
-            reduced.append(_Evaluation(numbers, np.cumsum(predictions.counts), predictions.marks, arrays))
-        return cls(metric, constant, probabilities, reduced)
-
-    @property
-    def marks(self) -> tuple[tuple[str, int], ...]:
-        """The site and mark of each site in the last evaluation; empty if there are no predictions."""
-        return tuple((s, int(last.marks[i])) for last in self.evaluations[-1:] for s, i in last.numbers.items())
+            for site, mark, rows in predictions.sites():
+                earlier = result.parts[site][1] if site in result.parts else ()
+                result.parts[site] = mark, (*earlier, tuple(array[rows] for array in arrays))
+            for site, is_constant in _find_constant(predictions).items():
+                result.constant[site] = result.constant.get(site, True) and is_constant
+            pair = _compute_probabilities(predictions, method)
+            result.probabilities.extend([] if pair is None else [pair])
+            result = replace(result, marks=tuple(zip(predictions.ids, predictions.marks.tolist(), strict=True)))
+        return result
 
     def at_site(self, site: str) -> SitePredictions | None:
         """Return the predictions for the test rows of a site; ``None`` if there are none."""
-        evaluations = [one for one in self.evaluations if self.metric and site in one.numbers]
-        if not evaluations or self.metric is None:
+        if self.metric is None or site not in self.parts:
             return None
-        mark = int(evaluations[-1].marks[evaluations[-1].numbers[site]])
-        parts = [tuple(array[one.rows_of(one.numbers[site])] for array in one.arrays) for one in evaluations]
-        return SitePredictions(mark, self.metric, tuple(parts))
+        return SitePredictions(self.parts[site][0], self.metric, self.parts[site][1])
 
 
-def _reduce(predictions: Predictions, metric: str) -> tuple[NDArray[Any], ...]:
+def _reduce(predictions: Predictions, metric: str) -> Arrays:
     """Return the values of a metric that is a mean over rows, else targets and outputs, in float32 if that is exact."""
     values_of_rows = metric_of(metric).rows
     if values_of_rows is not None:

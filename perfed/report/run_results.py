@@ -181,7 +181,7 @@ class RunResults:
 
         If it is not the run's main metric, the files with the predictions are read again.
         """
-        if not self.predictions.evaluations or metric == self.predictions.metric:
+        if not self.predictions.parts or metric == self.predictions.metric:
             return self.predictions
         evaluations = map(parse, list_files(self.directory, self.reported_evaluations))
         return RunPredictions.from_evaluations(evaluations, self.method, metric)
@@ -197,24 +197,13 @@ class RunResults:
         return any(line.virtual_time is not None and line.virtual_time != line.round for line in self.rounds)
 
     @property
-    def snapshot_files(self) -> list[Path]:
-        """The files with snapshots of embedded samples, in the order of the rounds."""
-        return sorted((self.directory / "snapshots").glob("round-*.npz"))
-
-    @property
     def snapshot_split(self) -> str:
         """The split of the samples in the snapshots, ``train`` or ``test``."""
         return str(self.config.get("snapshots", {}).get("split", "train"))
 
-    @property
-    def combination_files(self) -> list[Path]:
-        """The files with weights of combined heads, in the order of the rounds."""
-        return sorted((self.directory / "combination").glob("round-*.npz"))
-
-    @property
-    def loss_files(self) -> list[Path]:
-        """The files with losses of local epochs, in the order of the rounds."""
-        return sorted((self.directory / "losses").glob("round-*.npz"))
+    def list_arrays(self, folder: str) -> list[Path]:
+        """Return the files with arrays of rounds in a folder (``snapshots``, ``combination``, ``losses``), in order."""
+        return sorted((self.directory / folder).glob("round-*.npz"))
 
 
 def list_methods(runs: Sequence[RunResults]) -> list[str]:
@@ -255,8 +244,8 @@ def main_metric(runs: Sequence[RunResults]) -> str | None:
 def load_run(directory: Path) -> RunResults:
     """Read the results of a run; each of its files is read once.
 
-    Arrays of rounds that are only drawn (:attr:`RunResults.snapshot_files`, for example) are compared with their
-    checksums, and read again when they are drawn.
+    Arrays of rounds that are only drawn (:meth:`RunResults.list_arrays`) are compared with their checksums, and read
+    again when they are drawn.
 
     Raises:
         PerfedError: a file cannot be read or has changed since it was written; the message names it.
@@ -298,15 +287,7 @@ def load_run(directory: Path) -> RunResults:
     )
 
 
-_FILES = (
-    "config.toml",
-    "version.json",
-    "summary.json",
-    "clients.csv",
-    "rounds.jsonl",
-    "federation.json",
-    "blend.json",
-)
+_FILES = ["config.toml", "version.json", "summary.json", "clients.csv", "rounds.jsonl", "federation.json", "blend.json"]
 
 
 def _parse_rounds(

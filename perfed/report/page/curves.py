@@ -260,7 +260,7 @@ def _kept(study: Study) -> list[RunResults]:
 
 def _of_rounds(run: RunResults) -> list[Path]:
     """Without the preparation, which may have another loss: that of the alignment alone."""
-    return [file for file in run.loss_files if file.stem != "round-0000"]
+    return [file for file in run.list_arrays("losses") if file.stem != "round-0000"]
 
 
 def _drawn(method: str, courses: Courses) -> str:

@@ -40,7 +40,7 @@ _SPLITS = {"train": "training", "test": "test"}
 
 def embedding_section(study: Study) -> str:
     """t-SNE of the samples that runs kept, per method through training; those that align to anchors first."""
-    firsts = _first(study, lambda run: bool(run.snapshot_files))
+    firsts = _first(study, lambda run: bool(run.list_arrays("snapshots")))
     if not firsts:
         return ""
     panels, lines, anchored = {}, [], {}
@@ -73,7 +73,7 @@ def _first(study: Study, has: Callable[[RunResults], bool]) -> dict[str, RunResu
 
 
 def _embeddings(run: RunResults) -> Iterator[tuple[PlacedSamples, str]]:
-    files = run.snapshot_files
+    files = run.list_arrays("snapshots")
     for i in thinned(len(files), MOST_PANELS):
         found = place_samples(load_snapshot(files[i]))
         if found is not None:
@@ -119,9 +119,9 @@ def combination_section(study: Study) -> str:
     """Weights with which a method combined the clients' heads, as a heat map; of many rounds, with a slider."""
     parts: list[str] = []
     lines: list[str] = []
-    for method, run in _first(study, lambda run: bool(run.combination_files)).items():
+    for method, run in _first(study, lambda run: bool(run.list_arrays("combination"))).items():
         try:
-            files = run.combination_files
+            files = run.list_arrays("combination")
             rounds = [load_combination(files[i]) for i in thinned(len(files), MOST_STEPS)]
         except PerfedError as error:
             lines.append(note(f"Left out: {error}"))
@@ -156,13 +156,13 @@ def _heat_map(method: str, of: Combination, top: float) -> str:
 def picture_figures(study: Study) -> dict[str, str]:
     """By name: embedded samples in the last round kept, weights of up to three combinations; none of broken files."""
     found: dict[str, str] = {}
-    for method, run in _first(study, lambda run: bool(run.snapshot_files)).items():
+    for method, run in _first(study, lambda run: bool(run.list_arrays("snapshots"))).items():
         with suppress(PerfedError):
-            last = place_samples(load_snapshot(run.snapshot_files[-1]))
+            last = place_samples(load_snapshot(run.list_arrays("snapshots")[-1]))
             found |= {f"embedding-{file_name(method)}": _embedding(method, last)} if last else {}
-    for method, run in _first(study, lambda run: bool(run.combination_files)).items():
+    for method, run in _first(study, lambda run: bool(run.list_arrays("combination"))).items():
         with suppress(PerfedError):
-            files = run.combination_files
+            files = run.list_arrays("combination")
             rounds = [load_combination(files[i]) for i in thinned(len(files), MOST_PANELS)]
             top = max(float(one.weights.max()) for one in rounds) or 1.0
             for one in rounds:
