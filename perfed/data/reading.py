@@ -152,7 +152,8 @@ def read_arrays(
         PerfedError: the file cannot be read, or lacks one of ``names``.
     """
     try:
-        with file.open("rb") if content is None else io.BytesIO(content) as opened:
+        source: BinaryIO = file.open("rb") if content is None else io.BytesIO(content)
+        with source as opened:
             refuse_unpacked(file, opened)
             opened.seek(0)
             with np.load(opened, allow_pickle=False) as archive:

@@ -272,7 +272,7 @@ def load_run(directory: Path) -> RunResults:
     rounds, participation = _parse_rounds(directory / "rounds.jsonl", contents.get("rounds.jsonl"), clients)
     run = RunResults(directory, method, seed, text, rounds, clients, summary, participation=participation)
     prediction_files = list_files(directory, run.reported_evaluations) if summary else []
-    contents |= {f"{FOLDER}/{file.name}": read_bytes(file) for file in prediction_files}
+    contents |= {f"{FOLDER}/{file.name}": read_bytes(file) for file in prediction_files}  # ``files`` uses them, too
     check_edits(files)
     files.refuse_damage()
     federation = contents.get("federation.json")
