@@ -7,8 +7,9 @@ are reduced while the run is loaded.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
+from sys import intern
 from typing import Any
 
 import numpy as np
@@ -86,22 +87,34 @@ class SitePredictions:
 
 
 @dataclass(frozen=True)
+class _Evaluation:
+    """The reduced predictions of one evaluation; arrays of sites take much less memory than one object per site."""
+
+    sites: dict[str, int]
+    ends: NDArray[np.int64]
+    marks: NDArray[np.uint32]
+    arrays: Arrays
+
+    def part(self, site: str) -> Arrays:
+        number = self.sites[site]
+        return tuple(array[self.ends[number - 1] if number else 0 : self.ends[number]] for array in self.arrays)
+
+
+@dataclass(frozen=True)
 class RunPredictions:
     """The predictions of a finished run for the test rows of all sites.
 
     Attributes:
         metric: the metric to which the predictions are reduced; ``None`` if the run measured none.
-        marks: the id and mark of each site in the last evaluation.
         constant: whether the predictions are the same for all rows, by site with :data:`ENOUGH_ROWS` rows or more.
         probabilities: the probabilities of each evaluation; an empty list if the outputs are no probabilities.
-        parts: the mark of each site, and the parts of :class:`SitePredictions`.
+        evaluations: the reduced predictions of each evaluation.
     """
 
     metric: str | None = None
-    marks: tuple[tuple[str, int], ...] = ()
     constant: dict[str, bool] = field(default_factory=dict)
     probabilities: list[Probabilities] = field(default_factory=list)
-    parts: dict[str, tuple[int, tuple[Arrays, ...]]] = field(default_factory=dict)
+    evaluations: list[_Evaluation] = field(default_factory=list)
 
     @classmethod
     def from_evaluations(cls, evaluations: Iterable[Predictions], method: str, metric: str | None) -> RunPredictions:
@@ -114,22 +127,27 @@ class RunPredictions:
         """
         result = cls(metric)
         for predictions in evaluations:
+            sites = {intern(site): number for number, site in enumerate(predictions.ids)}
             arrays = () if metric is None else _reduce(predictions, metric)
-            for site, mark, rows in predictions.sites():
-                earlier = result.parts[site][1] if site in result.parts else ()
-                result.parts[site] = mark, (*earlier, tuple(array[rows] for array in arrays))
+            result.evaluations.append(_Evaluation(sites, np.cumsum(predictions.counts), predictions.marks, arrays))
             for site, is_constant in _find_constant(predictions).items():
-                result.constant[site] = result.constant.get(site, True) and is_constant
+                result.constant[intern(site)] = result.constant.get(site, True) and is_constant
             pair = _compute_probabilities(predictions, method)
             result.probabilities.extend([] if pair is None else [pair])
-            result = replace(result, marks=tuple(zip(predictions.ids, predictions.marks.tolist(), strict=True)))
         return result
+
+    @property
+    def marks(self) -> tuple[tuple[str, int], ...]:
+        """The id and mark of each site in the last evaluation."""
+        return tuple(pair for e in self.evaluations[-1:] for pair in zip(e.sites, e.marks.tolist(), strict=True))
 
     def at_site(self, site: str) -> SitePredictions | None:
         """Return the predictions for the test rows of a site; ``None`` if there are none."""
-        if self.metric is None or site not in self.parts:
+        evaluations = [evaluation for evaluation in self.evaluations if site in evaluation.sites]
+        if self.metric is None or not evaluations:
             return None
-        return SitePredictions(self.parts[site][0], self.metric, self.parts[site][1])
+        mark = int(evaluations[-1].marks[evaluations[-1].sites[site]])
+        return SitePredictions(mark, self.metric, tuple(evaluation.part(site) for evaluation in evaluations))
 
 
 def _reduce(predictions: Predictions, metric: str) -> Arrays:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
+from sys import intern
 from typing import Any, Self
 
 import numpy as np
@@ -100,7 +101,7 @@ def load_clients(file: Path, settings: Mapping[str, Any], content: bytes | None 
     values: list[list[float]] = []
     try:
         for row in reader:
-            ids.append(unescaped(row["id"]))
+            ids.append(intern(unescaped(row["id"])))  # runs have the same ids: a single string for each
             values.append([_parse_cell(row[name]) for name in (*needed, *optional)])
     except (AttributeError, KeyError, TypeError, ValueError, csv.Error) as error:
         needs = f"needs columns id, {metric}_before and {metric}_after holding numbers or nothing"
@@ -147,7 +148,8 @@ class RunResults:
         communication: the seconds per exchange, if they were changed for a report.
         participation: which clients were used in which rounds; ``None`` if the run is unfinished or a round lacks it.
         data: the mark of the run's data (:class:`FederationData`); ``None`` if the run has none.
-        federation_content: the content of ``federation.json``, which takes less memory than what it is parsed to.
+        federation_text: the content of ``federation.json``. Unlike the parsed content it takes little memory, and runs
+            with the same data share it.
         blend: the weights of a blend.
         predictions: the predictions of the reported evaluations.
     """
@@ -162,14 +164,14 @@ class RunResults:
     communication: float | None = None
     participation: Participation | None = None
     data: str | None = None
-    federation_content: bytes | None = None
+    federation_text: str | None = None
     blend: BlendWeights | None = None
     predictions: RunPredictions = field(default_factory=RunPredictions)
 
     @cached_property
     def federation_data(self) -> FederationData | None:
         """The content of ``federation.json``; ``None`` if the run has none."""
-        return None if self.federation_content is None else _parse_federation(self.federation_content)
+        return None if self.federation_text is None else _parse_federation(self.federation_text.encode())
 
     @property
     def reported_evaluations(self) -> int:
@@ -181,7 +183,7 @@ class RunResults:
 
         If it is not the run's main metric, the files with the predictions are read again.
         """
-        if not self.predictions.parts or metric == self.predictions.metric:
+        if not self.predictions.evaluations or metric == self.predictions.metric:
             return self.predictions
         evaluations = map(parse, list_files(self.directory, self.reported_evaluations))
         return RunPredictions.from_evaluations(evaluations, self.method, metric)
@@ -275,13 +277,13 @@ def load_run(directory: Path) -> RunResults:
     contents |= {f"{FOLDER}/{file.name}": read_bytes(file) for file in prediction_files}  # ``files`` uses them, too
     check_edits(files)
     files.refuse_damage()
-    federation = contents.get("federation.json")
-    data = None if federation is None else _parse_federation(federation)
+    federation = contents.get("federation.json", b"")
+    data = _parse_federation(federation)
     evaluations = (parse(file, contents[f"{FOLDER}/{file.name}"]) for file in prediction_files)
     return replace(
         run,
         data=None if data is None else data.data,
-        federation_content=None if data is None else federation,
+        federation_text=None if data is None else intern(federation.decode()),
         blend=_parse_blend(contents.get("blend.json")),
         predictions=RunPredictions.from_evaluations(evaluations, method, main_metric([run])),
     )
@@ -389,7 +391,7 @@ class FederationData(BaseModel):
 def _parse_federation(content: bytes) -> FederationData | None:
     """Return the content of ``federation.json``; ``None`` if it is damaged, and has no checksum."""
     try:
-        return FederationData.model_validate(json.loads(content))
+        return FederationData.model_validate(json.loads(content.decode()))
     except (ValueError, RecursionError):
         return None
 
