@@ -27,7 +27,7 @@ from perfed.engine.metrics import metric_of
 from perfed.report import load_runs
 from perfed.report.against import needs_no_federation
 from perfed.report.paired import ClientTable
-from perfed.report.runs import Run
+from perfed.report.run_results import RunResults
 from perfed.report.verdict import WORTH, verdict
 
 FOLDS = 5
@@ -118,7 +118,7 @@ def main(name: str, out: Path) -> None:
             plan={"engine": "stacked", "threads": 1},
         )
     runs = load_runs(sorted(file.parent for file in out.rglob("summary.json")))
-    values = ClientTable.of(runs, metric)
+    values = ClientTable.from_runs(runs, metric)
     direction, known = metric_of(metric).direction, [m for m in methods if m in values.of_method]
     alone = [needs_no_federation(method) for method in known]
     print(f"{name}, {metric}, {len(values.sites)} sites, {np.mean(values.rows):.0f} test rows each")
@@ -126,7 +126,7 @@ def main(name: str, out: Path) -> None:
         got, own = [], []
         for seen, new in permutations(range(FOLDS), 2):
             told = replace(values, of_method={m: v[[seen]] for m, v in values.of_method.items()})
-            score = np.nan_to_num(direction * np.stack([told.shrunk(m, worth) for m in known]), nan=-np.inf)
+            score = np.nan_to_num(direction * np.stack([told.shrink_to_mean(m, worth) for m in known]), nan=-np.inf)
             tested = np.stack([values.of_method[m][new] for m in known])
             at = np.arange(len(values.sites))
             got.append(tested[score.argmax(0), at])
@@ -141,7 +141,7 @@ def main(name: str, out: Path) -> None:
 
 
 def follow(
-    told_of: str, runs: list[Run], values: ClientTable, direction: int, pairs: list[tuple[int | None, int]]
+    told_of: str, runs: list[RunResults], values: ClientTable, direction: int, pairs: list[tuple[int | None, int]]
 ) -> None:
     """Print what sites get that do as the verdict says of fold ``seen`` (None: of all but the new one)."""
     got, own, shared = [], [], 0

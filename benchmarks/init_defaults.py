@@ -31,7 +31,7 @@ from perfed.report import load_runs
 from perfed.report.against import needs_no_federation
 from perfed.report.intervals import interval
 from perfed.report.paired import ClientTable
-from perfed.report.runs import Run, main_metric
+from perfed.report.run_results import RunResults, main_metric
 
 KEPT = Path(__file__).parent.parent / "docs" / "results" / "init-defaults.json"
 SEEDS = "0..2"
@@ -129,7 +129,7 @@ def measured(folder: Path, metric: str) -> dict[str, Any]:
         0), of these the ``same`` whose means are in the same order with ``init``'s settings, and ``against``: those
         told apart in both, the other way round.
     """
-    tables = [ClientTable.of(_runs(folder / place), metric) for place in ("init", "chosen")]
+    tables = [ClientTable.from_runs(_runs(folder / place), metric) for place in ("init", "chosen")]
     names = [name for name in tables[0].of_method if name in tables[1].of_method]
     means = [{name: table.mean(name) for name in names} for table in tables]
     known, apart, same, against = metric_of(metric), 0, 0, 0
@@ -154,7 +154,7 @@ def ahead(folder: Path, place: str) -> dict[str, list[str]]:
     }
 
 
-def _runs(folder: Path) -> list[Run]:
+def _runs(folder: Path) -> list[RunResults]:
     return load_runs(sorted(file.parent for file in folder.rglob("summary.json")))
 
 

@@ -43,7 +43,7 @@ from perfed.methods.titles import display_name
 from perfed.report import load_runs
 from perfed.report.against import best_reference, compare_methods
 from perfed.report.paired import ClientTable
-from perfed.report.text import metric_text
+from perfed.report.text import format_metric
 
 ROOT = Path(__file__).parent.parent
 ACCURACY = metric_of("accuracy")
@@ -178,12 +178,12 @@ def client_table(runs: Sequence[dict[str, Any]]) -> ClientTable:
 
 def _cells(of: ClientTable, method: str, base: str) -> list[str]:
     means = of.of_method[method].mean(1)
-    mean = f"{metric_text('accuracy', means.mean())} ± {metric_text('accuracy', means.std(ddof=1))}"
+    mean = f"{format_metric('accuracy', means.mean())} ± {format_metric('accuracy', means.std(ddof=1))}"
     if method == base:
         return [mean, ""]
     gain = compare_methods(base, of, ACCURACY)[method].gain
     assert gain.low is not None and gain.high is not None
-    middle, low, high = (metric_text("accuracy", v, "+").replace("-", "−") for v in (gain.mean, gain.low, gain.high))
+    middle, low, high = (format_metric("accuracy", v, "+").replace("-", "−") for v in (gain.mean, gain.low, gain.high))
     return [mean, f"{middle} [{low}, {high}]"]
 
 

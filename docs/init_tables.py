@@ -10,7 +10,7 @@ from markdown_tables import table
 
 from perfed.engine.metrics import metric_of
 from perfed.methods.titles import display_name
-from perfed.report.text import metric_text
+from perfed.report.text import format_metric
 
 FILE = Path(__file__).parent / "results/init-defaults.json"
 COMMAND = "python benchmarks/init_defaults.py DIR"
@@ -45,5 +45,5 @@ def _verdict(said: dict[str, list[str]]) -> str:
 def _means(name: str, metric: str, of: dict[str, Any]) -> str:
     """Best first, as when tuned."""
     order = sorted(of["tuned"], key=lambda method: -metric_of(metric).direction * of["tuned"][method])
-    rows = [[display_name(m), *(metric_text(metric, of[place][m]) for place in ("init", "tuned"))] for m in order]
+    rows = [[display_name(m), *(format_metric(metric, of[place][m]) for place in ("init", "tuned"))] for m in order]
     return table([f"{name}, {TITLES[metric]}", "as init wrote it", "tuned"], rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 from markdown_tables import table
 
 from perfed.methods.titles import display_name
-from perfed.report.text import metric_text
+from perfed.report.text import format_metric
 
 FILE = Path(__file__).parent / "results/sweeps.json"
 # Name -> whose figure it is, in small.
@@ -40,4 +40,4 @@ def markdown() -> str:
 
 
 def _cell(mean: float, deviation: float) -> str:
-    return f"{metric_text('accuracy', mean)} ± {metric_text('accuracy', deviation)}"
+    return f"{format_metric('accuracy', mean)} ± {format_metric('accuracy', deviation)}"

@@ -205,18 +205,18 @@ def partition_command(
     """Say who holds how many samples of which class and domain."""
     from perfed.cli.execution import chosen_experiment
     from perfed.cli.table import print_table
-    from perfed.report.partition import ClassTable, counted_tables, write_partition_page
+    from perfed.report.partition import ClassTable, count_tables, write_partition_page
 
     checked = chosen_experiment(experiment, with_seed(settings, seed))
     with alone_on_stdout(as_json):
-        held = ClassTable.of(checked.data.load(checked.seed, data_dir))
+        held = ClassTable.from_federation(checked.data.load(checked.seed, data_dir))
         if show:
             out = out or default_out(f"partition-{checked.name}").with_suffix(".html")
         picture = None if out is None else write_partition_page(held, out)
         if as_json:
             return print_json({**held.to_dict(), "picture": None if picture is None else str(picture)})
         say(held.summary())
-        for table in counted_tables(held) if show else ():
+        for table in count_tables(held) if show else ():
             print_table(table)
         if picture is not None:
             say_where("picture", picture)

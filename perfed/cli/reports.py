@@ -17,13 +17,13 @@ from perfed.errors import PerfedError
 from perfed.experiment.comparison import Comparison, Conclusion
 from perfed.experiment.study import Study
 from perfed.methods.titles import meant
-from perfed.report import verdict, with_communication, write_report
+from perfed.report import change_communication, verdict, write_report
 from perfed.report.campaign import Part, campaign_csv, grids
-from perfed.report.comparison import judged_table
-from perfed.report.load_runs import Gathered, gathered
+from perfed.report.comparison import compare_with_reference
+from perfed.report.load_runs import GatheredRuns, gather_runs
 from perfed.report.page.campaign import sweep_figures
 from perfed.report.papers import csv_text, latex, latex_file
-from perfed.report.runs import Run, main_metric, methods_of
+from perfed.report.run_results import RunResults, list_methods, main_metric
 from perfed.run.directory import marker_of
 from perfed.system import write_atomic
 
@@ -41,9 +41,9 @@ def report_all(
     files.check()
     with alone_on_stdout(show.as_json):
         places, empty = _places(directories)
-        found = gathered(places)
+        found = gather_runs(places)
         found = replace(found, left_out=[*empty, *found.left_out])
-        runs = found.runs if communication is None else [with_communication(run, communication) for run in found.runs]
+        runs = found.runs if communication is None else [change_communication(run, communication) for run in found.runs]
         reference = _reference(reference, runs)
         concluded = _concluded(directories, replace(found, runs=runs), reference, communication, files.out)
         for note in found.notes:
@@ -108,16 +108,20 @@ def _is_comparison(directory: Path) -> bool:
     return marker_of(directory)[0] == "comparison"
 
 
-def _reference(given: str | None, runs: Sequence[Run]) -> str | None:
+def _reference(given: str | None, runs: Sequence[RunResults]) -> str | None:
     """The method that ``--reference`` means."""
-    done = methods_of([run for run in runs if run.summary])
+    done = list_methods([run for run in runs if run.summary])
     if given is None or (found := meant(given, done)):
         return given and found
     raise PerfedError(f"--reference {given}: there is no finished run of it; there are: {', '.join(done) or 'none'}")
 
 
 def _concluded(
-    directories: Sequence[Path], given: Gathered, reference: str | None, communication: float | None, out: Path | None
+    directories: Sequence[Path],
+    given: GatheredRuns,
+    reference: str | None,
+    communication: float | None,
+    out: Path | None,
 ) -> Conclusion:
     """Write the page; of a comparison alone ``comparison.json`` too."""
     (first, *others), runs = directories, given.runs
@@ -141,7 +145,7 @@ def _write(files: Files, directories: Sequence[Path], found: Conclusion, all_met
     """The files for papers; their paths."""
     name = next((str(run.config["name"]) for run in found.runs if "name" in run.config), "")
     name = name or next((run.summary.dataset for run in found.runs if run.summary), "")
-    table, metric = judged_table(found.runs, found.verdict), main_metric(found.runs)
+    table, metric = compare_with_reference(found.runs, found.verdict), main_metric(found.runs)
     rows = table if all_metrics else [row for row in table if row.metric == metric]
     return write_files(
         files,
@@ -151,7 +155,7 @@ def _write(files: Files, directories: Sequence[Path], found: Conclusion, all_met
     )
 
 
-def _origins(directories: Sequence[Path], runs: Sequence[Run]) -> list[str]:
+def _origins(directories: Sequence[Path], runs: Sequence[RunResults]) -> list[str]:
     """Lines on the commands that made the table and the runs."""
     comparisons = [one for one in map(Comparison.read, filter(_is_comparison, directories)) if one.begun]
     known = {place for one in comparisons for place in one.started()}

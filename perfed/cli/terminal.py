@@ -20,10 +20,10 @@ from perfed.experiment.published import Leaderboard
 from perfed.experiment.search import Choice, Search
 from perfed.experiment.study import Study
 from perfed.methods.titles import display_name
-from perfed.report import TextTable, all_tables, comparison_rows, first_tables, reported_by
+from perfed.report import TextTable, all_tables, comparison_rows, describe_evaluation, first_tables
 from perfed.report.board import Figure, board_notes
 from perfed.report.campaign import Part, campaign_rows, grids
-from perfed.report.comparison import judged_table
+from perfed.report.comparison import compare_with_reference
 from perfed.report.text import UNKNOWN, axis_title
 from perfed.run.callbacks.targets import described
 from perfed.run.directory import plain
@@ -82,7 +82,7 @@ def _say_oracle(accuracy: float, over: str) -> None:
 
 def _summary_tables(summary: dict[str, Any]) -> list[TextTable]:
     """Metrics over the clients, and those of each domain."""
-    by = f": {reported_by(summary['evaluation'])}" if summary.get("evaluation") else ""
+    by = f": {describe_evaluation(summary['evaluation'])}" if summary.get("evaluation") else ""
     header = ["", "mean", "std over clients", "worst client", "10 % worst", "best client"]
     rows, notes = [], []
     for name, values in summary["metrics"].items():
@@ -148,7 +148,7 @@ def print_conclusion(found: Conclusion, show: Shown, **more: Any) -> None:
 def _conclusion(found: Conclusion) -> dict[str, Any]:
     return {
         "runs": comparison_rows(found.runs),
-        "table": [asdict(row) for row in judged_table(found.runs, found.verdict)],
+        "table": [asdict(row) for row in compare_with_reference(found.runs, found.verdict)],
         "verdict": None if found.verdict is None else found.verdict.to_dict(),
         "oracle_accuracy": found.oracle,
         "report": found.report,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +33,30 @@ def read_text(file: Path, newline: str | None = None) -> str:
     Raises:
         PerfedError: it cannot be read.
     """
+    return decode_text(read_bytes(file), file, newline)
+
+
+def read_bytes(file: Path) -> bytes:
+    """Return the content of ``file``.
+
+    Raises:
+        PerfedError: it cannot be read.
+    """
     try:
-        with file.open(encoding="utf-8", newline=newline) as opened:
-            return opened.read()
-    except (OSError, UnicodeDecodeError) as error:
+        return file.read_bytes()
+    except OSError as error:
+        raise PerfedError(f"{file}: cannot be read: {reason_of(error)}") from None
+
+
+def decode_text(content: bytes, file: Path, newline: str | None = None) -> str:
+    """Return the content of the text file ``file`` as a string; ``newline`` as in :func:`read_text`.
+
+    Raises:
+        PerfedError: it is not UTF-8.
+    """
+    try:
+        return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", newline=newline).read()
+    except UnicodeDecodeError as error:
         raise PerfedError(f"{file}: cannot be read: {reason_of(error)}") from None
 
 
@@ -70,13 +91,13 @@ def place(file: Path, line: int | None) -> str:
     return f"{file}" if line is None else f"{file}, line {line}"
 
 
-def read_json(file: Path) -> Any:
-    """Content of a JSON file.
+def read_json(file: Path, content: bytes | None = None) -> Any:
+    """Return the values in a JSON file, whose ``content`` may have been read before.
 
     Raises:
-        PerfedError: it cannot be read, or is none.
+        PerfedError: it cannot be read, or is no JSON file.
     """
-    return parsed(read_text(file), file)
+    return parsed(decode_text(read_bytes(file) if content is None else content, file), file)
 
 
 def seal(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,24 +133,32 @@ def _hash_content(content: Mapping[str, Any]) -> str:
 
 
 def read_arrays(
-    file: Path, names: Sequence[str] | None = None, optional: Sequence[str] = (), fault: str = "cannot be read"
+    file: Path,
+    names: Sequence[str] | None = None,
+    optional: Sequence[str] = (),
+    fault: str = "cannot be read",
+    content: bytes | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """Those arrays of an ``.npz`` file; the others are not read, and pickled objects never are.
+    """Return arrays of an ``.npz`` file; other arrays are not read, and pickled objects are refused.
 
     Args:
         file: the file.
-        names: of arrays that it must have; ``None``: all that there are.
-        optional: of those that it may have.
-        fault: what is said of one that is no such file.
+        names: names of arrays that the file must have; ``None`` for all arrays in it.
+        optional: names of arrays that it may have.
+        fault: the problem that the message states if the file is not an ``.npz`` file.
+        content: the content of the file, if it was read before.
 
     Raises:
-        PerfedError: it cannot be read, or lacks one of ``names``.
+        PerfedError: the file cannot be read, or lacks one of ``names``.
     """
     try:
-        refuse_unpacked(file)
-        with np.load(file, allow_pickle=False) as held:
-            wanted = held if names is None else (*names, *(name for name in optional if name in held))
-            return {name: held[name] for name in wanted}
+        source: BinaryIO = file.open("rb") if content is None else io.BytesIO(content)
+        with source as opened:
+            refuse_unpacked(file, opened)
+            opened.seek(0)
+            with np.load(opened, allow_pickle=False) as archive:
+                requested = archive if names is None else (*names, *(name for name in optional if name in archive))
+                return {name: archive[name] for name in requested}
     except PerfedError:
         raise
     except FileNotFoundError:
@@ -138,15 +167,19 @@ def read_arrays(
         raise PerfedError(f"{file}: {fault}: {reason_of(error)}") from None
 
 
-def refuse_unpacked(file: Path) -> None:
-    """Stop before an archive is read that memory cannot hold: a few packed bytes can stand for very many.
+def refuse_unpacked(file: Path, opened: BinaryIO | None = None) -> None:
+    """Refuse an archive that memory cannot hold, before it is unpacked: a few packed bytes can stand for very many.
+
+    Args:
+        file: the archive.
+        opened: the same file, if it is open already.
 
     Raises:
         PerfedError: its members would take more than this machine's memory.
         OSError, zipfile.BadZipFile: it is no archive.
     """
-    with zipfile.ZipFile(file) as held:
-        needed = sum(member.file_size for member in held.infolist())
+    with zipfile.ZipFile(opened or file) as archive:
+        needed = sum(member.file_size for member in archive.infolist())
     there = memory()
     if there is not None and needed > there:
         raise PerfedError(

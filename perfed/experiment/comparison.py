@@ -23,9 +23,9 @@ from perfed.experiment.start import is_done, start
 from perfed.methods.presets import method_and_policy
 from perfed.methods.titles import display_name
 from perfed.plugins import BLEND, bare_name
-from perfed.report import Gathered, Verdict, comparison_rows, gathered, verdict, write_report
+from perfed.report import GatheredRuns, Verdict, comparison_rows, gather_runs, verdict, write_report
 from perfed.report.curves import oracle
-from perfed.report.runs import Run as FinishedRun
+from perfed.report.run_results import RunResults
 from perfed.run.directory import MARKER, RunDirectory, check_marker, marker_of, plain, write_marker
 from perfed.run.settings import Blend
 from perfed.settings import leaves, stated
@@ -166,7 +166,7 @@ class Conclusion:
         failed: a line per method of which runs failed; the verdict's warnings have them too.
     """
 
-    runs: list[FinishedRun]
+    runs: list[RunResults]
     verdict: Verdict | None
     report: Path
     failed: tuple[str, ...] = ()
@@ -343,13 +343,13 @@ class Comparison(ComparisonSpec):
                     )
                 return
 
-    def conclude(self, given: Gathered | None = None, failures: Sequence[Failure] | None = None) -> Conclusion:
+    def conclude(self, given: GatheredRuns | None = None, failures: Sequence[Failure] | None = None) -> Conclusion:
         """Write ``comparison.json`` and ``report.html`` of the runs that have started, or of those given.
 
         ``failures``: the runs that failed; if not given, those that ``comparison.json`` knows and that are not done.
         """
         check_marker(self.path)
-        given = given or gathered(self.started())
+        given = given or gather_runs(self.started())
         failures = self.failures() if failures is None else failures
         lines = failed_lines(failures, len(self.seeds))
         runs, found = given.runs, verdict(given.runs)

@@ -22,7 +22,7 @@ from perfed.experiment.search import Search, read_grid
 from perfed.experiment.study import Study
 from perfed.plugins import known_as
 from perfed.report.board import Figure, board_table, write_board
-from perfed.report.runs import load_run
+from perfed.report.run_results import load_run
 from perfed.report.text import TextTable
 from perfed.run.directory import MARKER, RunDirectory, marker_of, plain, write_marker
 from perfed.settings import LISTED, STRICT

@@ -22,7 +22,7 @@ from perfed.experiment.study import Study
 from perfed.experiment.worker import Source
 from perfed.methods.titles import meant
 from perfed.report import write_report
-from perfed.report.comparison import judged_table
+from perfed.report.comparison import compare_with_reference
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
 
@@ -54,12 +54,12 @@ class ComparisonResult:
 
         That is the verdict's, and so are ``difference`` and its 95 % interval, ``low`` to ``high``;
         ``interval_over`` says what the interval is over. Values are in the metric's own unit, accuracy as a fraction
-        of 1; see :func:`perfed.report.comparison.judged_table`.
+        of 1; see :func:`perfed.report.comparison.compare_with_reference`.
 
         Raises:
             PerfedError: pandas is not installed; names the extra.
         """
-        rows = [asdict(row) for row in judged_table(self._found.runs, self._found.verdict)]
+        rows = [asdict(row) for row in compare_with_reference(self._found.runs, self._found.verdict)]
         for row in rows:
             difference = row.pop("difference") or {}
             row["seeds"] = len(row["seeds"])

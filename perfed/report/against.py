@@ -12,8 +12,8 @@ from perfed.methods.titles import display_name
 from perfed.plugins import BLEND, POOLED, SKLEARN
 from perfed.report.intervals import Chances, Gain, intervals
 from perfed.report.paired import ClientTable
-from perfed.report.runs import Run
-from perfed.report.text import amount, listed, megabytes, short_number
+from perfed.report.run_results import RunResults
+from perfed.report.text import amount, format_short, listed, megabytes
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def compare_methods(
     return verdicts
 
 
-def sent(runs: Sequence[Run], method: str) -> float | None:
+def sent(runs: Sequence[RunResults], method: str) -> float | None:
     """Bytes up and down in all rounds of a run of ``method``, averaged over its runs; None where a round lacks them.
 
     A blend sends what its candidates send, again in each fold, and has no number of its own.
@@ -191,13 +191,13 @@ def _ends(found: MethodVerdict, metric: str) -> str:
     assert found.gain.low is not None and found.gain.high is not None
     side = -1 if found.gain.sign < 0 else 1
     low, high = sorted((side * found.gain.low, side * found.gain.high))
-    return f"{short_number(metric, low)} to {short_number(metric, high)}"
+    return f"{format_short(metric, low)} to {format_short(metric, high)}"
 
 
 def _format_evidence(verdict: MethodVerdict, metric: str, number: int) -> str:
     """Return the interval of a method in brackets, with its correction (``number`` methods) and number of seeds."""
     seeds = f"{verdict.seeds} seed{'s' if verdict.seeds > 1 else ''}"
-    mean_text = f"at {short_number(metric, verdict.gain.mean, '+')}: " if verdict.gain.sign == 0 else ""
+    mean_text = f"at {format_short(metric, verdict.gain.mean, '+')}: " if verdict.gain.sign == 0 else ""
     scope = " over clients alone" if verdict.seeds == 1 else ""
     corrected = f", corrected for {number} methods" if number > 1 else ""
     return f"({mean_text}95 % interval{scope} {_ends(verdict, metric)}{corrected}, {seeds})"

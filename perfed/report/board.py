@@ -1,4 +1,4 @@
-"""A leaderboard of others with ours beside it: the table and its page."""
+"""A published leaderboard with the results of perfed beside it: the table and its page."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pathlib import Path
 from perfed.engine.metrics import metric_of
 from perfed.report.page.html import note, paragraph, section, table
 from perfed.report.page.style import write_page
-from perfed.report.text import UNKNOWN, TextTable, axis_title, metric_text, short_number
+from perfed.report.text import UNKNOWN, TextTable, axis_title, format_metric, format_short
 
 UNFINISHED = "rows that had fewer rounds than theirs are unfinished, and not compared"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A row of a leaderboard in its metric's own unit; ``None`` where there is nothing.
+    """The values of a row of a leaderboard in the unit of the metric; missing values are ``None``.
 
     Attributes:
-        method: what the row is called.
-        ours_mean, ours_std: of the last round, over seeds (sample standard deviation).
-        theirs_mean, theirs_std: as they published it.
-        note: why they differ, or what to mind.
-        ours_best_mean, ours_best_std: of the best evaluated round on test rows.
-        rounds: of ours.
-        seeds: of ours.
-        chosen: settings that were chosen on validation rows.
-        their_rounds: how many rounds theirs had; ``None`` where as many as the leaderboard's own settings say.
+        method: the name of the row.
+        ours_mean, ours_std: the mean of the last round over seeds, and its sample standard deviation.
+        theirs_mean, theirs_std: the published values.
+        note: the reason for a difference, or another remark.
+        ours_best_mean, ours_best_std: the values of the best evaluated round on test rows.
+        rounds: the number of rounds of our runs.
+        seeds: the number of seeds of our runs.
+        chosen: the settings that were selected on validation rows.
+        their_rounds: the number of rounds of the published runs; ``None`` if it is that of the leaderboard's settings.
     """
 
     method: str
@@ -45,53 +45,57 @@ class Figure:
 
     @property
     def unfinished(self) -> bool:
-        """Whether ours had fewer rounds than theirs, so that the two are not compared."""
+        """Whether our runs had fewer rounds than the published ones, so that the two are not compared."""
         return self.rounds is not None and self.their_rounds is not None and self.rounds < self.their_rounds
 
 
 def board_table(figures: Sequence[Figure], title: str, metric: str, best_over_test: bool) -> TextTable:
-    """Theirs and ours side by side, and how far apart they are; the best of ours is bold.
+    """Return a table of published and our values, and their differences; the best of ours is bold.
 
-    Where they report the best over rounds on test rows, ours has that in a column so named, and it is what is compared.
-    A row that had fewer rounds than theirs says so, and is not compared.
+    If the published values are the best over rounds on test rows (``best_over_test``), so are ours in a column of their
+    own, which is compared. Rows with fewer rounds than published are not compared.
     """
     header = ["Method", "Theirs", "Ours, last round"]
     header += ["Ours, best over test"] if best_over_test else []
     header += ["Ours - theirs", "in their std", "Rounds"]
     rows = []
-    for of in figures:
-        last = _pair(metric, of.ours_mean, of.ours_std)
-        best = [_pair(metric, of.ours_best_mean, of.ours_best_std)] if best_over_test else []
-        ours = of.ours_best_mean if best_over_test else of.ours_mean
-        gap = None if ours is None or of.theirs_mean is None or of.unfinished else ours - of.theirs_mean
-        apart = UNKNOWN if gap is None else short_number(metric, gap, "+")
-        in_std = UNKNOWN if gap is None or not of.theirs_std else f"{gap / of.theirs_std:+.1f}"
-        rounds = UNKNOWN if of.rounds is None else f"{of.rounds}" + f" of {of.their_rounds}" * of.unfinished
-        rows.append([of.method, _pair(metric, of.theirs_mean, of.theirs_std), last, *best, apart, in_std, rounds])
+    for row in figures:
+        last = _format_pair(metric, row.ours_mean, row.ours_std)
+        best = [_format_pair(metric, row.ours_best_mean, row.ours_best_std)] if best_over_test else []
+        ours = row.ours_best_mean if best_over_test else row.ours_mean
+        gap = None if ours is None or row.theirs_mean is None or row.unfinished else ours - row.theirs_mean
+        apart = UNKNOWN if gap is None else format_short(metric, gap, "+")
+        in_std = UNKNOWN if gap is None or not row.theirs_std else f"{gap / row.theirs_std:+.1f}"
+        rounds = UNKNOWN if row.rounds is None else f"{row.rounds}" + f" of {row.their_rounds}" * row.unfinished
+        rows.append(
+            [row.method, _format_pair(metric, row.theirs_mean, row.theirs_std), last, *best, apart, in_std, rounds]
+        )
     side = metric_of(metric).direction
-    found = {at: side * of.ours_mean for at, of in enumerate(figures) if of.ours_mean is not None}
-    top = frozenset(at for at, value in found.items() if value == max(found.values()))
+    means = {row: side * figure.ours_mean for row, figure in enumerate(figures) if figure.ours_mean is not None}
+    top = frozenset(row for row, value in means.items() if value == max(means.values()))
     return TextTable(f"{title}: {axis_title(metric)}, mean ± std over seeds", header, rows, best=top)
 
 
-def _pair(metric: str, mean: float | None, std: float | None) -> str:
+def _format_pair(metric: str, mean: float | None, std: float | None) -> str:
     if mean is None:
         return UNKNOWN
-    return metric_text(metric, mean) + ("" if std is None else f" ± {metric_text(metric, std)}")
+    return format_metric(metric, mean) + ("" if std is None else f" ± {format_metric(metric, std)}")
 
 
 def board_notes(figures: Sequence[Figure]) -> list[str]:
-    """A line for every row that has something to mind, or settings that were chosen."""
-    unfinished = any(of.unfinished for of in figures)
-    said = [("rounds", UNFINISHED, "")] if unfinished else []
-    said += [(of.method, f"chosen on validation rows: {of.chosen}" if of.chosen else "", of.note) for of in figures]
-    return [f"{name}: {'; '.join(filter(None, parts))}" for name, *parts in said if any(parts)]
+    """Return a line for every row with a remark, or with settings that were selected on validation rows."""
+    unfinished = any(row.unfinished for row in figures)
+    remarks = [("rounds", UNFINISHED, "")] if unfinished else []
+    remarks += [
+        (row.method, f"chosen on validation rows: {row.chosen}" if row.chosen else "", row.note) for row in figures
+    ]
+    return [f"{name}: {'; '.join(filter(None, parts))}" for name, *parts in remarks if any(parts)]
 
 
-def write_board(out: Path, of: TextTable, figures: Sequence[Figure], source: str) -> Path:
+def write_board(out: Path, board: TextTable, figures: Sequence[Figure], source: str) -> Path:
     """Write the page of a leaderboard and return its path."""
     notes = "".join(map(note, board_notes(figures)))
-    title, _, metric = of.title.partition(":")
-    inside = section("leaderboard", "Theirs and ours", table(TextTable("", of.header, of.rows, best=of.best)))
+    title, _, metric = board.title.partition(":")
+    inside = section("leaderboard", "Theirs and ours", table(TextTable("", board.header, board.rows, best=board.best)))
     why = section("notes", "Notes", paragraph(f"Theirs: {source}."), notes)
     return write_page(out, title, metric.strip(), [inside, why])

@@ -1,4 +1,4 @@
-"""Whether probabilities are those with which things happen: slope, intercept and bins, from what the models said."""
+"""Calibration of predicted probabilities: slope, intercept and bins."""
 
 from __future__ import annotations
 
@@ -9,90 +9,72 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special  # type: ignore[import-untyped]
 
-from perfed.plugins import POOLED, SKLEARN
-from perfed.report.runs import Run, methods_of
-from perfed.run import predictions
+from perfed.report.run_results import RunResults, list_methods
 
 BINS = 10
-"""Bins of equally many rows."""
+"""The number of bins, which have equally many rows."""
 
-_EDGE = 1e-6  # probabilities are at least so far from 0 and 1
+_EDGE = 1e-6  # the smallest distance of probabilities from 0 and 1
 
 Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """How a method's probabilities compare with what happened, over the rows of all sites and seeds.
+    """The probabilities of a method compared with the outcomes, over the rows of all sites and seeds.
 
     Attributes:
-        slope: b of logit P(happens) = a + b logit p (Cox 1958): 1 is right, below 1 the probabilities are too extreme.
-        intercept: a where b = 1: above 0 it happens more often than was said, below 0 less often.
-        rows: how many there are.
-        said, seen: by bin the mean probability, and the share in which it happened.
+        method: the name of the method.
+        slope: b of logit P(event) = a + b logit p (Cox 1958): 1 for calibrated probabilities, below 1 if they are too
+            extreme.
+        intercept: a if b = 1: above 0 if the event is more frequent than predicted, below 0 if it is less frequent.
+        rows: the number of rows.
+        predicted, observed: the mean probability and the share of events in each bin.
     """
 
     method: str
     slope: float
     intercept: float
     rows: int
-    said: Numbers
-    seen: Numbers
+    predicted: Numbers
+    observed: Numbers
 
 
-def calibrations(runs: Sequence[Run]) -> list[Calibration]:
-    """Those of the methods whose finished runs kept probabilities of classes, in the order of the runs.
+def calibrate_methods(runs: Sequence[RunResults]) -> list[Calibration]:
+    """Return the calibration of each method whose finished runs kept probabilities of classes.
 
-    Of two classes the probability is that of the second; of more that of the class that is predicted, and it happens
-    where this is the right one.
+    Of two classes the event is the second; of more classes it is that the predicted class is the right one.
     """
-    found = []
-    for method in methods_of(runs):
-        own = [run for run in runs if run.method == method and run.summary]
-        parts = [pair for run in own for pair in _said(run)]
+    results = []
+    for method in list_methods(runs):
+        parts = [pair for run in runs if run.method == method for pair in run.predictions.probabilities]
         if parts:
-            p, happened = (np.concatenate(each) for each in zip(*parts, strict=True))
-            of = calibration(method, p, happened)
-            found += [of] if of is not None else []
-    return found
+            p, occurred = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+            result = fit_calibration(method, p, occurred)
+            results += [] if result is None else [result]
+    return results
 
 
-def calibration(method: str, p: Numbers, happened: NDArray[np.bool_]) -> Calibration | None:
-    """That of probabilities ``(rows,)`` and whether it happened; None where it is always or never so, or where every
-    probability is the same.
+def fit_calibration(method: str, p: Numbers, occurred: NDArray[np.bool_]) -> Calibration | None:
+    """Return the calibration of probabilities ``(rows,)`` of an event; ``None`` if it cannot be estimated.
+
+    This is so if the event occurred always or never, or if all probabilities are equal.
     """
     logits = special.logit(np.clip(p, _EDGE, 1 - _EDGE))
-    if happened.all() or not happened.any() or np.ptp(logits) == 0:
+    if occurred.all() or not occurred.any() or np.ptp(logits) == 0:
         return None
 
     def loss(ab: Numbers) -> tuple[float, Numbers]:
         eta = ab[0] + ab[1] * logits
-        gradient = special.expit(eta) - happened
-        value = (np.logaddexp(0, eta) - happened * eta).mean()
+        gradient = special.expit(eta) - occurred
+        value = (np.logaddexp(0, eta) - occurred * eta).mean()
         return float(value), np.array([gradient.mean(), (gradient * logits).mean()])
 
     from scipy import optimize
 
     slope = optimize.minimize(loss, np.array([0.0, 1.0]), jac=True, method="BFGS", options={"gtol": 1e-8}).x[1]
     bound = 2 * abs(logits).max() + 50
-    intercept = optimize.brentq(lambda a: (special.expit(a + logits) - happened).sum(), -bound, bound)
+    intercept = optimize.brentq(lambda a: (special.expit(a + logits) - occurred).sum(), -bound, bound)
     bins = np.array_split(np.argsort(p, kind="stable"), min(BINS, len(p)))
-    said, seen = (np.array([of[rows].mean() for rows in bins]) for of in (p, happened))
-    return Calibration(method, float(slope), float(intercept), len(p), said, seen)
-
-
-def _said(run: Run) -> list[tuple[Numbers, NDArray[np.bool_]]]:
-    """Probabilities of a run's reported models, and whether it happened; empty where they have none."""
-    last = int(run.summary.evaluation.get("last", 1)) if run.summary else 1
-    found = []
-    for file in predictions.read(run.directory, last):
-        y, outputs = file.targets, file.outputs
-        if not np.issubdtype(y.dtype, np.integer) or outputs.ndim != 2 or outputs.shape[1] < 2:
-            continue
-        plain = run.method.startswith((SKLEARN, POOLED))
-        if plain and not np.allclose(special.logsumexp(outputs, axis=1), 0.0, atol=1e-6):
-            continue  # a model without probabilities
-        p = special.softmax(outputs, axis=1)
-        two = outputs.shape[1] == 2
-        found.append((p[:, 1], y == 1) if two else (p.max(1), outputs.argmax(1) == y))
-    return found
+    predicted, observed = (np.array([values[rows].mean() for rows in bins]) for values in (p, occurred))
+    return Calibration(method, float(slope), float(intercept), len(p), predicted, observed)

@@ -12,12 +12,12 @@ import numpy as np
 
 from perfed.engine.metrics import metric_of
 from perfed.methods.titles import display_name
-from perfed.report.comparison import ComparisonRow, best_rows, judged_table
+from perfed.report.comparison import ComparisonRow, best_rows, compare_with_reference
 from perfed.report.intervals import Gain, interval
 from perfed.report.paired import ClientTable
-from perfed.report.papers import CSV_COLUMNS, csv_of, csv_rows, escaped, label, latex_table
-from perfed.report.runs import Run, main_metric, methods_of
-from perfed.report.text import UNKNOWN, TextTable, axis_title, directed_title, metric_text
+from perfed.report.papers import CSV_COLUMNS, csv_of, csv_rows, escape_latex, latex_table, make_label
+from perfed.report.run_results import RunResults, list_methods, main_metric
+from perfed.report.text import UNKNOWN, TextTable, axis_title, directed_title, format_metric
 from perfed.report.verdict import Verdict
 
 
@@ -34,7 +34,7 @@ class Part:
     """
 
     name: str
-    runs: tuple[Run, ...]
+    runs: tuple[RunResults, ...]
     found: Verdict | None = None
     page: str = ""
     sentences: tuple[str, ...] = ()
@@ -47,13 +47,13 @@ class Part:
     @cached_property
     def rows(self) -> list[ComparisonRow]:
         """Every metric and method."""
-        return judged_table(self.runs, self.found)
+        return compare_with_reference(self.runs, self.found)
 
     def of(self, metric: str) -> dict[str, ComparisonRow]:
         """One metric's rows by method."""
         return {row.method: row for row in self.rows if row.metric == metric}
 
-    def members(self, method: str) -> list[Run]:
+    def members(self, method: str) -> list[RunResults]:
         """The finished runs of a method."""
         return [run for run in self.runs if run.method == method and run.summary]
 
@@ -95,8 +95,8 @@ class Grid:
         row = part.of(self.metric).get(method)
         if row is None:
             return UNKNOWN
-        spread = "" if row.mean_std is None else f" ± {metric_text(self.metric, row.mean_std)}"
-        return metric_text(self.metric, row.mean) + spread
+        spread = "" if row.mean_std is None else f" ± {format_metric(self.metric, row.mean_std)}"
+        return format_metric(self.metric, row.mean) + spread
 
     @property
     def title(self) -> str:
@@ -119,16 +119,16 @@ class Grid:
             best[part.name] = {rows[at].method for at in best_rows(rows)}
         lines = []
         for method in self.methods:
-            cells = [escaped(self.cell(part, method)) for part in self.parts]
+            cells = [escape_latex(self.cell(part, method)) for part in self.parts]
             bold = [method in best[part.name] for part in self.parts]
             lines.append(
                 [
-                    escaped(display_name(method)),
+                    escape_latex(display_name(method)),
                     *(rf"\textbf{{{c}}}" if b else c for c, b in zip(cells, bold, strict=True)),
                 ]
             )
         words = (name, self.metric, f"by {self.key}" if self.key else "")
-        return latex_table(f"{self.title}.", label(*words), ["Method", *self.columns], lines)
+        return latex_table(f"{self.title}.", make_label(*words), ["Method", *self.columns], lines)
 
 
 def value_of(part: Part, key: str) -> str:
@@ -201,7 +201,7 @@ def _points(grid: Grid, value: Any) -> dict[str, dict[int, Gain]]:
 
 def _mean(part: Part, method: str, metric: str) -> Gain | None:
     """With the verdict's kind of interval, over clients and seeds, as far as the metric can have such values."""
-    table, scale = ClientTable.of(part.members(method), metric), metric_of(metric).scale
+    table, scale = ClientTable.from_runs(part.members(method), metric), metric_of(metric).scale
     if method in table.of_method:
         gain, (least, most) = interval(table.of_method[method], table.weights), metric_of(metric).span
         low, high = (None if end is None else min(max(end, least), most) for end in (gain.low, gain.high))
@@ -244,4 +244,4 @@ def _scaled(gain: Gain, scale: float) -> Gain:
 
 def methods_in(parts: Sequence[Part]) -> list[str]:
     """All methods, in the order in which they first appear."""
-    return methods_of([run for part in parts for run in part.runs])
+    return list_methods([run for part in parts for run in part.runs])

@@ -1,4 +1,4 @@
-"""Runs of several directories together: what can be drawn, and one line for each thing that cannot."""
+"""Load the runs of several directories that can be compared, and explain why others are left out."""
 
 from __future__ import annotations
 
@@ -9,64 +9,64 @@ from pathlib import Path
 
 from perfed.errors import PerfedError
 from perfed.plugins import bare_name
-from perfed.report.runs import Run, load_run, methods_of, reported_by
+from perfed.report.run_results import RunResults, describe_evaluation, list_methods, load_run
 from perfed.settings import leaves, stated
 
 _FREE = {"name", "description", "method", "seed", "device", "checkpoint_seconds", "plan", "snapshots"}
-_OF_PLACES = {("data", "files"), ("data", "test_files")}  # the same tables may lie elsewhere
-_GIVEN = {"data", "model", "training", "methods"}  # a key that is there says something; others have defaults
+_PATHS = {("data", "files"), ("data", "test_files")}  # the same tables may be in another place
+_WITHOUT_DEFAULTS = {"data", "model", "training", "methods"}  # a key that is missing here differs from one that is set
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """Runs that can stand beside each other, in the order in which their methods first appear, then by seed.
+class GatheredRuns:
+    """Runs that can be compared, in the order in which their methods first appear, then by seed.
 
     Attributes:
-        runs: these.
-        left_out: why others are not among them.
-        remarks: what makes those that are less than comparable.
+        runs: the runs.
+        left_out: a line on each run that is left out, with the reason.
+        remarks: lines on what limits the comparison.
     """
 
-    runs: list[Run]
+    runs: list[RunResults]
     left_out: list[str]
     remarks: list[str]
 
     @property
     def notes(self) -> list[str]:
-        """All that is to be said."""
+        """All lines for the user."""
         return [*(f"left out: {problem}" for problem in self.left_out), *self.remarks]
 
 
-def load_runs(places: Sequence[Path]) -> list[Run]:
-    """The runs of directories all of which must stand beside each other, ordered as by :func:`gathered`.
+def load_runs(places: Sequence[Path]) -> list[RunResults]:
+    """Return the runs of directories that must all be comparable, ordered as by :func:`gather_runs`.
 
     Raises:
-        PerfedError: one of them is left out; says why.
+        PerfedError: a run would be left out; the message has the reason.
     """
-    found = gathered(places)
-    if found.left_out:
-        raise PerfedError(found.left_out[0])
-    return found.runs
+    gathered = gather_runs(places)
+    if gathered.left_out:
+        raise PerfedError(gathered.left_out[0])
+    return gathered.runs
 
 
-def gathered(places: Sequence[Path]) -> Gathered:
-    """Read run directories, whatever state they are in.
+def gather_runs(places: Sequence[Path]) -> GatheredRuns:
+    """Read run directories, finished or not, and leave out runs that cannot be compared with the others.
 
-    The first that can be read says which data set it is about. A run that cannot be read, of other data, with other
-    settings than the same method has in an earlier directory (but for rounds within one folder), or that is there
-    twice, is left out with a line.
+    The first readable directory decides on the data set. A run is left out if it cannot be read, has other data, has
+    other settings than the same method has in an earlier directory (except for the rounds within one folder), or is
+    there twice.
 
     Raises:
-        PerfedError: none of them can be read; says why the first cannot.
+        PerfedError: no directory can be read; the message has the problem of the first one.
     """
     if not places:
         raise PerfedError("no run directory given; a report needs at least one")
-    runs: list[Run] = []
+    runs: list[RunResults] = []
     left_out: list[str] = []
     for place in places:
         try:
             run = load_run(Path(place))
-            problem = _misfit(run, runs)
+            problem = _explain_misfit(run, runs)
         except PerfedError as error:
             problem = str(error)
         if problem:
@@ -75,66 +75,69 @@ def gathered(places: Sequence[Path]) -> Gathered:
             runs.append(run)
     if not runs:
         raise PerfedError(left_out[0])
-    order = methods_of(runs)
+    order = list_methods(runs)
     runs.sort(key=lambda run: (order.index(run.method), run.seed))
-    return Gathered(runs, left_out, _remarks(runs))
+    return GatheredRuns(runs, left_out, _describe_limits(runs))
 
 
-def _misfit(run: Run, others: Sequence[Run]) -> str:
-    """Why ``run`` cannot stand beside the others; empty if it can."""
-    same = [other for other in others if other.method == run.method]
-    for other in [*same, *others][:1]:
-        difference = _difference(run, other, same_method=bool(same))
+def _explain_misfit(run: RunResults, earlier_runs: Sequence[RunResults]) -> str:
+    """Return why a run cannot be compared with earlier ones; empty if it can."""
+    same_method = [earlier for earlier in earlier_runs if earlier.method == run.method]
+    for earlier in [*same_method, *earlier_runs][:1]:
+        difference = _find_difference(run, earlier, same_method=bool(same_method))
         if difference:
-            return f"{run.directory}: {difference} in {other.directory}"
-    for other in same:
-        if other.seed == run.seed and run.directory.resolve() != other.directory.resolve():
-            return f"{run.directory}: {run.method} with seed {run.seed} is in {other.directory} already; counted once"
-        if other.seed == run.seed:
+            return f"{run.directory}: {difference} in {earlier.directory}"
+    for earlier in same_method:
+        place = earlier.directory
+        if earlier.seed == run.seed and run.directory.resolve() != place.resolve():
+            return f"{run.directory}: {run.method} with seed {run.seed} is in {place} already; counted once"
+        if earlier.seed == run.seed:
             return f"{run.directory}: given twice; counted once"
     return ""
 
 
-def _difference(run: Run, other: Run, same_method: bool) -> str:
-    """The first setting that differs: of the data, and of the same method in anything."""
-    if run.summary and other.summary and run.summary.dataset != other.summary.dataset:
-        return f"data set '{run.summary.dataset}', not '{other.summary.dataset}' as"
-    now, was = (leaves(one.config) for one in (run, other))
-    beside = run.directory.resolve().parent == other.directory.resolve().parent  # one that went on to more rounds
-    for key in dict.fromkeys([*was, *now]):
-        if beside and key == ("rounds",):
+def _find_difference(run: RunResults, earlier: RunResults, same_method: bool) -> str:
+    """Return the first setting that differs: one of the data, or with the same method any setting."""
+    if run.summary and earlier.summary and run.summary.dataset != earlier.summary.dataset:
+        return f"data set '{run.summary.dataset}', not '{earlier.summary.dataset}' as"
+    settings, earlier_settings = leaves(run.config), leaves(earlier.config)
+    same_folder = run.directory.resolve().parent == earlier.directory.resolve().parent  # one may have more rounds
+    for key in dict.fromkeys([*earlier_settings, *settings]):
+        if same_folder and key == ("rounds",):
             continue
-        absent = key not in now or key not in was
-        if key in _OF_PLACES or key[0] in _FREE or (absent and key[0] not in _GIVEN):
+        absent = key not in settings or key not in earlier_settings
+        if key in _PATHS or key[0] in _FREE or (absent and key[0] not in _WITHOUT_DEFAULTS):
             continue
-        if key[0] != "data" and not (same_method and _concerns(key, run.method)):
+        if key[0] != "data" and not (same_method and _is_setting_of(key, run.method)):
             continue
-        if now.get(key) != was.get(key):
-            return f"{'.'.join(key)} is {stated(now.get(key))}, not {stated(was.get(key))} as"
+        if settings.get(key) != earlier_settings.get(key):
+            return f"{'.'.join(key)} is {stated(settings.get(key))}, not {stated(earlier_settings.get(key))} as"
     return ""
 
 
-def _concerns(key: tuple[str, ...], method: str) -> bool:
-    """Whether the setting is not another method's."""
-    own = bare_name(method)
-    return key[0] != "methods" or len(key) < 2 or own == bare_name(key[1]) or own.startswith(f"{bare_name(key[1])}+")
+def _is_setting_of(key: tuple[str, ...], method: str) -> bool:
+    """Return whether a setting affects a method, which those of other methods do not."""
+    name = bare_name(method)
+    return key[0] != "methods" or len(key) < 2 or name == bare_name(key[1]) or name.startswith(f"{bare_name(key[1])}+")
 
 
-def _remarks(runs: Sequence[Run]) -> list[str]:
-    """What makes the runs less than comparable: unfinished ones, metrics that some lack, other numbers reported."""
+def _describe_limits(runs: Sequence[RunResults]) -> list[str]:
+    """Return lines on unfinished runs, metrics that some runs lack, and runs that report different values."""
     notes = []
     unfinished = [f"{run.method} seed {run.seed}" for run in runs if run.summary is None]
     if unfinished:
         notes.append(f"not finished, so not in the tables: {', '.join(unfinished)}")
-    done = [run.summary for run in runs if run.summary]
-    measured = Counter(name for summary in done for name in summary.spreads)
-    rounds = sum(1 for summary in done if summary.rounds)  # scikit-learn's models have no loss
+    summaries = [run.summary for run in runs if run.summary]
+    counts = Counter(name for summary in summaries for name in summary.spreads)
+    with_rounds = sum(1 for summary in summaries if summary.rounds)  # scikit-learn's models have no loss
     rare = [
-        f"{name} (in {count} of {len(done)} runs)" for name, count in measured.items() if count < min(rounds, len(done))
+        f"{name} (in {count} of {len(summaries)} runs)"
+        for name, count in counts.items()
+        if count < min(with_rounds, len(summaries))
     ]
     if rare:
         notes.append(f"not measured in every run: {', '.join(rare)}")
-    found = {reported_by(summary.evaluation) for summary in done if summary.evaluation}
-    if len(found) > 1:
-        notes.append(f"the runs report different numbers: {'; '.join(sorted(found))}")
+    descriptions = {describe_evaluation(summary.evaluation) for summary in summaries if summary.evaluation}
+    if len(descriptions) > 1:
+        notes.append(f"the runs report different numbers: {'; '.join(sorted(descriptions))}")
     return notes

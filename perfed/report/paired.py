@@ -10,17 +10,20 @@ from numpy.typing import NDArray
 
 from perfed.engine.metrics import Metric
 from perfed.privacy.metrics import POOLED
-from perfed.report.runs import ClientValues, Run, main_metric, methods_of
+from perfed.report.run_results import ClientValues, RunResults, list_methods, main_metric
 
 
 @dataclass(frozen=True)
 class ClientTable:
-    """A metric of each client: arrays ``(seeds, clients)`` by method, NaN where it is not known.
+    """A metric of each client and seed.
 
     Attributes:
-        weights: of the clients in means over them.
-        rows: of the clients that they were tested on, ``(clients,)``; infinite where a run does not say.
-        noise: variances ``(seeds, clients)`` by method of noise that was added to metrics before they left the clients.
+        sites: the ids of the clients.
+        seeds: the seeds.
+        weights: the weights of the clients in means over them.
+        rows: the numbers of test rows of the clients, ``(clients,)``; infinite if the runs lack them.
+        of_method: the values of the metric ``(seeds, clients)`` by method, NaN for missing values.
+        noise: the variances ``(seeds, clients)`` of the noise that clients added to their metrics, by method.
     """
 
     sites: list[str]
@@ -32,70 +35,80 @@ class ClientTable:
 
     @property
     def pooled(self) -> bool:
-        """Whether the mean over all clients is known alone, in the place of one client."""
+        """Whether only the mean over all clients is known, which takes the place of a single client."""
         return self.sites == [POOLED]
 
     def noise_of(self, method: str, base: str) -> NDArray[np.float64] | None:
-        """Variances ``(seeds, clients)`` of the noise in :meth:`gains`; ``None`` where there is none."""
-        found = [self.noise[name] for name in (method, base) if name in self.noise]
-        return sum(found) if found else None  # type: ignore[return-value]
+        """Return the variances ``(seeds, clients)`` of the noise in :meth:`gains`; ``None`` if there is no noise."""
+        variances = [self.noise[name] for name in (method, base) if name in self.noise]
+        return sum(variances) if variances else None  # type: ignore[return-value]
 
     @classmethod
-    def of(cls, runs: Sequence[Run], metric: str | None = None) -> ClientTable:
-        """That of the finished runs that measured clients by ``metric``; the main one if none is given."""
+    def from_runs(cls, runs: Sequence[RunResults], metric: str | None = None) -> ClientTable:
+        """Return the table of the finished runs that measured ``metric``, by default the main metric."""
         metric = metric or main_metric(runs)
-        asked = [(run, run.clients.by(metric)) for run in runs if run.summary and run.clients and metric]
-        there = [(run, _known(run, clients, str(metric))) for run, clients in asked if clients is not None]
-        seeds = sorted({run.seed for run, _ in there})
-        sites = sorted({site for _, clients in there for site in clients.ids})
+        candidates = [
+            (run, run.clients.select_metric(metric)) for run in runs if run.summary and run.clients and metric
+        ]
+        measured = [
+            (run, _pool_if_noisy(run, clients, str(metric))) for run, clients in candidates if clients is not None
+        ]
+        seeds = sorted({run.seed for run, _ in measured})
+        sites = sorted({site for _, clients in measured for site in clients.ids})
         column = {site: number for number, site in enumerate(sites)}
-        weights, rows, found = np.ones(len(sites)), np.full(len(sites), np.inf), {}
+        weights, rows = np.ones(len(sites)), np.full(len(sites), np.inf)
+        values: dict[str, NDArray[np.float64]] = {}
         noise: dict[str, NDArray[np.float64]] = {}
-        for method in methods_of([run for run, _ in there]):
-            found[method] = np.full((len(seeds), len(sites)), np.nan)
-        for run, clients in there:
+        for method in list_methods([run for run, _ in measured]):
+            values[method] = np.full((len(seeds), len(sites)), np.nan)
+        for run, clients in measured:
             columns = [column[site] for site in clients.ids]
-            found[run.method][seeds.index(run.seed), columns] = clients.reported
+            values[run.method][seeds.index(run.seed), columns] = clients.reported
             weights[columns] = 1.0 if clients.weights is None else clients.weights
             rows[columns] = (clients.samples or {}).get("n_test", np.inf)
-            if of := _deviations(run, str(metric)):
-                own = noise.setdefault(run.method, np.zeros((len(seeds), len(sites))))
-                own[seeds.index(run.seed), columns] = [of.get(site, 0.0) ** 2 for site in clients.ids]
+            if deviations := _read_deviations(run, str(metric)):
+                variances = noise.setdefault(run.method, np.zeros((len(seeds), len(sites))))
+                variances[seeds.index(run.seed), columns] = [deviations.get(site, 0.0) ** 2 for site in clients.ids]
         return cls(
-            sites, seeds, weights, rows, {method: own for method, own in found.items() if np.isfinite(own).any()}, noise
+            sites,
+            seeds,
+            weights,
+            rows,
+            {method: array for method, array in values.items() if np.isfinite(array).any()},
+            noise,
         )
 
     def mean(self, method: str) -> float:
-        """Over clients and seeds."""
+        """Return the mean over clients and seeds."""
         values = self.of_method[method]
-        there = np.isfinite(values)
-        return float(np.average(values[there], weights=(there * self.weights)[there]))
+        finite = np.isfinite(values)
+        return float(np.average(values[finite], weights=(finite * self.weights)[finite]))
 
-    def shrunk(self, method: str, worth: float) -> NDArray[np.float64]:
-        """The mean over the seeds at each client, ``(clients,)``, as if ``worth`` more rows had the mean over all.
+    def shrink_to_mean(self, method: str, extra_rows: float) -> NDArray[np.float64]:
+        """Return the mean over the seeds at each client, ``(clients,)``, shrunk towards the mean over all clients.
 
-        NaN where the method was not measured.
+        Each client counts as if it had ``extra_rows`` more rows with that mean. NaN if the method was not measured.
         """
         values = self.of_method[method]
-        there = np.isfinite(values)
-        own = np.where(there, values, 0.0).sum(0) / np.where(there.any(0), there.sum(0), np.nan)
-        share = worth / (worth + self.rows)
-        return np.asarray(own + share * (self.mean(method) - own))
+        finite = np.isfinite(values)
+        means = np.where(finite, values, 0.0).sum(0) / np.where(finite.any(0), finite.sum(0), np.nan)
+        share = extra_rows / (extra_rows + self.rows)
+        return np.asarray(means + share * (self.mean(method) - means))
 
-    def gains(self, method: str, base: str, known: Metric) -> NDArray[np.float64]:
-        """By how much ``method`` is better than ``base``, ``(seeds, clients)``."""
-        return known.direction * (self.of_method[method] - self.of_method[base])
+    def gains(self, method: str, base: str, metric: Metric) -> NDArray[np.float64]:
+        """Return the gains of ``method`` over ``base``, ``(seeds, clients)``, positive if it is better."""
+        return metric.direction * (self.of_method[method] - self.of_method[base])
 
 
-def _deviations(run: Run, metric: str) -> dict[str, float]:
-    """Of the noise in a metric, by client or :data:`POOLED`, as the run's summary has it; empty where there is none."""
+def _read_deviations(run: RunResults, metric: str) -> dict[str, float]:
+    """Return the standard deviations of the noise in a metric, by client or :data:`POOLED`; empty without noise."""
     privacy = (run.summary and run.summary.privacy) or {}
     return dict(privacy.get("noisy_metrics", {}).get("sd", {}).get(metric, {}))
 
 
-def _known(run: Run, clients: ClientValues, metric: str) -> ClientValues:
-    """What is known of the clients: of all of them as one, where the run has the mean over them alone."""
-    if POOLED not in _deviations(run, metric):
+def _pool_if_noisy(run: RunResults, clients: ClientValues, metric: str) -> ClientValues:
+    """Return the values of the clients; a single one for all clients if the run has only the mean over them."""
+    if POOLED not in _read_deviations(run, metric):
         return clients
     assert run.summary is not None
     mean = np.array([run.summary.spreads[metric].mean if metric in run.summary.spreads else np.nan])
@@ -103,7 +116,7 @@ def _known(run: Run, clients: ClientValues, metric: str) -> ClientValues:
 
 
 EXACT = 50
-"""Up to so many clients with a difference the p-value is exact; beyond, the normal approximation is."""
+"""The largest number of clients with a difference for which the p-value is exact; above, it is approximate."""
 
 
 def paired_p(differences: NDArray[np.float64]) -> float | None:
@@ -113,8 +126,8 @@ def paired_p(differences: NDArray[np.float64]) -> float | None:
     without a difference have a rank and no sign (Pratt 1959). Up to :data:`EXACT` clients all signs are counted, ties
     and zeros included: five clients that all gain have 2 / 2^5 = .0625, so that fewer than six are never significant.
     """
-    there = np.isfinite(differences)
-    means = np.where(there, differences, 0.0).sum(0)[there.any(0)] / there.sum(0)[there.any(0)]
+    finite = np.isfinite(differences)
+    means = np.where(finite, differences, 0.0).sum(0)[finite.any(0)] / finite.sum(0)[finite.any(0)]
     if len(means) < 2:
         return None
     means = means.round(12)  # differences that only rounding tells apart are ties
@@ -128,7 +141,7 @@ def paired_p(differences: NDArray[np.float64]) -> float | None:
 
 
 def _exact_p(means: NDArray[np.float64]) -> float:
-    """Share of all sign patterns whose rank sum lies as far from the middle as that of ``means``."""
+    """Return the share of all sign patterns whose rank sum is as far from the middle as that of ``means``."""
     from scipy.stats import rankdata  # type: ignore[import-untyped]
 
     twice = np.rint(2 * rankdata(abs(means))).astype(int)[means != 0]  # whole numbers, also of ties
@@ -141,16 +154,16 @@ def _exact_p(means: NDArray[np.float64]) -> float:
 
 
 def holm(p_values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """The p-values made larger so that all of them can be read at once (Holm 1979); None stays None.
+    """Return the p-values, adjusted for multiple comparisons by the method of Holm (1979); ``None`` remains ``None``.
 
     Example:
         >>> holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": None})
         {'a': 0.03, 'b': 0.06, 'c': 0.06, 'd': None}
     """
-    known = sorted((p, name) for name, p in p_values.items() if p is not None)
-    found: dict[str, float | None] = dict.fromkeys(p_values)
+    ordered = sorted((p, name) for name, p in p_values.items() if p is not None)
+    adjusted: dict[str, float | None] = dict.fromkeys(p_values)
     largest = 0.0
-    for place, (p, name) in enumerate(known):
-        largest = max(largest, min(1.0, (len(known) - place) * p))
-        found[name] = largest
-    return found
+    for rank, (p, name) in enumerate(ordered):
+        largest = max(largest, min(1.0, (len(ordered) - rank) * p))
+        adjusted[name] = largest
+    return adjusted

@@ -11,7 +11,7 @@ from perfed.data.csv_text import csv_text as safe_csv
 from perfed.engine.metrics import metric_of
 from perfed.methods.titles import display_name
 from perfed.report.comparison import ComparisonRow, best_rows, difference_title
-from perfed.report.text import UNKNOWN, axis_title, metric_text
+from perfed.report.text import UNKNOWN, axis_title, format_metric
 
 CSV_COLUMNS = (
     "method",
@@ -27,7 +27,7 @@ CSV_COLUMNS = (
     "interval_over",
     "wall_seconds",
 )
-"""Of :func:`csv_text`; values in the metric's own unit, accuracy as a fraction of 1."""
+"""The columns of :func:`csv_text`; values are in the unit of the metric, accuracy is a fraction of 1."""
 
 _ESCAPED = {
     "\\": r"\textbackslash{}",
@@ -41,61 +41,61 @@ _ESCAPED |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 
 
 def csv_text(table: Sequence[ComparisonRow]) -> str:
-    """One line per method and metric, with the columns :data:`CSV_COLUMNS`; what is not known is empty."""
+    """Return a CSV text with the columns :data:`CSV_COLUMNS` and a line per method and metric."""
     return csv_of(CSV_COLUMNS, csv_rows(table))
 
 
 def csv_of(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Rows below a header as the text of a file."""
+    """Return a header and rows as CSV text."""
     return safe_csv([header, *rows], end="\n")
 
 
 def csv_rows(table: Sequence[ComparisonRow]) -> Iterator[list[object]]:
-    """The cells below :data:`CSV_COLUMNS`."""
+    """Yield the cells of each row in the columns :data:`CSV_COLUMNS`."""
     for row in table:
-        found = row.difference
-        over = found.over if found is not None and found.low is not None else None
-        ends = [None] * 5 if found is None else [found.reference, found.mean, found.low, found.high, over]
-        own = [row.method, row.metric, row.mean, row.mean_std, len(row.seeds), row.worst]
-        yield ["" if cell is None else cell for cell in [*own, *ends, row.wall_seconds]]
+        values = [row.method, row.metric, row.mean, row.mean_std, len(row.seeds), row.worst]
+        d = row.difference
+        over = None if d is None or d.low is None else d.over
+        difference = [None] * 5 if d is None else [d.reference, d.mean, d.low, d.high, over]
+        yield ["" if cell is None else cell for cell in [*values, *difference, row.wall_seconds]]
 
 
 def latex(table: Sequence[ComparisonRow], name: str, comments: Iterable[str]) -> str:
-    """One table per metric, for the package booktabs; the best method first, the best means bold.
+    """Return LaTeX with a table per metric for the package booktabs; the best method is first, the best means are bold.
 
     Args:
-        table: as of :func:`perfed.report.comparison.judged_table`.
-        name: of what was compared, for labels.
-        comments: lines on how the table and the runs were made.
+        table: the rows of :func:`perfed.report.comparison.compare_with_reference`.
+        name: the name of the comparison, for labels.
+        comments: comment lines on how the table and the runs were produced.
     """
-    each = groupby(table, key=lambda row: row.metric)
-    return latex_file((_latex_table(metric, list(rows), name) for metric, rows in each), comments)
+    groups = groupby(table, key=lambda row: row.metric)
+    return latex_file((_latex_table(metric, list(rows), name) for metric, rows in groups), comments)
 
 
 def latex_file(tables: Iterable[str], comments: Iterable[str]) -> str:
-    """Tables below comments that say how they were made."""
+    """Return the LaTeX of several tables below comment lines on how they were produced."""
     head = [f"% {' '.join(line.split())}\n" for line in (*comments, "needs \\usepackage{booktabs}")]
     return "".join(head) + "\n".join(tables)
 
 
-def label(*words: str) -> str:
-    """What a table is referred to by.
+def make_label(*words: str) -> str:
+    """Return the label of a table for references.
 
     Example:
-        >>> label("digits-label-skew", "c-index", "by data.samples")
+        >>> make_label("digits-label-skew", "c-index", "by data.samples")
         'tab:digits-label-skew-c-index-by-data-samples'
     """
     return "tab:" + re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")
 
 
-def escaped(text: str) -> str:
-    """Text with LaTeX's own signs written out.
+def escape_latex(text: str) -> str:
+    """Return a text with the special characters of LaTeX escaped.
 
     Example:
-        >>> print(escaped("my_methods:a&b"), escaped("100 %"))
+        >>> print(escape_latex("my_methods:a&b"), escape_latex("100 %"))
         my\\_methods:a\\&b 100 \\%
     """
-    return re.sub(r"[\\~^–±Δ&%$#_{}]", lambda found: _ESCAPED[found[0]], text)
+    return re.sub(r"[\\~^–±Δ&%$#_{}]", lambda match: _ESCAPED[match[0]], text)
 
 
 def _latex_table(metric: str, rows: Sequence[ComparisonRow], name: str) -> str:
@@ -108,30 +108,30 @@ def _latex_table(metric: str, rows: Sequence[ComparisonRow], name: str) -> str:
     head = ["Method", title, *(["Δ [95 %]"] if compared else []), "Worst"]
     lines = []
     for at, row in enumerate(rows):
-        mean = metric_text(metric, row.mean)
+        mean = format_metric(metric, row.mean)
         if row.mean_std is not None:
-            mean += f" ± {metric_text(metric, row.mean_std)}"
-        cell = escaped(mean)
-        cells = [escaped(display_name(row.method)), f"\\textbf{{{cell}}}" if at in best else cell]
-        cells += [_difference(row)] if compared else []
-        lines.append([*cells, metric_text(metric, row.worst)])
+            mean += f" ± {format_metric(metric, row.mean_std)}"
+        cell = escape_latex(mean)
+        cells = [escape_latex(display_name(row.method)), f"\\textbf{{{cell}}}" if at in best else cell]
+        cells += [_format_difference(row)] if compared else []
+        lines.append([*cells, format_metric(metric, row.worst)])
     spread = f"Mean{' ± standard deviation' if seeds[-1] > 1 else ''} over {number} seed{'s' * (seeds[-1] > 1)}"
     difference = difference_title(rows, "95 % interval").removeprefix("Difference")
-    told = f" Δ: difference{difference}." if compared else ""
-    return latex_table(f"{title}. {spread}.{told} Worst: the worst client.", label(name, metric), head, lines)
+    legend = f" Δ: difference{difference}." if compared else ""
+    return latex_table(f"{title}. {spread}.{legend} Worst: the worst client.", make_label(name, metric), head, lines)
 
 
 def latex_table(caption: str, reference: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table below its caption, with a label to be referred to by; of the rest cells of ``rows`` alone are LaTeX."""
+    """Return the LaTeX of a table with a caption and a label; only the cells of ``rows`` are LaTeX already."""
     return "\n".join(
         [
             r"\begin{table}",
             r"\centering",
-            f"\\caption{{{escaped(caption)}}}",
+            f"\\caption{{{escape_latex(caption)}}}",
             f"\\label{{{reference}}}",
             f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
             r"\toprule",
-            " & ".join(map(escaped, head)) + r" \\",
+            " & ".join(map(escape_latex, head)) + r" \\",
             r"\midrule",
             *(" & ".join(cells) + r" \\" for cells in rows),
             r"\bottomrule",
@@ -142,12 +142,10 @@ def latex_table(caption: str, reference: str, head: Sequence[str], rows: Iterabl
     )
 
 
-def _difference(row: ComparisonRow) -> str:
-    found = row.difference
-    if found is None:
-        return escaped(UNKNOWN)
-    mean, low, high = (
-        None if v is None else metric_text(row.metric, v, "+") for v in (found.mean, found.low, found.high)
-    )
+def _format_difference(row: ComparisonRow) -> str:
+    d = row.difference
+    if d is None:
+        return escape_latex(UNKNOWN)
+    mean, low, high = (None if v is None else format_metric(row.metric, v, "+") for v in (d.mean, d.low, d.high))
     # minus signs, not hyphens
     return f"${mean}$" if low is None or high is None else f"${mean}$ [${low}$, ${high}$]"

@@ -1,4 +1,4 @@
-"""Who holds how many samples of which class and domain: a summary line, tables for the terminal, an HTML page."""
+"""The number of samples of each client by class and domain: a summary line, tables for the terminal, an HTML page."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ NONE = "·"
 
 @dataclass(frozen=True)
 class ClassTable:
-    """Samples of every client in training and test data.
+    """The numbers of samples of all clients in training and test data.
 
     Attributes:
-        ids: of the clients.
-        groups: of each client's group, as text; empty where there are no groups.
-        classes: names of the classes; empty for regression.
-        sizes: split -> ``(clients,)`` samples.
-        held_out: those of the training samples that are held out for validation, of all clients.
-        counts: split -> ``(clients, classes)`` samples of each class.
-        domains: names of the domains; empty where they are not known.
-        domain_counts: split -> ``(clients, domains)`` samples of each domain.
+        name: the name of the data.
+        ids: the ids of the clients.
+        groups: the group of each client as text; empty if there are no groups.
+        classes: the names of the classes; empty for regression.
+        sizes: the numbers of samples ``(clients,)`` by split.
+        held_out: the number of training samples of all clients that are held out for validation.
+        counts: the numbers of samples of each class ``(clients, classes)`` by split.
+        domains: the names of the domains; empty if there are none.
+        domain_counts: the numbers of samples of each domain ``(clients, domains)`` by split.
     """
 
     name: str
@@ -50,8 +51,8 @@ class ClassTable:
     domain_counts: dict[str, NDArray[np.int64]]
 
     @classmethod
-    def of(cls, federation: Federation) -> ClassTable:
-        """Count a federation; validation samples count as training samples."""
+    def from_federation(cls, federation: Federation) -> ClassTable:
+        """Count the samples of a federation; validation samples count as training samples."""
         num_classes = federation.num_classes or 0
         names = federation.class_names or [str(label) for label in range(num_classes)]
         domains = federation.domain_names or [str(domain) for domain in range(federation.num_domains)]
@@ -62,7 +63,7 @@ class ClassTable:
         )
         sizes = {s: np.zeros(len(federation), dtype=np.int64) for s in SPLITS}
         for row, client in enumerate(federation):
-            for split, part in _parts(client):
+            for split, part in _iterate_splits(client):
                 sizes[split][row] += len(part)
                 if num_classes:
                     counts[split][row] += part.class_counts(num_classes)
@@ -81,7 +82,7 @@ class ClassTable:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: the classes' and domains' names, and of every client its samples of each."""
+        """Return the content as values for JSON."""
         clients = [
             {"client": id_, **({"group": self.groups[row]} if self.groups else {})}
             | {
@@ -94,56 +95,56 @@ class ClassTable:
             }
             for row, id_ in enumerate(self.ids)
         ]
-        about = {"dataset": self.name, "summary": self.summary(), "classes": self.classes, "domains": self.domains}
-        return {**about, "held_out": self.held_out, "clients": clients}
+        summary = {"dataset": self.name, "summary": self.summary(), "classes": self.classes, "domains": self.domains}
+        return {**summary, "held_out": self.held_out, "clients": clients}
 
     def summary(self) -> str:
-        """One line: clients, classes, domains, samples."""
+        """Return a line with the numbers of clients, classes, domains and samples."""
         parts = [f"{self.name}: {len(self.ids)} clients"]
         if self.groups:
             parts[0] += f" in {len(set(self.groups))} groups"
         if self.classes:
-            held = (self.counts["train"] > 0).sum(axis=1)
-            parts.append(f"{len(self.classes)} classes, {_span(held)} per client")
+            numbers = (self.counts["train"] > 0).sum(axis=1)
+            parts.append(f"{len(self.classes)} classes, {_format_range(numbers)} per client")
         if self.domains:
-            held = (self.domain_counts["train"] > 0).sum(axis=1)
-            parts.append(f"{len(self.domains)} domains, {_span(held)} per client")
+            numbers = (self.domain_counts["train"] > 0).sum(axis=1)
+            parts.append(f"{len(self.domains)} domains, {_format_range(numbers)} per client")
         held_out = {"train": f" with {self.held_out} held out for validation" if self.held_out else ""}
         for split, size in self.sizes.items():
-            parts.append(f"{split} {_span(size)} each, {size.sum()} in all{held_out.get(split, '')}")
+            parts.append(f"{split} {_format_range(size)} each, {size.sum()} in all{held_out.get(split, '')}")
         return "; ".join(parts)
 
 
-def _parts(client: Client) -> Iterator[tuple[str, Split]]:
+def _iterate_splits(client: Client) -> Iterator[tuple[str, Split]]:
     for name in ("train", "validation", "test"):
         split = client.split(name)
         if split is not None:
             yield ("test" if name == "test" else "train"), split
 
 
-def _span(numbers: NDArray[np.int64]) -> str:
+def _format_range(numbers: NDArray[np.int64]) -> str:
     low, high = int(numbers.min()), int(numbers.max())
     return f"{low}" if low == high else f"{low} to {high}"
 
 
-def counted_tables(table: ClassTable) -> Iterator[TextTable]:
-    """One row per client and a column ``train/test`` per class, then the same with the domains."""
+def count_tables(table: ClassTable) -> Iterator[TextTable]:
+    """Yield a table with a row per client and a column ``train/test`` per class, then one with the domains."""
     if table.classes or not table.domains:
-        yield _counted(table, table.classes, table.counts)
+        yield _count_table(table, table.classes, table.counts)
     if table.domains:
-        yield _counted(table, table.domains, table.domain_counts)
+        yield _count_table(table, table.domains, table.domain_counts)
 
 
-def _counted(table: ClassTable, names: list[str], counts: dict[str, NDArray[np.int64]]) -> TextTable:
+def _count_table(table: ClassTable, names: list[str], counts: dict[str, NDArray[np.int64]]) -> TextTable:
     header = ["client", *(["group"] if table.groups else []), "train", "test", *names]
     rows = []
     for row, id_ in enumerate(table.ids):
         sizes = [*([table.groups[row]] if table.groups else []), *(str(table.sizes[split][row]) for split in SPLITS)]
-        rows.append([id_, *sizes, *_cells(counts["train"][row], counts["test"][row])])
+        rows.append([id_, *sizes, *_format_counts(counts["train"][row], counts["test"][row])])
     return TextTable("", header, rows)
 
 
-def _cells(train: NDArray[np.int64], test: NDArray[np.int64]) -> list[str]:
+def _format_counts(train: NDArray[np.int64], test: NDArray[np.int64]) -> list[str]:
     return [f"{a}/{b}" if a or b else NONE for a, b in zip(train.tolist(), test.tolist(), strict=True)]
 
 
@@ -163,8 +164,8 @@ def write_partition_page(table: ClassTable, out: Path) -> Path:
     ):
         if not names:
             continue
-        drawn = [figure(heat_map(f"{SPLIT_WORDS[s]} by client and {kind}", labels, names, counts[s])) for s in SPLITS]
-        sections.append(section(kind, f"By {kind}", grid(*drawn)))
+        figures = [figure(heat_map(f"{SPLIT_WORDS[s]} by client and {kind}", labels, names, counts[s])) for s in SPLITS]
+        sections.append(section(kind, f"By {kind}", grid(*figures)))
     totals = {name: [int(table.sizes[split][row]) for split in SPLITS] for row, name in enumerate(labels)}
     sections.append(section("sizes", "Samples", grid(figure(stacked("Samples of each client", SPLITS, totals)))))
     return write_page(out, f"Partition of {table.name}", table.summary(), sections)

@@ -4,95 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfed.engine.metrics import computed, metric_of
+from perfed.engine.metrics import metric_of
 from perfed.plugins import POOLED
 from perfed.report.against import needs_no_federation
 from perfed.report.intervals import Chances, Gain, Spread, pool_spreads, selected
 from perfed.report.paired import ClientTable
-from perfed.report.runs import Run
-from perfed.run import predictions
-
-MOST_GROUPS = 100
-"""Largest number of groups of rows for the jackknife of a metric that is not a mean over rows."""
+from perfed.report.run_predictions import SitePredictions
+from perfed.report.run_results import RunResults
 
 MOST_COLUMNS = 40
 """Largest number of sites times methods from which the variance between seeds is estimated, to limit the time."""
 
 Values = NDArray[np.float64]
-Cells = dict[int, tuple["Judged", "Judged"]]
+Cells = dict[int, tuple[SitePredictions, SitePredictions]]
 """The predictions of a method and of the method it is compared with at a site, by the index of the seed."""
 
 
-@dataclass(frozen=True)
-class Judged:
-    """What a run's models said of a site's rows: of each reported evaluation the rows' own parts of the metric, or,
-    where it is no mean over rows, targets and outputs.
-
-    Attributes:
-        mark: changes with the rows.
-    """
-
-    mark: int
-    metric: str
-    parts: tuple[tuple[NDArray[Any], ...], ...]
-
-    @property
-    def rows(self) -> int:
-        """How many there are."""
-        return len(self.parts[0][0])
-
-    def gives(self, reported: float) -> bool:
-        """Whether the metric on all rows is the one that the run reported."""
-        return bool(np.isclose(self._on(np.ones(self.rows, dtype=bool)), reported, rtol=1e-6, atol=1e-9))
-
-    @cached_property
-    def by_row(self) -> tuple[Values, Values]:
-        """The contribution of each row (or group of rows), whose weighted mean is the metric, and its number of rows.
-
-        If the metric is not a mean over rows, the contributions are the jackknife's pseudo-values
-        G m - (G - 1) m_(-g) of G groups (Tukey 1958); NaN if the metric is undefined without a group.
-        """
-        if metric_of(self.metric).rows is not None:
-            return np.asarray(np.mean([rows for (rows,) in self.parts], axis=0)), np.ones(self.rows)
-        groups = -(-self.rows // -(-self.rows // MOST_GROUPS))
-        of_row = np.arange(self.rows) % groups
-        sizes = np.bincount(of_row).astype(np.float64)
-        times, whole = self.rows / sizes, self._on(np.ones(self.rows, dtype=bool))
-        without = np.array([self._on(of_row != group) for group in range(groups)])
-        return times * whole - (times - 1) * without, sizes
-
-    def _on(self, rows: NDArray[np.bool_]) -> float:
-        """The metric on some of the rows, averaged over the evaluations; NaN where it is not defined."""
-        if metric_of(self.metric).rows is not None:
-            return float(np.mean([own[rows].mean() for (own,) in self.parts]))
-        if not rows.any():
-            return np.nan
-        values = [computed(self.metric, y[rows], outputs[rows]) for y, outputs in self.parts]
-        return float(np.mean([np.nan if value is None else value for value in values]))
-
-
-def judged(run: Run, metric: str) -> dict[str, Judged]:
-    """By site, from the run's predictions; empty where none were kept."""
-    last = int(run.summary.evaluation.get("last", 1)) if run.summary else 1
-    of_rows = metric_of(metric).rows
-    found: dict[str, Judged] = {}
-    for file in predictions.read(run.directory, last):
-        arrays = (file.targets, file.outputs) if of_rows is None else (of_rows(file.targets, file.outputs),)
-        for site, mark, own in file.sites():
-            earlier = found[site].parts if site in found else ()
-            found[site] = Judged(mark, metric, (*earlier, tuple(array[own] for array in arrays)))
-    return found
-
-
 def row_intervals(
-    runs: Sequence[Run],
+    runs: Sequence[RunResults],
     values: ClientTable,
     metric: str,
     pairs: Mapping[str, tuple[str, str]],
@@ -124,14 +58,13 @@ def row_intervals(
         methods, or do not reproduce the reported metric, or if the metric is undefined without some rows.
     """
     candidates = _list_methods(values, pairs)
-    predictions_of_runs = {
-        (run.method, run.seed): judged(run, metric) for run in runs if run.summary and run.method in candidates
-    }
+    predictions = {(run.method, run.seed): run.predictions_by(metric) for run in runs if run.method in candidates}
     spreads: dict[tuple[str, str], Spread] = {}
     for site, (method, base) in pairs.items():
+        site_predictions = {run: all_sites.at_site(site) for run, all_sites in predictions.items()}
         federated = [candidate for candidate in candidates if not needs_no_federation(candidate)]
         for candidate in dict.fromkeys([method, *federated][: max(1, MOST_COLUMNS // len(pairs))]):
-            cells = _match_predictions(predictions_of_runs, values, metric, site, (candidate, base))
+            cells = _match_predictions(site_predictions, values, metric, site, (candidate, base))
             spread = _row_spread(cells, metric, len(values.seeds)) if cells else None
             if spread is not None:
                 gains = values.gains(candidate, base, metric_of(metric))[:, values.sites.index(site)]
@@ -199,7 +132,7 @@ def _list_methods(values: ClientTable, pairs: Mapping[str, tuple[str, str]]) -> 
 
 
 def _match_predictions(
-    predictions_of_runs: Mapping[tuple[str, int], Mapping[str, Judged]],
+    predictions: Mapping[tuple[str, int], SitePredictions | None],
     values: ClientTable,
     metric: str,
     site: str,
@@ -210,10 +143,10 @@ def _match_predictions(
     seeds = np.flatnonzero(np.isfinite(reported[0] - reported[1])).tolist()
     cells: Cells = {}
     for number in seeds:
-        method, base = (predictions_of_runs.get((name, values.seeds[number]), {}).get(site) for name in pair)
+        method, base = (predictions.get((name, values.seeds[number])) for name in pair)
         if method is None or base is None or (method.mark, method.rows) != (base.mark, base.rows):
             return {}
-        if not (method.gives(reported[0][number]) and base.gives(reported[1][number])):
+        if not (method.reproduces(reported[0][number]) and base.reproduces(reported[1][number])):
             return {}
         cells[number] = method, base
     return cells

@@ -1,4 +1,4 @@
-"""Arrays that a run kept of some rounds: embedded samples, heads as they were combined, losses of local epochs."""
+"""Arrays that a run kept of some rounds: embedded samples, weights of combined heads, and losses of local epochs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class Snapshot:
     """Embedded samples of one round.
 
     Attributes:
-        z: ``(samples, k)``, all finite.
-        y: ``(samples,)`` classes.
-        client: ``(samples,)`` client ids.
-        anchors: ``(entries, k)``, or None where the method has none.
+        round: the number of the round.
+        z: the embedded samples ``(samples, k)``, all finite.
+        y: the classes of the samples ``(samples,)``.
+        client: the client ids of the samples ``(samples,)``.
+        anchors: the anchors ``(entries, k)``; ``None`` if the method has none.
         anchor_class: the class of each anchor, ``(entries,)``.
     """
 
@@ -36,7 +37,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Combination:
-    """How one round combined the heads: row i of ``weights`` ``(m, m)`` holds those of client ``clients[i]``."""
+    """The weights ``(m, m)`` with which a round combined the heads of the clients; row i belongs to ``clients[i]``."""
 
     round: int
     weights: NDArray[np.float64]
@@ -96,7 +97,7 @@ def load_losses(files: Sequence[Path]) -> dict[str, list[tuple[int, list[float]]
     Raises:
         PerfedError: an unreadable file, or arrays whose shapes do not belong together.
     """
-    found: dict[str, list[tuple[int, list[float]]]] = {}
+    losses: dict[str, list[tuple[int, list[float]]]] = {}
     for file in files:
         arrays = read_arrays(file, ("client", "loss"), fault="not the losses of local epochs")
         try:
@@ -107,16 +108,16 @@ def load_losses(files: Sequence[Path]) -> dict[str, list[tuple[int, list[float]]
         if client.ndim != 1 or client.shape != loss.shape:
             raise PerfedError(f"{file}: needs client and loss (epochs,), got {client.shape} and {loss.shape}")
         for name in dict.fromkeys(client.tolist()):
-            found.setdefault(name, []).append((number, loss[client == name].tolist()))
-    return found
+            losses.setdefault(name, []).append((number, loss[client == name].tolist()))
+    return losses
 
 
 MAX_SAMPLES = 200
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Positions ``(samples, 2)`` with their classes and clients, and anchors ``(entries, 2)`` with their classes."""
+class PlacedSamples:
+    """The positions of samples ``(samples, 2)`` and anchors ``(entries, 2)`` in the plane, and their classes."""
 
     round: int
     points: NDArray[np.float64]
@@ -126,8 +127,8 @@ class Placed:
     anchor_classes: NDArray[np.int64]
 
 
-def placed(snapshot: Snapshot) -> Placed | None:
-    """t-SNE of at most :data:`MAX_SAMPLES` samples and the anchors together; None where there are fewer than four."""
+def place_samples(snapshot: Snapshot) -> PlacedSamples | None:
+    """Return the t-SNE of at most :data:`MAX_SAMPLES` samples and the anchors, ``None`` if they are fewer than four."""
     picked = np.arange(len(snapshot.z))
     if len(picked) > MAX_SAMPLES:
         picked = np.sort(np.random.default_rng(0).choice(picked, MAX_SAMPLES, replace=False))
@@ -136,14 +137,13 @@ def placed(snapshot: Snapshot) -> Placed | None:
     points, classes = np.concatenate([snapshot.z[picked], anchors[finite]]), snapshot.anchor_class[finite]
     if len(points) < 4:
         return None
-    at = tsne(points)
-    return Placed(
-        snapshot.round, at[: len(picked)], snapshot.y[picked], snapshot.client[picked], at[len(picked) :], classes
-    )
+    positions = compute_tsne(points)
+    samples, anchors = positions[: len(picked)], positions[len(picked) :]
+    return PlacedSamples(snapshot.round, samples, snapshot.y[picked], snapshot.client[picked], anchors, classes)
 
 
-def tsne(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Two-dimensional positions of at least four points, the same for the same points."""
+def compute_tsne(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return two-dimensional positions of at least four points; the result is deterministic."""
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(points) - 1) / 3)

@@ -1,4 +1,4 @@
-"""Numbers and tables as text, the same on the terminal and in the report."""
+"""Formatting of numbers and tables as text for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ SAME = "no difference on these rows"
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table whose cells are text; the first column names the rows.
+    """A table whose cells are text; the first column has the names of the rows.
 
     Attributes:
-        title: what it is about.
-        header: titles of the columns.
-        rows: as many cells each as there are columns.
-        note: a sentence below it.
-        best: rows that are the best, to be printed bold.
+        title: the title of the table.
+        header: the titles of the columns.
+        rows: the cells of each row, one for each column.
+        note: a sentence below the table.
+        best: the numbers of the best rows, which are printed bold.
     """
 
     title: str
@@ -32,18 +32,18 @@ class TextTable:
 
 
 def axis_title(metric: str) -> str:
-    """The metric's name with its unit."""
+    """Return the name of a metric with its unit."""
     unit = metric_of(metric).unit
     return f"{metric.capitalize()} ({unit})" if unit else metric
 
 
 def directed_title(metric: str) -> str:
-    """The same, and that lower is better where it is."""
+    """Return the name of a metric with its unit, and a note if lower is better."""
     return axis_title(metric) + ("" if metric_of(metric).higher_is_better else ", lower is better")
 
 
-def metric_text(metric: str, value: float, sign: str = "") -> str:
-    """A metric in percent with two decimals, any other with four digits.
+def format_metric(metric: str, value: float, sign: str = "") -> str:
+    """Return the value of a metric as text: percent with two decimals, other units with four digits.
 
     ``sign`` is ``"+"`` for differences, which have as many decimals as the metric's values.
     """
@@ -54,27 +54,28 @@ def metric_text(metric: str, value: float, sign: str = "") -> str:
     return f"{known.scale * value:{sign}.{'2f' if known.percent else '4g'}}"
 
 
-def difference_text(metric: str, mean: float, low: float | None, high: float | None) -> str:
-    """``+2.00 [+0.10, +3.90]`` as tables have it; without an interval the difference alone.
+def format_difference(metric: str, mean: float, low: float | None, high: float | None) -> str:
+    """Return a difference with its interval as text for tables, ``+2.00 [+0.10, +3.90]``, or without it if it is None.
 
     Example:
-        >>> difference_text("accuracy", 0.02, 0.001, 0.039), difference_text("c-index", 2.5e-05, None, None)
+        >>> format_difference("accuracy", 0.02, 0.001, 0.039), format_difference("c-index", 2.5e-05, None, None)
         ('+2.00 [+0.10, +3.90]', '+0.0000')
-        >>> difference_text("accuracy", 0.0, 0.0, 0.0)
+        >>> format_difference("accuracy", 0.0, 0.0, 0.0)
         'no difference on these rows'
     """
     if mean == low == high == 0:
         return SAME
-    ends = [] if low is None or high is None else [metric_text(metric, end, "+") for end in (low, high)]
-    return metric_text(metric, mean, "+") + (f" [{', '.join(ends)}]" if ends else "")
+    ends = [] if low is None or high is None else [format_metric(metric, end, "+") for end in (low, high)]
+    return format_metric(metric, mean, "+") + (f" [{', '.join(ends)}]" if ends else "")
 
 
-def short_number(metric: str, value: float, sign: str = "") -> str:
-    """A difference as sentences have it: percent with one decimal, any other with a decimal or digit less than
-    :func:`metric_text`. What would read as 0 has the decimals of tables, so that both have its sign.
+def format_short(metric: str, value: float, sign: str = "") -> str:
+    """Return a difference as text for sentences, with one decimal or digit less than :func:`format_metric`.
+
+    A difference that would be printed as 0 has the decimals of tables, so that both show its sign.
 
     Example:
-        >>> short_number("accuracy", 0.0123, "+"), short_number("accuracy", -0.0004, "+")
+        >>> format_short("accuracy", 0.0123, "+"), format_short("accuracy", -0.0004, "+")
         ('+1.2', '-0.04')
     """
     known = metric_of(metric)
@@ -86,17 +87,17 @@ def short_number(metric: str, value: float, sign: str = "") -> str:
 
 
 def amount(metric: str, value: float, sign: str = "") -> str:
-    """:func:`short_number` with what it counts: points, or the metric.
+    """:func:`format_short` with what it counts: points, or the metric.
 
     Example:
         >>> amount("accuracy", 0.02), amount("c-index", 0.2041)
         ('2.0 points', '0.204 of c-index')
     """
-    return f"{short_number(metric, value, sign)} {'points' if metric_of(metric).percent else f'of {metric}'}"
+    return f"{format_short(metric, value, sign)} {'points' if metric_of(metric).percent else f'of {metric}'}"
 
 
 def megabytes(size: float) -> str:
-    """A number of bytes in few digits.
+    """Return a number of bytes as text with few digits.
 
     Example:
         >>> megabytes(0), megabytes(4.46e6), megabytes(34.65e6), megabytes(2.5e9)
@@ -108,7 +109,7 @@ def megabytes(size: float) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in a sentence.
+    """Return names as an enumeration in a sentence.
 
     Example:
         >>> listed(["a"]), listed(["a", "b", "c"])
@@ -117,14 +118,17 @@ def listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def mean_std(values: Sequence[float], text: Callable[[float], str], of: int | None = None) -> str:
-    """``mean ± sample standard deviation`` over seeds; says so where fewer than ``of`` seeds have a value.
+def format_mean_std(values: Sequence[float], text: Callable[[float], str], total: int | None = None) -> str:
+    """Return ``mean ± sample standard deviation`` over seeds, and a note if fewer than ``total`` seeds have a value.
 
     Example:
-        >>> mean_std([1.0, 3.0], "{:.1f}".format), mean_std([1.0], "{:.1f}".format, of=2), mean_std([], str)
-        ('2.0 ± 1.4', '1.0 (1 of 2 seeds)', '–')
+        >>> one_decimal = "{:.1f}".format
+        >>> format_mean_std([1.0, 3.0], one_decimal), format_mean_std([1.0], one_decimal, total=2)
+        ('2.0 ± 1.4', '1.0 (1 of 2 seeds)')
     """
     if not values:
         return UNKNOWN
     spread = f" ± {text(stdev(values))}" if len(values) > 1 else ""
-    return text(fmean(values)) + spread + (f" ({len(values)} of {of} seeds)" if of and len(values) < of else "")
+    return (
+        text(fmean(values)) + spread + (f" ({len(values)} of {total} seeds)" if total and len(values) < total else "")
+    )

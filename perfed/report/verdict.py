@@ -25,23 +25,23 @@ from perfed.report.against import (
 )
 from perfed.report.intervals import Chances, Gain
 from perfed.report.paired import ClientTable
-from perfed.report.runs import Run, main_metric
+from perfed.report.run_results import RunResults, main_metric
 from perfed.report.site_intervals import row_intervals
-from perfed.report.text import UNKNOWN, TextTable, amount, difference_text, listed
+from perfed.report.text import UNKNOWN, TextTable, amount, format_difference, listed
 from perfed.report.warnings import (
     Constant,
-    below,
-    constant,
-    doubts,
-    few_seeds,
-    learnt_nothing,
-    noisy,
-    one_class,
-    same_rows,
-    spent,
-    unequal_rounds,
-    unfinished,
-    without,
+    describe_constant_predictions,
+    describe_convergence,
+    describe_few_seeds,
+    describe_frequent_class,
+    describe_inferior_methods,
+    describe_missing_metric,
+    describe_noise,
+    describe_same_rows,
+    describe_spent_privacy,
+    describe_unequal_rounds,
+    find_constant_predictions,
+    list_data_doubts,
 )
 
 WORTH = 200
@@ -56,12 +56,13 @@ FLAT, ALONE = "the local model predicts the same for every row", "nothing else w
 class SiteVerdict:
     """What to use at a site, of what a site can have.
 
-    A site's few test rows favour by chance one method or another. So a method's mean over the seeds there is brought
-    nearer to its mean over all sites, as if :data:`WORTH` more rows of the site had the latter
-    (:meth:`perfed.report.paired.ClientTable.shrunk`); the best after that is taken of the models that need no
-    federation, and of the others. Models that say the same of every row (:func:`perfed.report.warnings.constant`) come
-    after all others. The federated one is to be used where it gains at the site, or where it is ahead over all sites
-    and nothing at the site speaks against it; else the site keeps its own.
+    A site has few test rows, on which one or another method is better by chance. A method's mean over the seeds at the
+    site is therefore shrunk towards its mean over all sites, as if the site had :data:`WORTH` more rows with that mean
+    (:meth:`perfed.report.paired.ClientTable.shrink_to_mean`). The best method after that is selected among the models
+    that need no federation, and among the others. Constant models
+    (:func:`perfed.report.warnings.find_constant_predictions`) rank below all others. The federated method is
+    recommended if it gains at the site, or if it is ahead over all sites and nothing at the site contradicts this;
+    otherwise the local one is.
 
     Attributes:
         method: what to use.
@@ -165,7 +166,7 @@ class Verdict:
 
     def _gain_at(self, site: SiteVerdict) -> str:
         gain = site.gain
-        return UNKNOWN if gain is None else difference_text(self.metric, gain.mean, gain.low, gain.high)
+        return UNKNOWN if gain is None else format_difference(self.metric, gain.mean, gain.low, gain.high)
 
     def warned(self, lines: Sequence[str]) -> Verdict:
         """The same with further warnings before the others."""
@@ -176,7 +177,7 @@ class Verdict:
         return {**asdict(self), "sentences": self.sentences}
 
 
-def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None:
+def verdict(runs: Sequence[RunResults], reference: str | None = None) -> Verdict | None:
     """Return the verdict of finished runs; None if fewer than two methods have measured clients in common.
 
     The intervals of methods are over clients and seeds (:func:`perfed.report.intervals.intervals`), and corrected for
@@ -189,7 +190,7 @@ def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None
         reference: that the others are compared with; if not given, the one with the best mean of those that need no
             federation (``local`` and ``sklearn:``), else the first.
     """
-    metric, values = main_metric(runs), ClientTable.of(runs)
+    metric, values = main_metric(runs), ClientTable.from_runs(runs)
     if metric is None or len(values.of_method) < 2:
         return None
     known = metric_of(metric)
@@ -197,19 +198,19 @@ def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None
     sizes = {method: sent(runs, method) for method in values.of_method}
     found = tuple(compare_methods(base, values, known, sizes).values())
     federated = [of for of in found if not needs_no_federation(of.method) and not of.method.startswith(POOLED)]
-    flat = constant(runs)
+    flat = find_constant_predictions(runs)
     warnings = [
-        *spent(runs),
-        *noisy(values, known),
-        *few_seeds(values),
-        *without(runs, metric, values),
-        *doubts(runs),
-        *unequal_rounds(runs),
-        *learnt_nothing(flat, len(values.sites)),
-        *same_rows(runs),
-        *unfinished(runs, metric),
-        *one_class(runs, metric, values),
-        *(below(federated, base, metric) if needs_no_federation(base) else ()),
+        *describe_spent_privacy(runs),
+        *describe_noise(values, known),
+        *describe_few_seeds(values),
+        *describe_missing_metric(runs, metric, values),
+        *list_data_doubts(runs),
+        *describe_unequal_rounds(runs),
+        *describe_constant_predictions(flat, len(values.sites)),
+        *describe_same_rows(runs),
+        *describe_convergence(runs, metric),
+        *describe_frequent_class(runs, metric, values),
+        *(describe_inferior_methods(federated, base, metric) if needs_no_federation(base) else ()),
     ]
     several = needs_no_federation(base) and len(values.sites) > 1  # else nothing is known of other sites
     ahead = {of.method for of in federated if several and of.gain.sign > 0}
@@ -230,7 +231,10 @@ class _Candidates:
         """Those of the site in this column."""
         site = values.sites[column]
         scores = {
-            method: (site not in flat.get(method, ()), known.direction * float(values.shrunk(method, WORTH)[column]))
+            method: (
+                site not in flat.get(method, ()),
+                known.direction * float(values.shrink_to_mean(method, WORTH)[column]),
+            )
             for method, own in values.of_method.items()
             if np.isfinite(own[:, column]).any() and not method.startswith(POOLED)
         }
@@ -258,7 +262,7 @@ class _Candidates:
 
 
 def _of_sites(
-    runs: Sequence[Run], values: ClientTable, metric: str, flat: Constant, ahead: Collection[str]
+    runs: Sequence[RunResults], values: ClientTable, metric: str, flat: Constant, ahead: Collection[str]
 ) -> tuple[SiteVerdict, ...]:
     known = metric_of(metric)
     found = {site: _Candidates.at(column, values, known, flat) for column, site in enumerate(values.sites)}

@@ -1,30 +1,24 @@
-"""What a reader of a verdict must mind: one line for each thing that is not as the numbers let one think."""
+"""Warnings of a verdict: a line for each reason to be careful with its numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import log_softmax  # type: ignore[import-untyped]
 
 from perfed.engine.metrics import Metric, metric_of, shown
 from perfed.methods.titles import display_name
 from perfed.plugins import POOLED, SKLEARN
 from perfed.report.against import MethodVerdict
 from perfed.report.paired import ClientTable
-from perfed.report.runs import Run, first_holdings, holdings_of, methods_of
-from perfed.report.text import amount, listed, metric_text
-from perfed.run import predictions
+from perfed.report.run_results import RunResults, find_federation_data, list_methods
+from perfed.report.text import amount, format_metric, listed
 
 Constant = Mapping[str, Sequence[str]]
-"""By method the sites at which its models say the same of every row."""
-
-ENOUGH_ROWS = 5
-"""Test rows of a site from which on models that say the same of all have learnt nothing: few can be alike by chance."""
+"""The sites at which the models of a method predict the same for all rows, by method."""
 
 MOSTLY = 0.8
-"""Share of the most frequent class from which on accuracy may tell little."""
+"""The share of the most frequent class from which accuracy may not be informative."""
 
 MOST_NAMES = 5  # of sites in a line
 
@@ -40,76 +34,75 @@ _PAST_BEST = (
     "Tune lr and weight_decay, or keep each client's best round: evaluation.stop = 'validated' with "
     "data.validation_fraction."
 )
-_SAME = 1e-6
-_MEANT = (SKLEARN + "majority", SKLEARN + "mean")  # what they say of everybody is what they are for
+_INTENDED = (SKLEARN + "majority", SKLEARN + "mean")  # their purpose is to predict the same for all rows
 _NO_MORE = 0.02
-_HARD = (0.0, 1.0, float(np.log(np.finfo(np.float64).tiny)))  # what models without doubts say, and its logarithms
 _FOLDS = {
     "memory": "; give a function from a seed to a federation for folds",
     "tables": "; 'folds' in [data] gives each seed test rows of its own",
 }
 
 
-def unfinished(runs: Sequence[Run], metric: str) -> list[str]:
-    """The methods whose training ended too early, or too late.
+def describe_convergence(runs: Sequence[RunResults], metric: str) -> list[str]:
+    """Return a line for each method whose training ended too early or too late.
 
-    Too early: with every seed the metric got better in the last quarter of the rounds, on average by more than half a
-    point; or the training loss fell from the third quarter to the last by more than a twentieth of the first round's,
-    and the metric did not get worse. Too late: with every seed a metric ends worse than it was after the round in which
-    its mean over the seeds was best, on average by more than three points, of errors by more than a tenth.
+    Training ended too early if the metric improved with every seed in the last quarter of the rounds, on average by
+    more than half a point, or if the training loss fell from the third quarter to the last by more than a twentieth of
+    that of the first round and the metric did not get worse. It ended too late if with every seed a metric ends worse
+    than after the round in which its mean over the seeds was best, on average by more than three points (errors: by
+    more than a tenth).
     """
-    found = []
-    for method in methods_of(runs):
-        own = [run for run in runs if run.method == method]
-        still = _still_better(own, metric) or _still_learning(own, metric)
-        if still:
-            found.append(
-                f"{display_name(method)} has not converged: in the last quarter of the rounds {still}; more rounds may "
-                "change the verdict."
+    lines = []
+    for method in list_methods(runs):
+        members = [run for run in runs if run.method == method]
+        progress = _describe_metric_gain(members, metric) or _describe_loss_decrease(members, metric)
+        if progress:
+            lines.append(
+                f"{display_name(method)} has not converged: in the last quarter of the rounds {progress}; more rounds "
+                "may change the verdict."
             )
-        worse = [text for name in dict.fromkeys((metric, "auc")) if (text := _past_best(own, name))][:1]
-        found += [f"{display_name(method)} {text}. {_PAST_BEST}" for text in worse]
-    return found
+        decline = [text for name in dict.fromkeys((metric, "auc")) if (text := _describe_decline(members, name))][:1]
+        lines += [f"{display_name(method)} {text}. {_PAST_BEST}" for text in decline]
+    return lines
 
 
-def _still_better(runs: Sequence[Run], metric: str) -> str:
-    rises = [pair for run in runs if (pair := _last_quarter(run, metric)) is not None]
+def _describe_metric_gain(runs: Sequence[RunResults], metric: str) -> str:
+    rises = [pair for run in runs if (pair := _compute_last_gain(run, metric)) is not None]
     if not rises or min(rise for rise, _ in rises) <= 0:
         return ""
     rise, value = (float(np.mean(column)) for column in zip(*rises, strict=True))
-    return f"it still gained {amount(metric, rise)}" if rise > _part(_STILL, metric, value) else ""
+    return f"it still gained {amount(metric, rise)}" if rise > _relevant_change(_STILL, metric, value) else ""
 
 
-def _still_learning(runs: Sequence[Run], metric: str) -> str:
-    """By the loss, which moves where the metric does not yet: an accuracy while a class is rare."""
-    rises = [pair for run in runs if (pair := _last_quarter(run, metric)) is not None]
-    losses = [own for run in runs if (own := _losses(run)) is not None]
+def _describe_loss_decrease(runs: Sequence[RunResults], metric: str) -> str:
+    """Return a text on the training loss, which may fall before the metric improves: accuracy if a class is rare."""
+    rises = [pair for run in runs if (pair := _compute_last_gain(run, metric)) is not None]
+    losses = [means for run in runs if (means := _average_losses(run)) is not None]
     if not rises or len(losses) < len(runs):
         return ""
     first, before, last = np.array(losses).T
     rise, value = (float(np.mean(column)) for column in zip(*rises, strict=True))
     if (before <= last).any() or np.mean(before - last) <= _LOSS * abs(np.mean(first)):
         return ""
-    worse = rise < -_part(_STILL, metric, value)
+    worse = rise < -_relevant_change(_STILL, metric, value)
     return "" if worse else f"its training loss still fell from {np.mean(before):.3g} to {np.mean(last):.3g}"
 
 
-def _losses(run: Run) -> tuple[float, float, float] | None:
-    """The training loss of the first round, and its means over the third and the last quarter of the rounds."""
-    known = [
+def _average_losses(run: RunResults) -> tuple[float, float, float] | None:
+    """Return the training loss of the first round, and its means over the third and the last quarter of the rounds."""
+    losses = [
         (line.round, line.train_loss)
         for line in run.rounds
         if line.train_loss is not None and np.isfinite(line.train_loss)
     ]
     end = max((line.round for line in run.rounds), default=0)
-    before = [loss for number, loss in known if 0.5 * end < number <= 0.75 * end]
-    last = [loss for number, loss in known if number > 0.75 * end]
-    return (known[0][1], float(np.mean(before)), float(np.mean(last))) if before and last else None
+    before = [loss for number, loss in losses if 0.5 * end < number <= 0.75 * end]
+    last = [loss for number, loss in losses if number > 0.75 * end]
+    return (losses[0][1], float(np.mean(before)), float(np.mean(last))) if before and last else None
 
 
-def _last_quarter(run: Run, metric: str) -> tuple[float, float] | None:
-    """By how much the mean got better, and what it was before."""
-    curve = _curve(run, metric)
+def _compute_last_gain(run: RunResults, metric: str) -> tuple[float, float] | None:
+    """Return the gain of the mean in the last quarter of the rounds, and the mean before."""
+    curve = _mean_by_round(run, metric)
     before = [number for number in curve if number <= 0.75 * max(curve)]
     if not before:
         return None
@@ -117,9 +110,9 @@ def _last_quarter(run: Run, metric: str) -> tuple[float, float] | None:
     return metric_of(metric).direction * (end - start), start
 
 
-def _past_best(runs: Sequence[Run], metric: str) -> str:
-    """What the metric was at its best and what is reported, which need not be that of the last round."""
-    curves = [_curve(run, metric) for run in runs if run.summary and metric in run.summary.spreads]
+def _describe_decline(runs: Sequence[RunResults], metric: str) -> str:
+    """Return a text on the best mean of a metric and the reported one, which need not be that of the last round."""
+    curves = [_mean_by_round(run, metric) for run in runs if run.summary and metric in run.summary.spreads]
     ends = [run.summary.spreads[metric].mean for run in runs if run.summary and metric in run.summary.spreads]
     shared = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
     if not shared:
@@ -135,99 +128,104 @@ def _past_best(runs: Sequence[Run], metric: str) -> str:
     return f"was better after round {best} ({was}) than it is at the end ({now})"
 
 
-def _curve(run: Run, metric: str) -> dict[int, float]:
-    """The mean over the clients by evaluated round."""
+def _mean_by_round(run: RunResults, metric: str) -> dict[int, float]:
+    """Return the mean over the clients by evaluated round."""
     return {line.round: line.spreads[metric].mean for line in run.rounds if metric in line.spreads}
 
 
-def _part(share: float, metric: str, value: float) -> float:
-    """What counts as a change of a metric: of errors a part of their value."""
+def _relevant_change(share: float, metric: str, value: float) -> float:
+    """Return the smallest relevant change of a metric, which is relative to the value for errors."""
     return share * (1.0 if metric_of(metric).higher_is_better else abs(value))
 
 
-def below(found: Sequence[MethodVerdict], base: str, metric: str) -> list[str]:
-    """One line for the federated methods that a model that needs no federation is as good as: those that are below it,
-    and those whose mean is not above it though their interval has 0 in it.
+def describe_inferior_methods(verdicts: Sequence[MethodVerdict], base: str, metric: str) -> list[str]:
+    """Return a line on the federated methods that are not better than a model that needs no federation.
+
+    These are methods that are significantly worse, and methods whose mean is not better though the interval contains 0.
     """
-    worse = [v for v in found if v.gain.mean <= 0]
-    none = amount(metric, 0.0)  # as it is printed
-    lost = [v for v in worse if v.gain.sign < 0 and amount(metric, -v.gain.mean) != none]
-    parts, alone = [], f"{display_name(base)}, which needs no federation"
-    if lost:
-        each = ", ".join(f"{display_name(v.method)} (by {amount(metric, -v.gain.mean)})" for v in lost)
-        parts.append(f"Worse than {alone}: {each}")
-    level = ", ".join(display_name(v.method) for v in worse if v not in lost)
+    inferior = [v for v in verdicts if v.gain.mean <= 0]
+    zero = amount(metric, 0.0)  # as it is printed
+    worse = [v for v in inferior if v.gain.sign < 0 and amount(metric, -v.gain.mean) != zero]
+    parts, reference = [], f"{display_name(base)}, which needs no federation"
+    if worse:
+        names = ", ".join(f"{display_name(v.method)} (by {amount(metric, -v.gain.mean)})" for v in worse)
+        parts.append(f"Worse than {reference}: {names}")
+    level = ", ".join(display_name(v.method) for v in inferior if v not in worse)
     if level:
-        parts.append(f"no better: {level}" if lost else f"No better than {alone}: {level}")
+        parts.append(f"no better: {level}" if worse else f"No better than {reference}: {level}")
     return [f"{'; '.join(parts)}."] if parts else []
 
 
-def unequal_rounds(runs: Sequence[Run]) -> list[str]:
-    """The methods whose finished runs were asked for different numbers of rounds: some went on beside the others."""
-    found = []
-    for method in methods_of(runs):
-        own = [run for run in runs if run.method == method and run.summary and run.summary.rounds]
-        asked = {int(run.config.get("rounds", 0)) for run in own} - {0}
-        if len(asked) > 1:
-            found.append(
-                f"{display_name(method)}: seeds have {listed([str(number) for number in sorted(asked)])} rounds."
+def describe_unequal_rounds(runs: Sequence[RunResults]) -> list[str]:
+    """Return a line for each method whose finished runs have different numbers of rounds in their settings."""
+    lines = []
+    for method in list_methods(runs):
+        members = [run for run in runs if run.method == method and run.summary and run.summary.rounds]
+        rounds = {int(run.config.get("rounds", 0)) for run in members} - {0}
+        if len(rounds) > 1:
+            lines.append(
+                f"{display_name(method)}: seeds have {listed([str(number) for number in sorted(rounds)])} rounds."
             )
-    return found
+    return lines
 
 
-def same_rows(runs: Sequence[Run]) -> list[str]:
-    """One line where seeds differ in nothing but what training draws: clients, rows and targets are the same."""
-    by_seed: dict[int, Run] = {}
+def describe_same_rows(runs: Sequence[RunResults]) -> list[str]:
+    """Return a line if the seeds have the same clients, rows and targets, and differ only in the training."""
+    by_seed: dict[int, RunResults] = {}
     for run in runs:
         if run.summary:
             by_seed.setdefault(run.seed, run)
-    data = {None if (held := holdings_of(run)) is None else held.data for run in by_seed.values()}
-    rows = {predictions.marks(run.directory) for run in by_seed.values()}
+    data = {run.data for run in by_seed.values()}
+    rows = {run.predictions.marks for run in by_seed.values()}
     if len(by_seed) < 2 or len(rows) > 1 or (rows == {()} and (len(data) > 1 or data == {None})):
         return []  # without predictions the targets alone say it
     which = "training and test" if len(data - {None}) == len(data) == 1 else "test"
     name = str(next(iter(by_seed.values())).config.get("data", {}).get("name", ""))
-    way = _FOLDS.get("memory" if name.endswith(" in memory") else name, "")
-    return [f"All seeds have the same {which} rows: intervals over seeds are of the training alone{way}."]
+    advice = _FOLDS.get("memory" if name.endswith(" in memory") else name, "")
+    return [f"All seeds have the same {which} rows: intervals over seeds are of the training alone{advice}."]
 
 
-def one_class(runs: Sequence[Run], metric: str, values: ClientTable) -> list[str]:
-    """One line where most rows are of one class and no method's accuracy says more than that.
+def describe_frequent_class(runs: Sequence[RunResults], metric: str, values: ClientTable) -> list[str]:
+    """Return a line if most rows have one class, and no method is more accurate than always predicting it.
 
-    The yardstick is the mean over sites of the share that the site's most frequent class has of its training rows.
+    The accuracy of that prediction is the mean over sites of the share of the site's most frequent class among its
+    training rows.
     """
     if metric != "accuracy":
         return []
-    frequent, best = most_frequent(runs, values.sites), max(values.mean(method) for method in values.of_method)
+    frequent, best = compute_majority_share(runs, values.sites), max(values.mean(method) for method in values.of_method)
     if frequent < MOSTLY or best > frequent + _NO_MORE:
         return []
-    share, most = (metric_text(metric, value) for value in (frequent, best))
+    share, most = (format_metric(metric, value) for value in (frequent, best))
     return [
         f"Always predicting a client's most frequent class is right for {share} % of the rows, and no method for more "
         f"than {most} %: compare by another metric, evaluation.compare_by = 'auc' or 'log-loss'."
     ]
 
 
-def most_frequent(runs: Sequence[Run], sites: Collection[str] = ()) -> float:
-    """The share of a site's most frequent class of its training rows, averaged over ``sites`` (all if none are given);
-    0 where nothing is known of classes.
+def compute_majority_share(runs: Sequence[RunResults], sites: Collection[str] = ()) -> float:
+    """Return the share of a site's most frequent class among its training rows, averaged over sites.
+
+    Args:
+        runs: the runs, of which one has the number of rows by class. Otherwise the result is 0.
+        sites: the sites; all if empty.
     """
-    held = first_holdings(runs)
-    clients = {} if held is None else held[1].clients
-    counts = [np.array(own.classes) for site, own in clients.items() if not sites or site in sites]
-    shares = [of.max() / of.sum() for of in counts if of.sum()]
+    first = find_federation_data(runs)
+    clients = {} if first is None else first[1].clients
+    counts = [np.array(client.classes) for site, client in clients.items() if not sites or site in sites]
+    shares = [rows.max() / rows.sum() for rows in counts if rows.sum()]
     return float(np.mean(shares)) if shares else 0.0
 
 
-def without(runs: Sequence[Run], metric: str, values: ClientTable) -> list[str]:
-    """One line for the finished methods that lack the metric, as log loss where a model has no probabilities."""
-    finished = methods_of([run for run in runs if run.summary])
+def describe_missing_metric(runs: Sequence[RunResults], metric: str, values: ClientTable) -> list[str]:
+    """Return a line on finished methods without the metric, such as log loss if a model has no probabilities."""
+    finished = list_methods([run for run in runs if run.summary])
     lacking = [display_name(method) for method in finished if method not in values.of_method]
     return [f"Not compared, for lack of {metric}: {listed(lacking)}."] if lacking else []
 
 
-def few_seeds(values: ClientTable) -> list[str]:
-    """One line where one or two seeds cannot say how much trainings vary, or one client how much clients do."""
+def describe_few_seeds(values: ClientTable) -> list[str]:
+    """Return a line if there are too few seeds to estimate the variation of trainings, or too few clients."""
     if len(values.seeds) == 2:
         return [TWO_SEEDS]
     if values.pooled:
@@ -246,26 +244,26 @@ def few_seeds(values: ClientTable) -> list[str]:
     return []
 
 
-def doubts(runs: Sequence[Run]) -> list[str]:
-    """What was found of the data beforehand: a column that holds the answer, one class written in two ways."""
-    found = first_holdings(runs)
-    return [] if found is None else found[1].doubts
+def list_data_doubts(runs: Sequence[RunResults]) -> list[str]:
+    """Return the doubts about the data: a column that contains the target, or two spellings of a class, for example."""
+    first = find_federation_data(runs)
+    return [] if first is None else first[1].doubts
 
 
-def spent(runs: Sequence[Run]) -> list[str]:
-    """What each method has spent of its privacy budget, the client that spent most, in one line; or nothing."""
+def describe_spent_privacy(runs: Sequence[RunResults]) -> list[str]:
+    """Return a line with the largest epsilon that a client has spent, for each method with differential privacy."""
     most: dict[str, float] = {}
     unit = ""
     for run in runs:
         if run.summary and (privacy := run.summary.privacy):
             most[run.method] = max(most.get(run.method, 0.0), *privacy["spent"].values())
             unit = f"of each {'row' if privacy['unit'] == 'sample' else 'client'} (delta {privacy['delta']:g})"
-    each = ", ".join(f"{display_name(method)} {value:.3g}" for method, value in most.items())
-    return [f"Privacy {unit}: the largest epsilon that a client has spent is {each}."] if most else []
+    values = ", ".join(f"{display_name(method)} {value:.3g}" for method, value in most.items())
+    return [f"Privacy {unit}: the largest epsilon that a client has spent is {values}."] if most else []
 
 
-def noisy(values: ClientTable, known: Metric) -> list[str]:
-    """One line where metrics had noise when they left the clients: how much of it is in a difference of means."""
+def describe_noise(values: ClientTable, known: Metric) -> list[str]:
+    """Return a line on the noise in the mean of a method if clients add noise to their metrics."""
     if not values.noise:
         return []
     share, deviations = values.weights / values.weights.sum(), []
@@ -279,57 +277,33 @@ def noisy(values: ClientTable, known: Metric) -> list[str]:
     ]
 
 
-def constant(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """By method the sites, of :data:`ENOUGH_ROWS` test rows or more, at which its models say the same of every row with
-    at least half of the seeds.
+def find_constant_predictions(runs: Sequence[RunResults]) -> dict[str, list[str]]:
+    """Return, by method, the sites at which its models predict the same for all test rows with at least half the seeds.
 
-    What they say is compared, to 1e-6 of its size (of classes the logarithms of probabilities), and not how good it is:
-    a site whose rows are all of one class tells nothing of a model that is right of all of them, except where what it
-    says of them differs. Answers without any doubt (probabilities 0 and 1) that are right of such a site's rows are
-    not counted.
+    Sites with fewer than :data:`perfed.report.run_predictions.ENOUGH_ROWS` test rows are left out. The outputs are
+    compared, with a relative tolerance of 1e-6 (the logarithms of probabilities for classes), not the metric: if all
+    rows of a site have one class, a model that predicts it for all of them is constant only if its outputs are equal.
+    Certain outputs (probabilities 0 and 1) that are right for the rows of such a site are not counted.
     """
-    times: dict[str, dict[str, list[bool]]] = {}
+    flags_by_site: dict[str, dict[str, list[bool]]] = {}
     for run in runs:
-        for site, same in _constant_in(run).items() if run.summary else ():
-            times.setdefault(run.method, {}).setdefault(site, []).append(same)
-    each = {method: [site for site, of in sites.items() if 2 * sum(of) >= len(of)] for method, sites in times.items()}
-    return {method: sites for method, sites in each.items() if sites}
+        for site, is_constant in run.predictions.constant.items():
+            flags_by_site.setdefault(run.method, {}).setdefault(site, []).append(is_constant)
+    constant = {
+        method: [site for site, flags in sites.items() if 2 * sum(flags) >= len(flags)]
+        for method, sites in flags_by_site.items()
+    }
+    return {method: sites for method, sites in constant.items() if sites}
 
 
-def _constant_in(run: Run) -> dict[str, bool]:
-    last = int(run.summary.evaluation.get("last", 1)) if run.summary else 1
-    found: dict[str, bool] = {}
-    for file in predictions.read(run.directory, last):
-        labels = np.issubdtype(file.targets.dtype, np.integer)
-        outputs = file.outputs.reshape(len(file.outputs), -1)
-        for site, _, own in file.sites():
-            if own.stop - own.start >= ENOUGH_ROWS:
-                same = _says_the_same(outputs[own], file.targets[own] if labels else None)
-                found[site] = found.get(site, True) and same
-    return found
-
-
-def _says_the_same(outputs: NDArray[np.float64], labels: NDArray[np.int64] | None) -> bool:
-    """Whether all rows of ``outputs`` ``(rows, C)`` are equal."""
-    said = outputs if labels is None else log_softmax(outputs, axis=1)
-    there = np.isfinite(said)
-    filled = np.where(there, said, 0.0)
-    if (there != there[0]).any() or np.ptp(filled, axis=0).max() > _SAME * np.abs(filled).max():
-        return False
-    if labels is None or (labels != labels[0]).any() or int(outputs[0].argmax()) != labels[0]:
-        return True
-    sure = np.isin(outputs[0][np.isfinite(outputs[0])], _HARD).all() and outputs[0].min() < outputs[0].max()
-    return not (sure or said[0].max() == 0.0)
-
-
-def learnt_nothing(found: Constant, sites: int) -> list[str]:
-    """One line for each method."""
-    told = []
-    for method, own in found.items():
-        if not method.startswith(POOLED) and method not in _MEANT:
-            names = ", ".join([*own[:MOST_NAMES], *["..."] * (len(own) > MOST_NAMES)])
-            told.append(
-                f"{display_name(method)} predicts the same for every test row at {len(own)} of {sites} clients "
+def describe_constant_predictions(constant: Constant, sites: int) -> list[str]:
+    """Return a line for each method with constant predictions at some of the ``sites`` (their number)."""
+    lines = []
+    for method, ids in constant.items():
+        if not method.startswith(POOLED) and method not in _INTENDED:
+            names = ", ".join([*ids[:MOST_NAMES], *["..."] * (len(ids) > MOST_NAMES)])
+            lines.append(
+                f"{display_name(method)} predicts the same for every test row at {len(ids)} of {sites} clients "
                 f"({names}): it has learnt nothing there."
             )
-    return told
+    return lines

@@ -52,12 +52,22 @@ def hash_file(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def find_damage(folder: Path, checksums: Mapping[str, str]) -> dict[str, str]:
-    """Return the files that are missing, unreadable or changed: a description of the problem by file name."""
+def find_damage(
+    folder: Path, checksums: Mapping[str, str], contents: Mapping[str, bytes] | None = None
+) -> dict[str, str]:
+    """Return the files that are missing, unreadable or changed: a description of the problem by file name.
+
+    Args:
+        folder: the folder.
+        checksums: the checksums of its files, by file name.
+        contents: the contents of files that were read before, by file name; these files are not read again.
+    """
+    contents = contents or {}
     problems = {}
     for name, checksum in checksums.items():
         try:
-            if hash_file(folder / name) != checksum:
+            content = contents.get(name)
+            if checksum != (hash_file(folder / name) if content is None else hashlib.sha256(content).hexdigest()):
                 problems[name] = "has changed since it was written"
         except FileNotFoundError:
             problems[name] = "is missing"

@@ -119,13 +119,18 @@ class _Sites(BaseModel):
 class RunDirectory(CheckpointFiles):
     """Reads and writes the files of one run, and keeps the checksums of those that it writes.
 
+    Args:
+        path: the directory.
+        contents: the contents of files that were read before, by name; these files are not read again.
+
     Raises:
         PerfedError: the run is of another format.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, contents: Mapping[str, bytes] | None = None) -> None:
         super().__init__(path)
-        self.layout = read_layout(path)
+        self._contents = contents or {}
+        self.layout = read_layout(path, self._contents.get(FILE))
         self._log = RoundLog(path / ROUNDS)
         self._arrays: dict[str, str] = {}
         self._results: dict[str, str] = {}
@@ -175,7 +180,7 @@ class RunDirectory(CheckpointFiles):
     def read_config(self) -> str:
         """Return the experiment in ``config.toml``."""
         try:
-            return (self.path / "config.toml").read_text(encoding="utf-8")
+            return self._read_bytes_of("config.toml").decode()
         except OSError:
             if marker_of(self.path)[0] == "comparison":
                 raise PerfedError(f"{self.path}: a comparison, not a run; its runs are METHOD/seed-N in it") from None
@@ -271,10 +276,12 @@ class RunDirectory(CheckpointFiles):
         """Return the files that have changed since a checkpoint."""
         if written is None:
             return []
-        file = self.path / ROUNDS
-        content = file.read_bytes() if file.exists() else b""
+        content = self._read_bytes_of(ROUNDS) if (self.path / ROUNDS).exists() else b""
         rounds = [] if matches_checksums(content, written.rounds) else [ROUNDS]
-        return [*rounds, *find_damage(self.path, self._without_removed(written.arrays))]
+        return [*rounds, *find_damage(self.path, self._without_removed(written.arrays), self._contents)]
+
+    def _read_bytes_of(self, name: str) -> bytes:
+        return self._contents[name] if name in self._contents else (self.path / name).read_bytes()
 
     def _without_removed(self, checksums: Mapping[str, str]) -> dict[str, str]:
         """Return the checksums except those of removed folders of arrays, which users may omit from a copy."""
@@ -296,7 +303,7 @@ class RunDirectory(CheckpointFiles):
         """
         checksums = read_checksums(self.path)
         wanted = {name: sum_ for name, sum_ in checksums.items() if names is None or name in names}
-        problems = find_damage(self.path, self._without_removed(wanted))
+        problems = find_damage(self.path, self._without_removed(wanted), self._contents)
         if names is None and ROUNDS not in checksums:
             changed = self._find_changes(written_files(self.newest()[1]))
             problems |= dict.fromkeys(changed, "has changed since the last checkpoint")

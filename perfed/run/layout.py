@@ -45,15 +45,17 @@ def check_layout(path: Path, content: Any, file: Path) -> Layout:
     return layout
 
 
-def read_layout(path: Path) -> Layout:
+def read_layout(path: Path, content: bytes | None = None) -> Layout:
     """Return the layout of the run in ``path``; that of this perfed where there is no run.
+
+    ``content``: of the run's ``version.json``, if it was read before.
 
     Raises:
         PerfedError: as :func:`check_layout`, or ``version.json`` is missing or cannot be read.
     """
     file = path / FILE
-    if file.is_file():
-        return check_layout(path, read_json(file), file)
+    if content is not None or file.is_file():
+        return check_layout(path, read_json(file, content), file)
     if (path / "config.toml").exists():
         raise PerfedError(f"{file}: is missing; this perfed reads runs of format {FORMAT} only")
     return Layout()

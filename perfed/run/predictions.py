@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -89,43 +89,32 @@ class Predictions:
 
 
 def read(run: Path, evaluations: int = 1) -> list[Predictions]:
-    """Return those of the run's last ``evaluations`` evaluations, which its metrics are the mean of, if kept.
+    """Return the predictions of a run's last evaluations, whose mean its metrics are; an empty list if it kept none.
 
     Raises:
-        PerfedError: a file that cannot be read; names it.
+        PerfedError: a file cannot be read; the message names it.
     """
-    return [_whole(file) for file in _files(run)[-evaluations:]]
+    return [parse(file) for file in list_files(run, evaluations)]
 
 
-def marks(run: Path) -> tuple[tuple[str, int], ...]:
-    """Return id and mark of each client of the run's last evaluation; empty where none were kept.
+def list_files(run: Path, evaluations: int = 1) -> list[Path]:
+    """Return the files with the predictions of a run's last evaluations, in the order of the rounds."""
+    files = sorted((run / FOLDER).glob("round-*.npz"), key=lambda file: int(file.stem.removeprefix("round-")))
+    return files[-evaluations:]
+
+
+def parse(file: Path, content: bytes | None = None) -> Predictions:
+    """Return the predictions in a file, whose ``content`` may have been read before.
 
     Raises:
-        PerfedError: a file that cannot be read; names it.
+        PerfedError: the file cannot be read; the message names it.
     """
-    found = [_clients(file, read_arrays(file, ("ids", "marks"))) for file in _files(run)[-1:]]
-    return tuple(pair for ids, numbers in found for pair in zip(ids, numbers.tolist(), strict=True))
-
-
-def _files(run: Path) -> list[Path]:
-    """The rounds whose predictions are kept, in order."""
-    return sorted((run / FOLDER).glob("round-*.npz"), key=lambda file: int(file.stem.removeprefix("round-")))
-
-
-def _whole(file: Path) -> Predictions:
-    held = read_arrays(file, ("ids", "counts", "marks", "targets", "outputs"))
-    ids, marks = _clients(file, held)
-    counts, targets, outputs = held["counts"], held["targets"], held["outputs"]
-    fits = counts.shape == marks.shape and counts.dtype.kind in "iu" and bool((counts >= 0).all())
-    numbers = targets.dtype.kind in "biuf" and outputs.dtype.kind == "f" and targets.ndim > 0 and outputs.ndim > 0
-    if not (fits and numbers and int(counts.sum()) == len(targets) == len(outputs)):
+    arrays = read_arrays(file, ("ids", "counts", "marks", "targets", "outputs"), content=content)
+    ids, counts, marks, targets, outputs = arrays.values()
+    shapes_match = ids.ndim == 1 and ids.shape == counts.shape == marks.shape and targets.ndim > 0 and outputs.ndim > 0
+    types_match = ids.dtype.kind == "U" and counts.dtype.kind in "iu" and marks.dtype.kind in "iu"
+    numbers = targets.dtype.kind in "biuf" and outputs.dtype.kind == "f"
+    complete = shapes_match and types_match and numbers and bool((counts >= 0).all())
+    if not (complete and int(counts.sum()) == len(targets) == len(outputs)):
         raise PerfedError(f"{file}: its arrays do not belong together")
-    return Predictions(ids, counts, marks, targets, outputs.astype(np.float64))
-
-
-def _clients(file: Path, held: Mapping[str, NDArray[Any]]) -> tuple[list[str], NDArray[Any]]:
-    """The ids of the clients and their marks."""
-    ids, marks = held["ids"], held["marks"]
-    if ids.dtype.kind != "U" or ids.ndim != 1 or marks.shape != ids.shape or marks.dtype.kind not in "iu":
-        raise PerfedError(f"{file}: its arrays do not belong together")
-    return ids.tolist(), marks
+    return Predictions(ids.tolist(), counts, marks, targets, outputs.astype(np.float64))

@@ -17,7 +17,7 @@ from perfed.cli.console import console
 from perfed.cli.table import fitted
 from perfed.data.federation import Federation
 from perfed.datasets import dataset, load
-from perfed.report.partition import ClassTable, counted_tables, write_partition_page
+from perfed.report.partition import ClassTable, count_tables, write_partition_page
 
 TOML = """
 name = "clothes"
@@ -102,8 +102,8 @@ def test_data_without_classes_have_sizes_only(forgotten, here):
 def test_many_classes_go_into_several_tables():
     names = [f"class {k}" for k in range(30)]
     clients = [{"x_train": np.ones((30, 1)), "y_train": np.arange(30)} for _ in range(3)]
-    table = ClassTable.of(Federation.from_arrays(clients, class_names=names))
-    (made,) = counted_tables(table)
+    table = ClassTable.from_federation(Federation.from_arrays(clients, class_names=names))
+    (made,) = count_tables(table)
     for width in (80, 40, 20):  # a narrow terminal still gets them all
         lines = [str(line) for line in fitted(made, width)]
         parts = "\n".join(lines).split("\n\n")
@@ -116,7 +116,8 @@ def test_many_classes_go_into_several_tables():
 def test_the_colours_start_at_no_samples(here):
     """Not at the least of the counts, as if that client had none of the class."""
     clients = [{"x_train": np.ones((n, 1)), "y_train": np.zeros(n, np.int64)} for n in (50, 60)]
-    page = write_partition_page(ClassTable.of(Federation.from_arrays(clients)), here / "picture.html").read_text()
+    table = ClassTable.from_federation(Federation.from_arrays(clients))
+    page = write_partition_page(table, here / "picture.html").read_text()
     address = re.findall(r'href="data:image/png;base64,([^"]+)', page)[0]
     cover = np.asarray(Image.open(io.BytesIO(base64.b64decode(address))), dtype=float)[..., 3]
     assert np.round(60 * cover / 255).tolist() == [[50], [60]]

@@ -20,7 +20,7 @@ from perfed import report as reports
 from perfed.engine.evaluate import spread
 from perfed.experiment.config import find_experiment
 from perfed.methods.titles import display_name
-from perfed.report.papers import CSV_COLUMNS, escaped
+from perfed.report.papers import CSV_COLUMNS, escape_latex
 from perfed.run.directory import RunDirectory, write_marker
 
 SVG = (
@@ -176,7 +176,7 @@ def test_latex(here):
     gap = found["fed_avg"]["difference"]
     cell = "${:+.2f}$ [${:+.2f}$, ${:+.2f}$]".format(*(100 * gap[key] for key in ("mean", "low", "high")))
     assert cell in text
-    assert escaped(r"a_b%c\d") == r"a\_b\%c\textbackslash{}d"
+    assert escape_latex(r"a_b%c\d") == r"a\_b\%c\textbackslash{}d"
 
 
 def test_latex_of_errors_has_the_least_first_and_a_label_for_each_metric():

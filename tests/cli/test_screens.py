@@ -24,8 +24,8 @@ from perfed.cli.table import fitted, print_table
 from perfed.datasets import load
 from perfed.methods.titles import display_name
 from perfed.report import first_tables, load_runs, verdict
-from perfed.report.comparison import judged_table
-from perfed.report.runs import Run
+from perfed.report.comparison import compare_with_reference
+from perfed.report.run_results import RunResults
 from perfed.report.text import TextTable
 
 METHODS = "local,flic-class,sklearn:logistic"
@@ -73,7 +73,7 @@ def done(*arguments: object) -> Outcome:
     return result
 
 
-def runs_of(comparison: Path) -> list[Run]:
+def runs_of(comparison: Path) -> list[RunResults]:
     folders = [comparison / name.replace(":", ".") for name in METHODS.split(",")]
     return load_runs([folder / f"seed-{seed}" for folder in folders for seed in (0, 1, 2)])
 
@@ -90,7 +90,7 @@ def test_compare_and_report(there):
         runs = runs_of(Path("c"))
         found = verdict(runs)
         assert " ".join(text.split()).endswith(" ".join(" ".join(found.sentences).split()))
-        for row in judged_table(runs, found):
+        for row in compare_with_reference(runs, found):
             if row.metric == "accuracy":
                 mean, *others, worst = cells(text, display_name(row.method))[1:]
                 assert mean == f"{100 * row.mean:.2f} ± {100 * row.mean_std:.2f}" and worst == f"{100 * row.worst:.2f}"
@@ -138,7 +138,7 @@ def test_the_best_is_bold_on_a_terminal_alone(monkeypatch):
 def test_which_row_is_the_best(there):
     runs = runs_of(Path("c"))
     table = first_tables(runs, verdict(runs))[0]
-    means = {row.method: row.mean for row in judged_table(runs, None) if row.metric == "accuracy"}
+    means = {row.method: row.mean for row in compare_with_reference(runs, None) if row.metric == "accuracy"}
     assert [table.rows[at][0] for at in table.best] == [display_name(max(means, key=means.__getitem__))]
 
 

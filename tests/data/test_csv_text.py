@@ -11,7 +11,7 @@ import pytest
 
 from perfed.data.csv_text import csv_text, escaped, unescaped
 from perfed.report.papers import csv_of
-from perfed.report.runs import load_clients
+from perfed.report.run_results import load_clients
 from perfed.run.directory import RunDirectory
 
 FORMULAS = [

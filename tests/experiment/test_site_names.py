@@ -14,7 +14,7 @@ from perfed.experiment.config import find_experiment, validate
 from perfed.experiment.overrides import override
 from perfed.experiment.start import resume, start
 from perfed.method.registry import known_names
-from perfed.report.runs import load_clients
+from perfed.report.run_results import load_clients
 from perfed.testing.runs import difference
 
 SMALL = ["rounds=2", "local_epochs=1", "clients=4", "samples=8", "test_samples=8", "plan.engine=stacked"]

@@ -32,7 +32,7 @@ from perfed.methods.flic.gaussians import Gaussians
 from perfed.methods.flic.mixture import clustered
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
-from perfed.report.snapshots import load_snapshot, placed
+from perfed.report.snapshots import load_snapshot, place_samples
 from perfed.run.callbacks.snapshots import embedded_samples
 from perfed.run.settings import Snapshots
 from perfed.training.step import Step
@@ -604,7 +604,7 @@ def test_pictures_show_every_mode_in_the_colour_of_its_class(settings, classes, 
     arrays = embedded_samples(server, Snapshots(clients=1), 0)
     assert ("anchor_class" in arrays) == bool(settings)
     np.savez(tmp_path / "round-0000.npz", **arrays)
-    assert placed(load_snapshot(tmp_path / "round-0000.npz")).anchor_classes.tolist() == (classes or [0, 1, 2])
+    assert place_samples(load_snapshot(tmp_path / "round-0000.npz")).anchor_classes.tolist() == (classes or [0, 1, 2])
 
 
 def test_a_server_goes_on_from_what_it_wrote_down():

@@ -13,7 +13,7 @@ from perfed.experiment.config import find_experiment, validate
 from perfed.experiment.overrides import override
 from perfed.method.registry import entry, method_names, preset_names
 from perfed.methods.presets import method_and_policy
-from perfed.report import load_runs, with_communication
+from perfed.report import change_communication, load_runs
 
 
 def experiment(*settings: str, method: str = "fedrep-srpfl"):
@@ -114,7 +114,7 @@ def test_a_report_with_another_cost_of_communication_is_that_of_runs_that_had_it
         result = perfed("compare", EXPERIMENT, *TINY, *settings, *given, "--methods", names, "--out", out)
         assert result.code == 0, result.err
     moved = load_runs([tmp_path / "2" / name / "seed-0" for name in names.split(",")])
-    moved = [with_communication(run, 5.0) for run in moved]
+    moved = [change_communication(run, 5.0) for run in moved]
     real = load_runs([tmp_path / "5" / name / "seed-0" for name in names.split(",")])
     for one, other in zip(moved, real, strict=True):
         assert [r.virtual_time for r in one.rounds] == pytest.approx([r.virtual_time for r in other.rounds])

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from privacy_tables import PAGE, written
 
 from perfed import start, validate
-from perfed.report.warnings import spent
+from perfed.report.warnings import describe_spent_privacy
 from perfed.run.card import card
 
 TABLE = {
@@ -35,9 +35,11 @@ def test_a_verdict_says_what_each_method_has_spent():
         privacy = {"unit": "sample", "delta": 1e-3, "spent": values}
         return SimpleNamespace(method=method, summary=SimpleNamespace(privacy=privacy))
 
-    (line,) = spent([run("fedavg", {"a": 1.0, "b": 5.5}), run("fedavg", {"a": 2.0}), run("local", {"a": 3.0})])
+    (line,) = describe_spent_privacy(
+        [run("fedavg", {"a": 1.0, "b": 5.5}), run("fedavg", {"a": 2.0}), run("local", {"a": 3.0})]
+    )
     assert "of each row (delta 0.001)" in line and "FedAvg 5.5, Local 3." in line
-    assert spent([SimpleNamespace(method="fedavg", summary=SimpleNamespace(privacy=None))]) == []
+    assert describe_spent_privacy([SimpleNamespace(method="fedavg", summary=SimpleNamespace(privacy=None))]) == []
 
 
 def test_the_page_says_what_the_code_says():

@@ -18,7 +18,7 @@ from test_report import write_run
 
 from perfed.data.csv_text import escaped as escaped_cell
 from perfed.report import load_runs, write_report
-from perfed.report.papers import escaped as escaped_latex
+from perfed.report.papers import escape_latex as escaped_latex
 
 NAMES = [
     "\\input{/etc/passwd}",

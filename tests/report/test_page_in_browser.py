@@ -37,7 +37,7 @@ def page(tmp_path_factory) -> Path:
 
 def test_pages_are_silent_and_fit_into_a_phone(tab, page, tmp_path):
     clock = write_report(load_runs(clocked(tmp_path)), tmp_path / "clock.html", title="Clock")
-    partition = write_partition_page(ClassTable.of(blobs()), tmp_path / "partition.html")
+    partition = write_partition_page(ClassTable.from_federation(blobs()), tmp_path / "partition.html")
     for file in (page, clock, partition):
         for width in (420, 1400):
             tab.open(file, width=width, dark=width == 420)

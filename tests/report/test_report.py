@@ -14,12 +14,12 @@ from scipy import stats
 
 from perfed.engine.evaluate import spread as over_clients
 from perfed.errors import PerfedError
-from perfed.report import compare_table, comparison_rows, figures, gathered, leaderboard, write_report
+from perfed.report import compare_table, comparison_rows, figures, gather_runs, leaderboard, write_report
 from perfed.report.comparison import metric_tables
 from perfed.report.leaderboard import standings
 from perfed.report.load_runs import load_runs
 from perfed.report.paired import holm, paired_p
-from perfed.report.snapshots import MAX_SAMPLES, Snapshot, placed
+from perfed.report.snapshots import MAX_SAMPLES, Snapshot, place_samples
 from perfed.run.directory import RunDirectory
 
 MEANS = {("fedavg", 0): 0.60, ("fedavg", 1): 0.64, ("flic", 0): 0.80, ("flic", 1): 0.82}
@@ -376,7 +376,7 @@ def test_embedding_adapts_to_the_number_of_samples(samples, dimension):
     rng = np.random.default_rng(0)
     client = np.full(samples, "a")
     snapshot = Snapshot(1, rng.normal(size=(samples, dimension)), np.zeros(samples, np.int64), client, None)
-    found = placed(snapshot)
+    found = place_samples(snapshot)
     assert (found is None) == (samples < 4)
     assert found is None or len(found.points) == len(found.y) == min(samples, MAX_SAMPLES)
 
@@ -388,7 +388,7 @@ def test_what_cannot_be_read_is_a_line_and_the_rest_is_drawn(run_dirs, tmp_path)
     other = write_run(tmp_path / "other", "fedavg", 1)
     summary = other / "summary.json"
     summary.write_text(summary.read_text().replace('"toy"', '"digits"'))
-    found = gathered([*run_dirs, other, run_dirs[0], tmp_path / "absent"])
+    found = gather_runs([*run_dirs, other, run_dirs[0], tmp_path / "absent"])
     runs, left_out = found.runs, found.left_out
     assert [(run.method, run.seed) for run in runs] == [("fedavg", 0), ("flic", 0), ("flic", 1)]
     for line, part in zip(
@@ -399,7 +399,7 @@ def test_what_cannot_be_read_is_a_line_and_the_rest_is_drawn(run_dirs, tmp_path)
     assert page.sections == SECTIONS and "round-0002.npz: not a snapshot" in page.words
     assert all(line in page.words for line in left_out)
     with pytest.raises(PerfedError, match=r"no config\.toml"):
-        gathered([tmp_path / "absent"])
+        gather_runs([tmp_path / "absent"])
 
 
 def test_runs_that_held_other_data_are_not_compared_in_silence(run_dirs, tmp_path):

@@ -14,7 +14,7 @@ import numpy as np
 from test_report import read_page, spread, write_run
 
 from perfed.report import all_tables, comparison_rows, load_runs, write_report
-from perfed.report.curves import axes_of, metric_curves, used_curves
+from perfed.report.curves import find_axes, metric_curves, used_curves
 from perfed.report.page.page_data import Study
 from perfed.report.page.speeds import speed_figures
 from perfed.report.tables import domain_tables, speed_table, target_table
@@ -182,7 +182,7 @@ def test_clients_of_one_speed_have_no_slower_half(tmp_path):
 def test_curves_can_be_shown_over_rounds_times_and_bytes(tmp_path):
     runs = load_runs([made(tmp_path / str(seed), "fedrep", seed, clock=True) for seed in (0, 1)])
     (curve,) = metric_curves(runs, "accuracy")
-    assert [axis.button for axis in axes_of(runs, "accuracy")] == ["Virtual time", "Rounds", "Wall time", "Bytes"]
+    assert [axis.button for axis in find_axes(runs, "accuracy")] == ["Virtual time", "Rounds", "Wall time", "Bytes"]
     assert curve.rounds == (1, 2, 4)
     np.testing.assert_allclose(curve.values, [[50, 60, 70], [60, 70, 80]])
     # 10 and 20 seconds, 1.5 and 2 MB a round.
@@ -214,7 +214,7 @@ def test_without_a_clock_there_is_no_virtual_time(tmp_path):
     runs = [
         made(tmp_path / name, name, 0, times={0.7: time}) for name, time in (("fedrep", 4.0), ("fedrep-srpfl", 2.0))
     ]
-    assert [axis.button for axis in axes_of(load_runs(runs), "accuracy")] == ["Rounds", "Wall time", "Bytes"]
+    assert [axis.button for axis in find_axes(load_runs(runs), "accuracy")] == ["Rounds", "Wall time", "Bytes"]
     table = target_table(load_runs(runs))
     assert table is not None and table.title == "rounds to accuracy"
     assert table.header == ["Method", "Rounds to 70 %", "Speed-up in rounds at 70 %"]
@@ -226,12 +226,12 @@ def test_without_a_clock_there_is_no_virtual_time(tmp_path):
 def test_an_axis_that_a_run_lacks_is_not_offered(tmp_path):
     old = write_run(tmp_path / "old", "fedavg", 0)  # no virtual time, no bytes
     runs = [run for place in (old, made(tmp_path / "new", "fedrep", 0, clock=True)) for run in load_runs([place])]
-    assert [axis.button for axis in axes_of(runs, "accuracy")] == ["Rounds", "Wall time"]
+    assert [axis.button for axis in find_axes(runs, "accuracy")] == ["Rounds", "Wall time"]
     assert [curve.rounds for curve in metric_curves(runs, "accuracy")] == [(1, 3), (1, 2, 4)]
     file = old / "rounds.jsonl"
     lines = [{**json.loads(line), "training_seconds": None} for line in file.read_text().splitlines()]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert [axis.button for axis in axes_of(load_runs([old]), "accuracy")] == ["Rounds"]
+    assert [axis.button for axis in find_axes(load_runs([old]), "accuracy")] == ["Rounds"]
 
 
 def test_the_page_has_the_tables_and_the_new_figures(tmp_path):

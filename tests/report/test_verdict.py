@@ -11,11 +11,11 @@ from made_up_runs import write
 from perfed.engine.evaluate import spread
 from perfed.errors import PerfedError
 from perfed.report import all_tables, first_tables, leaderboard, load_runs, verdict, write_report
-from perfed.report.comparison import judged_table
+from perfed.report.comparison import compare_with_reference
 from perfed.report.intervals import interval
-from perfed.report.leaderboard import gain_text
+from perfed.report.leaderboard import format_gain
 from perfed.report.papers import CSV_COLUMNS, csv_text, latex
-from perfed.report.text import difference_text
+from perfed.report.text import format_difference
 
 
 def made(folder, tables, **more):
@@ -272,22 +272,24 @@ def test_one_interval_for_one_difference_wherever_it_stands(tmp_path):
         found = verdict(loaded)
         (judged,) = found.methods
         assert judged.gain.mean == pytest.approx(side * gain)
-        (row,) = [row for row in judged_table(loaded, found) if row.difference]
+        (row,) = [row for row in compare_with_reference(loaded, found) if row.difference]
         ends = [judged.gain.low, judged.gain.high]
         assert (row.difference.mean, row.difference.low, row.difference.high) == (judged.gain.mean, *ends)
         assert row.difference.over == "clients and seeds"
-        cells = dict(zip(CSV_COLUMNS, csv_text(judged_table(loaded, found)).splitlines()[2].split(","), strict=True))
+        cells = dict(
+            zip(CSV_COLUMNS, csv_text(compare_with_reference(loaded, found)).splitlines()[2].split(","), strict=True)
+        )
         assert float(cells["low"]) == ends[0] and cells["interval_over"] == "clients and seeds"
         sense = "" if side > 0 else ", + is better"
         assert f"difference to Local{sense} [95 {chr(92)}% interval over clients and seeds]" in latex([row], "x", [])
         (short,) = first_tables(loaded, found)
         assert short.header[2] == f"Difference to Local{sense} [95 % over clients and seeds]"
-        assert short.rows[1][2] == difference_text(metric, row.difference.mean, *ends)
-        assert short.rows[1][2][0] == gain_text(judged, metric)[0] == ("+" if side > 0 else "-")
+        assert short.rows[1][2] == format_difference(metric, row.difference.mean, *ends)
+        assert short.rows[1][2][0] == format_gain(judged, metric)[0] == ("+" if side > 0 else "-")
         board = leaderboard(loaded)
         (there,) = [line for line in board.rows if line[0] == "FedAvg"]
         assert board.header[3] == "Better than Local by [95 % interval over clients and seeds]"
-        assert there[3] == gain_text(judged, metric)
+        assert there[3] == format_gain(judged, metric)
 
 
 def test_other_metrics_have_intervals_of_the_same_kind_or_say_which(tmp_path):
@@ -304,7 +306,7 @@ def test_other_metrics_have_intervals_of_the_same_kind_or_say_which(tmp_path):
         (run / "summary.json").write_text(json.dumps(summary))
     loaded = load_runs(runs)
     found = verdict(loaded)
-    (row,) = [row for row in judged_table(loaded, found) if row.metric == "loss" and row.difference]
+    (row,) = [row for row in compare_with_reference(loaded, found) if row.metric == "loss" and row.difference]
     expected = interval(np.subtract(losses["local"], losses["fedavg"]), np.ones(2))
     assert (row.difference.low, row.difference.high) == pytest.approx((expected.low, expected.high))
     heads = [table.header[6] for table in all_tables(loaded, found)]
@@ -319,7 +321,7 @@ def test_small_and_equal_differences_are_said_as_such(tmp_path):
     found = made(tmp_path, table, **indices)
     assert "(at +0.000: 95 % interval -0.0001 to 0.0002, 3 seeds" in found.sentences[0]
     assert [row[3:] for row in found.site_table.rows] == [["Local", "FLIC-HL", "+0.0000"]] * 2
-    assert difference_text("c-index", 0.0, 0.0, 0.0) == "no difference on these rows"
+    assert format_difference("c-index", 0.0, 0.0, 0.0) == "no difference on these rows"
     (tmp_path / "more").mkdir()
     table = {"local": [[0.7, 0.6]] * 3, "flic-hl": [[0.9, 0.8004]] * 3}
     found = made(tmp_path / "more", table, **indices)
@@ -330,8 +332,10 @@ def test_a_sentence_has_the_tables_sign_where_a_decimal_less_has_none(tmp_path):
     rows = {"sklearn:logistic": [[0.5004, 0.6, 0.7004]] * 2, "local": [[0.5, 0.6, 0.7]] * 2, "fedrep": [[0.3] * 3] * 2}
     found = made(tmp_path, rows)
     assert found.reference == "sklearn:logistic" and "-0.03" in found.sentences[0]
-    (local,) = [row for row in judged_table(load_runs(sorted(tmp_path.iterdir())), found) if row.method == "local"]
-    assert difference_text("accuracy", local.difference.mean, None, None) == "-0.03"
+    (local,) = [
+        row for row in compare_with_reference(load_runs(sorted(tmp_path.iterdir())), found) if row.method == "local"
+    ]
+    assert format_difference("accuracy", local.difference.mean, None, None) == "-0.03"
 
 
 def test_a_second_with_the_larger_mean_is_not_said_to_be_behind(tmp_path):

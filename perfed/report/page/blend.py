@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,46 +14,18 @@ from perfed.report.page import svg
 from perfed.report.page.html import figure, note, section
 from perfed.report.page.page_data import Study
 from perfed.report.page.style import COLOURS, Look, looks
-from perfed.report.runs import Run
+from perfed.report.run_results import BlendWeights
 
 MOST_BARS = 60
 """Sites that are drawn; of more, evenly chosen ones."""
 ROW, LEFT, TOP = 18.0, 92.0, 14.0
 PALE = 0.5  # of candidates behind the first ten, whose colours others have too
-FILE = "blend.json"
 
 READ_BLEND = (
     "A bar is a site, a colour a model, its length the model's weight there. The bar on top is what the rows of all "
     "sites say together. A site with few rows has nearly that."
 )
 READ_OWN = "The blend erred more on their held-out rows, so these sites keep their best own model"
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Of one run: the candidates, the weights of all sites together ``(K,)``, and each site's ``(sites, K)``.
-
-    ``keep_own``: the sites that keep their best own model alone, for the blend erred more on their held-out rows.
-    """
-
-    names: tuple[str, ...]
-    pooled: NDArray[np.float64]
-    sites: tuple[str, ...]
-    own: NDArray[np.float64]
-    keep_own: tuple[str, ...] = ()
-
-
-def weights_of(run: Run) -> Weights | None:
-    """Those that a run of the row ``blend`` kept; None where it has none, or they cannot be read."""
-    try:
-        found = json.loads((run.directory / FILE).read_text(encoding="utf-8"))
-        names = tuple(found["candidates"])
-        own = np.array([[float(of[name]) for name in names] for of in found["sites"].values()])
-        pooled = np.array([float(found["pooled"][name]) for name in names])
-        kept = tuple(map(str, found.get("keep_own", ())))
-        return Weights(names, pooled, tuple(found["sites"]), own.reshape(-1, len(names)), kept)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def blend_section(study: Study) -> str:
@@ -68,8 +38,8 @@ def blend_section(study: Study) -> str:
         f"{display_name(found.names[k])} {found.pooled[k]:.2f}" for k in order if found.pooled[k] > 0.005
     )
     told = f"Weights over all sites: {listed}. {READ_BLEND}"
-    if found.keep_own:
-        told += f" {READ_OWN}: {shorten_list(found.keep_own)}."
+    if found.keep_local:
+        told += f" {READ_OWN}: {shorten_list(found.keep_local)}."
     return section("blend", "What the blend is made of", figure(_drawn(study, found)), note(told))
 
 
@@ -79,18 +49,18 @@ def blend_figures(study: Study) -> dict[str, str]:
     return {} if found is None else {"blend": _drawn(study, found)}
 
 
-def _first(study: Study) -> Weights | None:
+def _first(study: Study) -> BlendWeights | None:
     """The weights of the first seed that kept them."""
     members = study.members(BLEND) if BLEND in study.methods else []
-    return next((found for run in members if run.summary and (found := weights_of(run)) is not None), None)
+    return next((found for run in members if run.summary and (found := run.blend) is not None), None)
 
 
-def _drawn(study: Study, of: Weights) -> str:
+def _drawn(study: Study, of: BlendWeights) -> str:
     own = looks(of.names) | {name: study.looks[name] for name in of.names if name in study.looks}
-    used = [k for k, name in enumerate(of.names) if max(of.pooled[k], of.own[:, k].max(initial=0)) > 0]
+    used = [k for k, name in enumerate(of.names) if max(of.pooled[k], of.by_site[:, k].max(initial=0)) > 0]
     entries, top = _legend([(of.names[k], own[of.names[k]]) for k in used], of.names)
     chosen = np.unique(np.linspace(0, len(of.sites) - 1, min(MOST_BARS, len(of.sites))).round().astype(int))
-    rows = [("all sites", of.pooled), *((of.sites[i], of.own[i]) for i in chosen)]
+    rows = [("all sites", of.pooled), *((of.sites[i], of.by_site[i]) for i in chosen)]
     parts, y = [entries], top + 8
     for number, (name, weights) in enumerate(rows):
         parts.append(_bar(name, weights, y, of.names, own))

@@ -14,13 +14,22 @@ from numpy.typing import NDArray
 from perfed.engine.metrics import metric_of
 from perfed.errors import PerfedError
 from perfed.methods.titles import display_name
-from perfed.report.calibration import Calibration, calibrations
-from perfed.report.curves import VIRTUAL_TIME, Axis, Curve, axes_of, further_metrics, metric_curves, oracle, used_curves
+from perfed.report.calibration import Calibration, calibrate_methods
+from perfed.report.curves import (
+    VIRTUAL_TIME,
+    Axis,
+    Curve,
+    find_axes,
+    list_further_metrics,
+    metric_curves,
+    oracle,
+    used_curves,
+)
 from perfed.report.page import svg
 from perfed.report.page.html import figure, grid, note, radio, section, switched, table
 from perfed.report.page.page_data import Study, file_name, thinned
 from perfed.report.page.style import Look, looks, paint
-from perfed.report.runs import Run, participation
+from perfed.report.run_results import RunResults
 from perfed.report.snapshots import load_losses
 from perfed.report.text import TextTable, directed_title
 from perfed.run.callbacks.targets import percent
@@ -61,7 +70,7 @@ class Curves:
         every = [
             Kind("mean", f"{title}, mean over the clients", unit, metric_curves(runs, self.metric)),
             Kind("tenth", f"{title}, 10 % worst clients", unit, metric_curves(runs, self.metric, known.tenth_worst)),
-            *map(self._further, further_metrics(runs, self.metric)),
+            *map(self._further, list_further_metrics(runs, self.metric)),
             Kind("used", "Clients used so far (%)", " %", shares),
         ]
         return [kind for kind in every if kind.curves]
@@ -75,7 +84,7 @@ class Curves:
     def axes(self) -> dict[str, tuple[Axis, bool]]:
         """By the text of their buttons, the first is shown first; virtual time also logarithmic where it goes far."""
         found: dict[str, tuple[Axis, bool]] = {}
-        for axis in axes_of(self.study.runs, self.metric):
+        for axis in find_axes(self.study.runs, self.metric):
             ends = [curve.x[axis.button] for kind in self.kinds for curve in kind.curves]
             there = np.concatenate([x[x > 0] for x in ends] or [np.ones(1)])
             ratio = float(there.max() / there.min()) if len(there) else 1.0
@@ -88,8 +97,8 @@ class Curves:
     def ringed(self) -> set[str]:
         """Methods whose last round used everybody, unlike one before it."""
         first = {method: self.study.members(method)[0] for method in self.study.methods}
-        found = {method: participation(run) for method, run in first.items()}
-        return {method for method, of in found.items() if of is not None and of.everybody_at_the_end}
+        found = {method: run.participation for method, run in first.items()}
+        return {method for method, of in found.items() if of is not None and of.ends_with_all}
 
     def drawn(self, kind: Kind, axis: Axis, log: bool) -> str:
         """A figure of ``kind`` against ``axis``."""
@@ -243,15 +252,15 @@ def epoch_figures(study: Study) -> dict[str, str]:
     return found
 
 
-def _kept(study: Study) -> list[Run]:
+def _kept(study: Study) -> list[RunResults]:
     """The first run of each method that kept losses."""
     every = ([run for run in study.members(method) if _of_rounds(run)] for method in study.methods)
     return [runs[0] for runs in every if runs]
 
 
-def _of_rounds(run: Run) -> list[Path]:
+def _of_rounds(run: RunResults) -> list[Path]:
     """Without the preparation, which may have another loss: that of the alignment alone."""
-    return [file for file in run.loss_files if file.stem != "round-0000"]
+    return [file for file in run.list_arrays("losses") if file.stem != "round-0000"]
 
 
 def _drawn(method: str, courses: Courses) -> str:
@@ -292,7 +301,7 @@ _READ_NUMBERS = (
 
 def calibration_section(study: Study) -> str:
     """The reliability picture with a table of slopes and intercepts; nothing where no run kept probabilities."""
-    found = calibrations(study.runs)
+    found = calibrate_methods(study.runs)
     if not found:
         return ""
     rows = [
@@ -306,7 +315,7 @@ def calibration_section(study: Study) -> str:
 
 def calibration_figures(study: Study) -> dict[str, str]:
     """The reliability picture by name; none where no run kept probabilities."""
-    found = calibrations(study.runs)
+    found = calibrate_methods(study.runs)
     return {"calibration": _diagram(study, found)} if found else {}
 
 
@@ -317,9 +326,9 @@ def _diagram(study: Study, found: Sequence[Calibration]) -> str:
     parts = [entries, str(frame), right]
     for of in found:
         look = study.looks[of.method]
-        places = [(frame.x(100 * p), frame.y(100 * q)) for p, q in zip(of.said, of.seen, strict=True)]
+        places = [(frame.x(100 * p), frame.y(100 * q)) for p, q in zip(of.predicted, of.observed, strict=True)]
         parts.append(svg.line(places, look))
-        for (x, y), p, q in zip(places, of.said, of.seen, strict=True):
+        for (x, y), p, q in zip(places, of.predicted, of.observed, strict=True):
             hint = f"{display_name(of.method)}: said {100 * p:.1f} %, happened {100 * q:.1f} %"
             parts.append(svg.dot(x, y, look.colour, hint))
     told = "; ".join(f"{display_name(of.method)}: slope {of.slope:.2f}, intercept {of.intercept:+.2f}" for of in found)

@@ -13,7 +13,7 @@ from perfed.report.page.heat import heat_map
 from perfed.report.page.html import figure, grid, note, section, table
 from perfed.report.page.page_data import Study, thinned
 from perfed.report.page.style import Look, paint
-from perfed.report.runs import Held, first_holdings
+from perfed.report.run_results import ClientData, find_federation_data
 from perfed.report.tables import OVER_DOMAINS, domain_tables
 from perfed.report.text import axis_title
 
@@ -27,7 +27,7 @@ BARS = 60  # clients with a bar each
 
 def federation_section(study: Study) -> str:
     """The figures with what they mean; nothing where a run kept neither holdings nor both moments."""
-    kept = first_holdings(study.runs)
+    kept = find_federation_data(study.runs)
     found = federation_figures(study)
     notes = []
     if kept is not None:
@@ -39,7 +39,7 @@ def federation_section(study: Study) -> str:
 
 def federation_figures(study: Study) -> dict[str, str]:
     """By name: rows of each class and domain, rows, columns, before and after local training."""
-    kept, found = first_holdings(study.runs), {}
+    kept, found = find_federation_data(study.runs), {}
     if kept is not None:
         held, clients = kept[1], kept[1].clients
         for name, kind, names in (("classes", "class", held.classes), ("domains", "domain", held.domains)):
@@ -56,14 +56,14 @@ def federation_figures(study: Study) -> dict[str, str]:
     return {name: drawn for name, drawn in found.items() if drawn}
 
 
-def _rows(clients: Mapping[str, Held]) -> str:
+def _rows(clients: Mapping[str, ClientData]) -> str:
     """How many rows clients have, the largest first."""
     splits = [split for split in ("train", "validation", "test") if any(split in c.rows for c in clients.values())]
     totals = {site: [client.rows.get(split, 0) for split in splits] for site, client in clients.items()}
     return stacked("Rows of each client", splits, totals)
 
 
-def _columns(clients: Mapping[str, Held]) -> str:
+def _columns(clients: Mapping[str, ClientData]) -> str:
     """Columns that all clients have, those that some others have, and those of one client alone."""
     kinds = [kind for kind in ("shared", "some", "own") if any(c.columns.get(kind) for c in clients.values())]
     totals = {site: [c.columns.get(kind, 0) for kind in kinds] for site, c in clients.items()}

@@ -30,8 +30,8 @@ from perfed.report.page.html import (
 )
 from perfed.report.page.page_data import Study, file_name, thinned
 from perfed.report.page.style import Look, paint
-from perfed.report.runs import Held, Holdings, first_holdings
-from perfed.report.text import UNKNOWN, axis_title, metric_text, short_number
+from perfed.report.run_results import ClientData, FederationData, find_federation_data
+from perfed.report.text import UNKNOWN, axis_title, format_metric, format_short
 
 FIRST_ROWS = 10  # that are shown; the others are folded away
 MOST_NAMES = 6  # of classes or domains of a client
@@ -45,7 +45,7 @@ def clients_table(study: Study) -> str:
     sites, metric = study.table.sites, str(study.metric)
     if not study.metric or not sites:
         return ""
-    kept = first_holdings(study.runs)
+    kept = find_federation_data(study.runs)
     columns: list[Column] = [("Client", str), *(_held_columns(kept[1]) if kept else _sample_columns(study))]
     place = {site: column for column, site in enumerate(sites)}
     for method, values in study.table.of_method.items():
@@ -78,16 +78,16 @@ def _measured(metric: str, values: Any, place: Mapping[str, int]) -> Callable[[s
     means = np.where(there, values, 0).sum(0) / np.maximum(there.sum(0), 1)
 
     def cell(site: str) -> str | None:
-        return metric_text(metric, float(means[place[site]])) if there[:, place[site]].any() else None
+        return format_metric(metric, float(means[place[site]])) if there[:, place[site]].any() else None
 
     return cell
 
 
-def _held_columns(held: Holdings) -> list[Column]:
+def _held_columns(held: FederationData) -> list[Column]:
     """Rows, classes, domains, columns and inputs; what no client has, or all have the same of, is left out."""
     clients = list(held.clients.values())
 
-    def of(text: Callable[[Held], str | None]) -> Callable[[str], str | None]:
+    def of(text: Callable[[ClientData], str | None]) -> Callable[[str], str | None]:
         return lambda site: text(held.clients[site]) if site in held.clients else None
 
     found: list[Column] = [
@@ -302,8 +302,8 @@ def _interval(study: Study, name: str, gain: Gain, x: svg.Scale, at: float) -> s
 def _gain(study: Study, gain: Gain) -> str:
     metric = str(study.metric)
     if gain.low is None or gain.high is None:
-        return f"{short_number(metric, gain.mean, '+')} (no interval)"
-    mean, low, high = (short_number(metric, value, "+") for value in (gain.mean, gain.low, gain.high))
+        return f"{format_short(metric, gain.mean, '+')} (no interval)"
+    mean, low, high = (format_short(metric, value, "+") for value in (gain.mean, gain.low, gain.high))
     return f"{mean} ({low} to {high})"
 
 

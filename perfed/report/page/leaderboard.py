@@ -8,11 +8,11 @@ from typing import Any
 
 from perfed.engine.metrics import metric_of
 from perfed.methods.titles import display_name
-from perfed.report.leaderboard import Standing, cells, standings
+from perfed.report.leaderboard import Standing, format_cells, standings
 from perfed.report.page.html import data, heading, named, note, scrolled, section, select, table
 from perfed.report.page.page_data import Study
 from perfed.report.page.verdict import share
-from perfed.report.runs import ClientValues, reported
+from perfed.report.run_results import ClientValues, describe_reported_values
 from perfed.report.tables import class_table
 from perfed.report.text import UNKNOWN, axis_title, directed_title
 
@@ -32,7 +32,7 @@ def leaderboard_section(study: Study) -> str:
         select("reference", "Compared with", {method: display_name(method) for method in references}),
         '<label class="pick"><input type="checkbox" name="p"> p-values</label>',
     ]
-    shown = reported(study.runs)
+    shown = describe_reported_values(study.runs)
     return section(
         "leaderboard",
         "Leaderboard",
@@ -59,7 +59,7 @@ def _metrics(study: Study) -> list[str]:
 
 
 def _everywhere(name: str, known: Sequence[ClientValues]) -> bool:
-    return sum(clients.by(name) is not None for clients in known) > 1
+    return sum(clients.select_metric(name) is not None for clients in known) > 1
 
 
 def _references(study: Study) -> list[str]:
@@ -84,7 +84,7 @@ def _view(study: Study, metric: str, reference: str) -> dict[str, Any]:
 
 
 def _row(of: Standing, low: float, high: float) -> dict[str, Any]:
-    _, seeds, mean, gain, _, worst, tenth, megabytes, seconds = cells(of)
+    _, seeds, mean, gain, _, worst, tenth, megabytes, seconds = format_cells(of)
     row, against = of.row, of.against
     found: dict[str, Any] = {"text": [mean, gain, worst, tenth, megabytes, seconds, seeds, _p(of.p)]}
     found["sort"] = [row.mean, None, row.worst, row.tenth_worst, of.megabytes, row.wall_seconds, len(row.seeds), of.p]

@@ -13,7 +13,7 @@ from perfed.engine.metrics import Metric, metric_of
 from perfed.report.against import best_reference
 from perfed.report.page.style import Look, looks
 from perfed.report.paired import ClientTable
-from perfed.report.runs import Run, main_metric, methods_of
+from perfed.report.run_results import RunResults, list_methods, main_metric
 from perfed.report.verdict import Verdict, verdict
 
 
@@ -28,18 +28,18 @@ class Study:
         found: the verdict, if it is known already.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[RunResults, ...]
     metric: str | None
     reference: str
     found: Verdict | None = None
 
     @classmethod
-    def of(cls, runs: Sequence[Run], found: Verdict | None = None) -> Study:
+    def of(cls, runs: Sequence[RunResults], found: Verdict | None = None) -> Study:
         """All that the page is about; ``found``: the verdict, if it is known already."""
         metric = main_metric(runs)
         if metric is None:
             return cls(tuple(runs), metric, "", found)
-        known, table = metric_of(metric), ClientTable.of(runs, metric)
+        known, table = metric_of(metric), ClientTable.from_runs(runs, metric)
         reference = best_reference(table, known) if len(table.of_method) > 1 else ""
         order = sorted(table.of_method, key=lambda method: -known.direction * table.mean(method))
         place = {method: number for number, method in enumerate(order)}
@@ -50,7 +50,7 @@ class Study:
     @cached_property
     def methods(self) -> list[str]:
         """The best first; those without the metric come last."""
-        return methods_of(self.runs)
+        return list_methods(self.runs)
 
     @cached_property
     def looks(self) -> dict[str, Look]:
@@ -60,7 +60,7 @@ class Study:
     @cached_property
     def table(self) -> ClientTable:
         """The main metric of each client."""
-        return ClientTable.of(self.runs, self.metric)
+        return ClientTable.from_runs(self.runs, self.metric)
 
     @property
     def known(self) -> Metric:
@@ -72,7 +72,7 @@ class Study:
         """The methods that are compared with the reference."""
         return [method for method in self.table.of_method if self.reference and method != self.reference]
 
-    def members(self, method: str) -> list[Run]:
+    def members(self, method: str) -> list[RunResults]:
         """The runs of a method, by seed."""
         return [run for run in self.runs if run.method == method]
 

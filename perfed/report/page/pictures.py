@@ -14,8 +14,15 @@ from perfed.report.page.heat import heat, row_names, strip
 from perfed.report.page.html import figure, grid, note, section, select, slider, switched
 from perfed.report.page.page_data import Study, file_name, thinned
 from perfed.report.page.style import paint, shade
-from perfed.report.runs import Run
-from perfed.report.snapshots import MAX_SAMPLES, Combination, Placed, load_combination, load_snapshot, placed
+from perfed.report.run_results import RunResults
+from perfed.report.snapshots import (
+    MAX_SAMPLES,
+    Combination,
+    PlacedSamples,
+    load_combination,
+    load_snapshot,
+    place_samples,
+)
 
 MOST_PANELS = 3  # rounds of embedded samples or combined heads per method, beside each other
 MOST_STEPS = 40  # rounds of combined heads per method
@@ -33,7 +40,7 @@ _SPLITS = {"train": "training", "test": "test"}
 
 def embedding_section(study: Study) -> str:
     """t-SNE of the samples that runs kept, per method through training; those that align to anchors first."""
-    firsts = _first(study, lambda run: bool(run.snapshot_files))
+    firsts = _first(study, lambda run: bool(run.list_arrays("snapshots")))
     if not firsts:
         return ""
     panels, lines, anchored = {}, [], {}
@@ -59,21 +66,21 @@ def embedding_section(study: Study) -> str:
     )
 
 
-def _first(study: Study, has: Callable[[Run], bool]) -> dict[str, Run]:
+def _first(study: Study, has: Callable[[RunResults], bool]) -> dict[str, RunResults]:
     """The first run of each method that has something."""
     found = {m: next((run for run in study.members(m) if has(run)), None) for m in study.methods}
     return {method: run for method, run in found.items() if run is not None}
 
 
-def _embeddings(run: Run) -> Iterator[tuple[Placed, str]]:
-    files = run.snapshot_files
+def _embeddings(run: RunResults) -> Iterator[tuple[PlacedSamples, str]]:
+    files = run.list_arrays("snapshots")
     for i in thinned(len(files), MOST_PANELS):
-        found = placed(load_snapshot(files[i]))
+        found = place_samples(load_snapshot(files[i]))
         if found is not None:
             yield found, _embedding(run.method, found)
 
 
-def _embedding(method: str, of: Placed) -> str:
+def _embedding(method: str, of: PlacedSamples) -> str:
     """Samples as dots in the colours of their classes, anchors as diamonds."""
     where = f"{display_name(method)}, {f'round {of.round}' if of.round else 'before round 1'}"
     everything = np.concatenate([of.points, of.anchors])
@@ -94,7 +101,7 @@ def _embedding(method: str, of: Placed) -> str:
     return svg.drawing(f"Embedded samples: {where}", told, *parts, height=SIDE + 14)
 
 
-def _names(of: Placed, classes: Sequence[int], x: svg.Scale, y: svg.Scale) -> list[str]:
+def _names(of: PlacedSamples, classes: Sequence[int], x: svg.Scale, y: svg.Scale) -> list[str]:
     """The numbers of the classes, above their anchors or in their middle, each on a ground of its own."""
     grounds, numbers = [], []
     for label in classes:
@@ -112,9 +119,9 @@ def combination_section(study: Study) -> str:
     """Weights with which a method combined the clients' heads, as a heat map; of many rounds, with a slider."""
     parts: list[str] = []
     lines: list[str] = []
-    for method, run in _first(study, lambda run: bool(run.combination_files)).items():
+    for method, run in _first(study, lambda run: bool(run.list_arrays("combination"))).items():
         try:
-            files = run.combination_files
+            files = run.list_arrays("combination")
             rounds = [load_combination(files[i]) for i in thinned(len(files), MOST_STEPS)]
         except PerfedError as error:
             lines.append(note(f"Left out: {error}"))
@@ -149,13 +156,13 @@ def _heat_map(method: str, of: Combination, top: float) -> str:
 def picture_figures(study: Study) -> dict[str, str]:
     """By name: embedded samples in the last round kept, weights of up to three combinations; none of broken files."""
     found: dict[str, str] = {}
-    for method, run in _first(study, lambda run: bool(run.snapshot_files)).items():
+    for method, run in _first(study, lambda run: bool(run.list_arrays("snapshots"))).items():
         with suppress(PerfedError):
-            last = placed(load_snapshot(run.snapshot_files[-1]))
+            last = place_samples(load_snapshot(run.list_arrays("snapshots")[-1]))
             found |= {f"embedding-{file_name(method)}": _embedding(method, last)} if last else {}
-    for method, run in _first(study, lambda run: bool(run.combination_files)).items():
+    for method, run in _first(study, lambda run: bool(run.list_arrays("combination"))).items():
         with suppress(PerfedError):
-            files = run.combination_files
+            files = run.list_arrays("combination")
             rounds = [load_combination(files[i]) for i in thinned(len(files), MOST_PANELS)]
             top = max(float(one.weights.max()) for one in rounds) or 1.0
             for one in rounds:

@@ -14,7 +14,6 @@ from perfed.methods.titles import display_name
 from perfed.plugins import BLEND, POOLED, SKLEARN
 from perfed.report.page.html import details, note, section, table
 from perfed.report.page.page_data import Study
-from perfed.report.runs import holdings_of
 from perfed.report.text import UNKNOWN, TextTable
 from perfed.settings import leaves
 
@@ -54,9 +53,8 @@ def _versions(study: Study) -> TextTable:
             rows.setdefault(name, {})[str(number)] = None
     marks: dict[str, dict[int, None]] = {}
     for run in study.runs:
-        held = holdings_of(run)
-        if held is not None:
-            marks.setdefault(held.data, {})[run.seed] = None
+        if run.data is not None:
+            marks.setdefault(run.data, {})[run.seed] = None
     cells = [[name, ", ".join(found)] for name, found in rows.items()]
     for mark, seeds in marks.items():
         cells.append([f"data of seed {', '.join(map(str, seeds))}", mark])

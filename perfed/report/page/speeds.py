@@ -10,7 +10,7 @@ from perfed.report.page.heat import heat, pooled
 from perfed.report.page.html import figure, grid, note, section, select, switched, table
 from perfed.report.page.page_data import Study, file_name, thinned
 from perfed.report.page.style import paint
-from perfed.report.runs import ClientValues, Participation, Run, participation
+from perfed.report.run_results import ClientValues, Participation, RunResults
 from perfed.report.tables import speed_table, target_table
 from perfed.report.text import axis_title
 from perfed.run.callbacks.targets import percent
@@ -26,7 +26,7 @@ def speeds_section(study: Study) -> str:
     figures = speed_figures(study)
     used = {name.removeprefix("used-"): drawn for name, drawn in figures.items() if name.startswith("used-")}
     others = [figure(drawn) for name, drawn in figures.items() if not name.startswith("used-")]
-    what = "Virtual time at the end" if any(run.clocked for run in study.runs) else "Number"
+    what = "Virtual time at the end" if any(run.has_clock for run in study.runs) else "Number"
     notes = []
     if times:
         notes.append(
@@ -61,7 +61,7 @@ def speed_figures(study: Study) -> dict[str, str]:
     found = {"time-to-target": _targets(study), "metric-by-speed": _by_speed(study)}
     for method in study.methods:
         run = study.members(method)[0]
-        of = participation(run)
+        of = run.participation
         if of is not None and of.partial and run.clients is not None:
             found[f"used-{file_name(method)}"] = _used(run, run.clients, of)
     return {name: drawn for name, drawn in found.items() if drawn}
@@ -83,7 +83,7 @@ def _targets(study: Study) -> str:
     height = top + row * len(targets) + 50
     every = [time for times in reached.values() for time in times]
     x = svg.Scale(*svg.spanned(every, log=True), 60, svg.WIDTH - 14, log=True)
-    clocked = any(run.clocked for run in study.runs)
+    clocked = any(run.has_clock for run in study.runs)
     frame = svg.Axes(x, svg.Scale(0, 1, height - 44, top), "Virtual time (s)" if clocked else "Round", "")
     parts = [entries, frame.horizontal()]
     for place, target in enumerate(targets):
@@ -108,8 +108,8 @@ def _by_speed(study: Study) -> str:
     """Each client's metric over its mean seconds; nothing where all clients have one speed."""
     found: dict[str, list[tuple[float, float, str]]] = {}
     for run in study.runs:
-        values = run.clients.by(str(study.metric)) if run.clients and study.metric else None
-        if values is not None and values.timed:
+        values = run.clients.select_metric(str(study.metric)) if run.clients and study.metric else None
+        if values is not None and values.has_speeds:
             there = np.flatnonzero(np.isfinite(values.seconds) & np.isfinite(values.reported) & (values.seconds > 0))
             own = found.setdefault(run.method, [])
             own += [
@@ -139,13 +139,13 @@ def _by_speed(study: Study) -> str:
     return svg.drawing("Clients by their speed", f"{len(every)} clients of all methods and seeds", *parts)
 
 
-def _used(run: Run, clients: ClientValues, of: Participation) -> str:
+def _used(run: RunResults, clients: ClientValues, of: Participation) -> str:
     """Rounds across, clients down by speed; coloured where a client's reply was used."""
     order = np.argsort(np.where(np.isfinite(clients.seconds), clients.seconds, np.inf), kind="stable")
     left, top, width, height = 44.0, 40.0, svg.WIDTH - 58, 200.0
     x = svg.Scale(of.rounds[0] - 0.5, of.rounds[-1] + 0.5, left, left + width)
     frame = svg.Axes(x, svg.Scale(0, 1, top + height, top), "Round", "", counted=True)
-    timed, shown = clients.timed, pooled(of.used[:, order].T.astype(float))
+    timed, shown = clients.has_speeds, pooled(of.used[:, order].T.astype(float))
     parts = [
         svg.words(4, 14, f"{display_name(run.method)}: used in which rounds", font_weight="bold"),
         *heat(shown, (left, top, width, height), float(shown.max()) or 1.0),

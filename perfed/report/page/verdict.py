@@ -11,8 +11,8 @@ from perfed.report.against import MethodVerdict, sent
 from perfed.report.intervals import FEWEST_SEEDS
 from perfed.report.page.html import HINTS, details, named, note, paragraph, section
 from perfed.report.page.page_data import Study
-from perfed.report.runs import Run
-from perfed.report.text import amount, axis_title, listed, megabytes, metric_text, short_number
+from perfed.report.run_results import RunResults
+from perfed.report.text import amount, axis_title, format_metric, format_short, listed, megabytes
 from perfed.report.verdict import Verdict
 
 MOST_NAMED = 4  # of the methods that are better, in the headline
@@ -89,7 +89,7 @@ def _doubts(found: Verdict, best: MethodVerdict) -> list[str]:
     """The interval, and what speaks against relying on it."""
     gain, metric, lines = best.gain, found.metric, ["no interval"]
     if gain.low is not None and gain.high is not None:
-        ends = f"{short_number(metric, gain.low, '+')} to {short_number(metric, gain.high, '+')}"
+        ends = f"{format_short(metric, gain.low, '+')} to {format_short(metric, gain.high, '+')}"
         lines = [f"95 % interval {ends}, {'without' if gain.sign else 'with'} 0 in it"]
     if best.seeds < FEWEST_SEEDS:
         lines.append(f"only {best.seeds} seed{'s' if best.seeds > 1 else ''} (repetitions): see the remark on seeds")
@@ -126,13 +126,13 @@ def _cards_of(study: Study, method: str) -> str:
     return section("verdict", "Result", f'<div class="cards">{cards}</div>', told, _glossary())
 
 
-def _metric_card(metric: str, runs: list[Run]) -> str:
+def _metric_card(metric: str, runs: list[RunResults]) -> str:
     known = metric_of(metric)
     spreads = [run.summary.spreads[metric] for run in runs if run.summary and metric in run.summary.spreads]
 
     def mean(name: str) -> str:
         values = [value for of in spreads if (value := getattr(of, name)) is not None]
-        return metric_text(metric, sum(values) / len(values)) if values else "not known"
+        return format_metric(metric, sum(values) / len(values)) if values else "not known"
 
     worst = f"worst client {mean(known.worst)}, 10 % worst {mean(known.tenth_worst)}"
     lower = "" if known.higher_is_better else "lower is better"

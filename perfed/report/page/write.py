@@ -26,13 +26,13 @@ from perfed.report.page.reproduce import reproduce_section
 from perfed.report.page.speeds import speed_figures, speeds_section
 from perfed.report.page.style import write_page
 from perfed.report.page.verdict import verdict_section
-from perfed.report.runs import Run, holdings_of, methods_of
+from perfed.report.run_results import RunResults, list_methods
 from perfed.report.text import listed
 from perfed.report.verdict import Verdict
 
 
 def write_report(
-    runs: Sequence[Run],
+    runs: Sequence[RunResults],
     out: Path,
     *,
     title: str,
@@ -49,7 +49,7 @@ def write_report(
         out: the file.
         title: of the page.
         command: that made the runs.
-        left_out: lines on what is not in the page (:func:`perfed.report.load_runs.gathered`).
+        left_out: lines on what is not in the page (:func:`perfed.report.load_runs.gather_runs`).
         found: the verdict on the runs, if it is known already.
     """
     study = Study.of(runs, found)
@@ -71,7 +71,7 @@ def write_report(
     return write_page(out, title, facts(runs), [_left_out(study, left_out), *sections])
 
 
-def figures(runs: Sequence[Run]) -> dict[str, str]:
+def figures(runs: Sequence[RunResults]) -> dict[str, str]:
     """Every figure of the report as an SVG file of its own with light colours, by the stem of a file's name."""
     study = Study.of(runs)
     of = (
@@ -99,18 +99,17 @@ def _left_out(study: Study, lines: Sequence[str]) -> str:
         told.append(f"Not compared, for lack of {study.metric}: {', '.join(dict.fromkeys(other))}.")
     marks: dict[int, dict[str, str]] = {}
     for run in study.runs:
-        held = holdings_of(run)
-        if held is not None:
-            marks.setdefault(run.seed, {}).setdefault(held.data, display_name(run.method))
+        if run.data is not None:
+            marks.setdefault(run.seed, {}).setdefault(run.data, display_name(run.method))
     for seed, of in marks.items():
         if len(of) > 1:
             told.append(f"With seed {seed} {listed(list(of.values()))} had different data: do not compare them.")
     return "".join(map(note, told))
 
 
-def facts(runs: Sequence[Run]) -> str:
+def facts(runs: Sequence[RunResults]) -> str:
     """What the runs are of, in a line."""
-    methods, seeds = methods_of(runs), sorted({run.seed for run in runs})
+    methods, seeds = list_methods(runs), sorted({run.seed for run in runs})
     clients = sorted({len(run.clients.ids) for run in runs if run.clients})
     trained = [run for run in runs if run.summary is None or run.summary.rounds]  # the others have no rounds
     done = sorted({run.rounds[-1].round if run.rounds else 0 for run in trained})
