@@ -16,10 +16,10 @@ _WRITTEN = re.compile(_FORMULA.pattern.replace(")(?=", ")'(?="))
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
-def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Return rows as the text of a CSV file, each cell :func:`escaped`."""
+def csv_text(rows: Iterable[Sequence[object]], end: str = "\r\n") -> str:
+    """Return rows as the text of a CSV file, each cell :func:`escaped`; ``end`` is that of a line."""
     text = io.StringIO(newline="")
-    csv.writer(text).writerows([escaped(cell) for cell in row] for row in rows)
+    csv.writer(text, lineterminator=end).writerows([escaped(cell) for cell in row] for row in rows)
     return text.getvalue()
 
 
