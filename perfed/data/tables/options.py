@@ -264,9 +264,9 @@ class TableOptions:
             "scales": (", ".join(get_args(Scales)), self.scales in get_args(Scales)),
             "task": ("classification, regression", self.task in (None, "classification", "regression")),
         }
-        for name, (values, good) in allowed.items():
+        for name, (choices, good) in allowed.items():
             if not good:
-                raise PerfedError(f"{name} = {getattr(self, name)!r} is not allowed; allowed: {values}")
+                raise PerfedError(f"{name} = {getattr(self, name)!r} is not allowed; allowed: {choices}")
         if self.preprocess is not None and (self.columns == "named" or self.one_scale):
             raise PerfedError(
                 "preprocess makes inputs without names of columns; allowed with it: columns = own, common or union, "

@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import isfinite
 from typing import Any
 
-from perfed.data.tables.cells import compose_text
+from perfed.data.names import compose_text
 from perfed.data.target_scale import Sums
 from perfed.errors import PerfedError
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from perfed.codec import flatten
 from perfed.data.client import Client
 from perfed.data.federation import Federation, federation_of
 from perfed.data.federation_schema import FederationSchema
@@ -319,7 +320,11 @@ def _run(experiment: Experiment, federation: Federation, out: Path, server: Call
         run = start(experiment, federation=federation, out=out, server=server)
     run.checkpoint_seconds = 0.0
     assert isinstance(run.server, RealTimeServer)
-    run.server.keep(lambda site: [int(state["sequence"]) for i, state in run.taken.clients.items() if i == site])
+
+    def checkpointed_states(site: str) -> list[int]:
+        return [int(flatten(state)["sequence"]) for client, state in run.taken.clients.items() if client == site]
+
+    run.server.keep(checkpointed_states)
     return run
 
 

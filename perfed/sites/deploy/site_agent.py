@@ -203,9 +203,9 @@ class Station:
         if joined is not None and joined.agreement != agreement:
             raise Refused(Said.JOINED, f"{Said.JOINED} (run {run})")
         since = part.since if part is not None and part.run == run else f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-        rows, place = self._rows or self._read.pop(study, None), str(header.get("place"))
+        checked_rows, place = self._rows or self._read.pop(study, None), str(header.get("place"))
         rows_hash, versions = ("", installed_versions()) if joined is None else (joined.rows_hash, joined.versions)
-        part = Part(self._name, self._data, run, study, agreement, place, since, rows, rows_hash, versions)
+        part = Part(self._name, self._data, run, study, agreement, place, since, checked_rows, rows_hash, versions)
         self._join(as_agreed(part, self._folder))
         self._at(run)
         facts = self._joined(run).facts(self._folder)
