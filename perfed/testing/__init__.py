@@ -93,7 +93,7 @@ def _entry_of(method: type[Method]) -> Entry:
     """Return the first entry with which a class is registered, or a new one if it is not registered.
 
     Raises:
-        PerfedError: the first of several entries has extensions: the class does not determine which one to check.
+        PerfedError: the first of several entries has extensions; the class does not tell which one to check.
     """
     entries = [registered for registered in METHODS.values() if registered.method is method and not registered.base]
     if len(entries) > 1 and entries[0].extensions:

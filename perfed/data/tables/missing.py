@@ -49,7 +49,7 @@ def _values_of(codes: Sequence[str], column: str) -> list[str]:
     return [value for name, value in map(split_code, codes) if name in (None, column)]
 
 
-def find_codes(cells: Series | NDArray[Any], name: str, codes: Sequence[str]) -> NDArray[np.bool_]:
+def find_codes(cells: Series, name: str, codes: Sequence[str]) -> NDArray[np.bool_]:
     """Return a mask of the cells of a column that hold a value that means missing; numbers are compared by value.
 
     Args:

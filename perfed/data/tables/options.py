@@ -254,8 +254,8 @@ class TableOptions:
         if self.missing is not None:
             object.__setattr__(self, "missing", _compose_names(self.missing) or ("",))
         object.__setattr__(self, "public", read_public(self.public, self.dates))
-        values = {compose_text(name): texts for name, texts in read_values(self.values).items()}
-        object.__setattr__(self, "values", values)
+        replacements = {compose_text(name): texts for name, texts in read_values(self.values).items()}
+        object.__setattr__(self, "values", replacements)
         allowed = {
             "test_fraction": ("from 0 to below 1", 0 <= self.test_fraction < 1),
             "folds": ("0, or at least 2", self.folds == 0 or self.folds >= 2),
