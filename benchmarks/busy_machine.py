@@ -80,7 +80,9 @@ class Commands:
 @contextmanager
 def busy_processes(number: int) -> Iterator[None]:
     """Run ``number`` processes that compute without a pause."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    # Linux shares processors out among sessions (sched_autogroup_enabled), and other programs are other sessions.
+    command = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(command, start_new_session=True) for _ in range(number)]
     try:
         yield
     finally:
@@ -183,6 +185,7 @@ def main() -> None:
     parser.add_argument("--checkout", type=Path, default=Path(__file__).parents[1], help="another version of perfed")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the experiment")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # the contexts end the processes
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the measurement\n")
     print(f"| engine | alone (s) | beside {arguments.busy} busy processes (s) | ratio |\n|---|---|---|---|")
     for engine in arguments.engines.split(","):
