@@ -1,7 +1,7 @@
-"""Training beside other programs: how much longer a run takes on a busy machine than on an idle one, for each engine.
+"""Training beside other programs: how much longer a run takes than on an idle machine, for each engine.
 
 ``python benchmarks/busy_machine.py [--engines stacked,sequential,ray,flower] [--rounds 20] [--turns 2] [--busy 2]``
-runs the same small experiment alone and beside ``--busy`` processes that compute without a pause, in turns, with the
+runs the same small experiment without and beside ``--busy`` processes that compute without a pause, in turns, with the
 default number of threads. The time is that of the whole command, with the start of Python; with ``flower`` it is that
 of ``perfed submit`` in a deployment of two sites on this machine, which run throughout. The program prints the medians
 and their ratio. ``--checkout DIR`` measures another version of perfed, and ``--set plan.threads=2`` another plan.
