@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from perfed.engine.evaluate import ENOUGH
 from perfed.methods.presets import method_and_policy
 from perfed.methods.titles import display_name
+from perfed.participation.policy import POLICIES
+from perfed.plugins import bare_name
 from perfed.report.comparison import judged_table, metric_tables, short_table
 from perfed.report.runs import ClientValues, Run, main_metric, methods_of, reported
 from perfed.report.text import UNKNOWN, TextTable, axis_title, directed_title, mean_std, metric_text
@@ -219,7 +221,8 @@ def _bases(methods: Sequence[str]) -> dict[str, str]:
 
 def _fits_unused(run: Run) -> bool:
     participation = run.config.get("participation", {})
-    return bool(participation.get("fit_unused", participation.get("policy") == "srpfl"))
+    policy = POLICIES.get(bare_name(participation.get("policy", "uniform")))
+    return bool(participation.get("fit_unused", policy is not None and policy.policy.fits_unused))
 
 
 def _targets(run: Run) -> list[Target]:

@@ -47,7 +47,7 @@ from perfed.errors import PerfedError
 from perfed.maths.sums import KnownSums, SingleReplies, Term, hidden
 from perfed.method.exchange import Replies
 from perfed.participation.invitation import Invitation, invite, take
-from perfed.participation.policies import Choice
+from perfed.participation.selection import Choice
 from perfed.training.cohort import Cohort
 from perfed.training.plan import Plan
 from perfed.tree import Tree

@@ -16,7 +16,13 @@ from perfed.methods.forest.trees import Recipe, votes
 from perfed.training.cohort import Cohort
 
 
-@register("boost", title="Boost")
+@register(
+    "boost",
+    title="Boost",
+    differs="features",
+    needs="columns with names where sites have different ones",
+    example="digits-label-skew rounds=1",
+)
 class Boost(Forest):
     """Small trees of a site's own on all its columns, which begin where the others' forests end (Friedman 2001).
 
