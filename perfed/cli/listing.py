@@ -113,7 +113,9 @@ def _settings(fields: Mapping[str, FieldInfo], defaults: Mapping[str, Any]) -> d
     """Default, what is allowed, and meaning of each."""
     return {
         key: {
-            "default": defaults.get(key, field.get_default(call_default_factory=True)),
+            "default": defaults.get(
+                key, "needed" if field.is_required() else field.get_default(call_default_factory=True)
+            ),
             "allowed": _allowed(key, field),
             "description": field.description,
         }

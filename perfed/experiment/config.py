@@ -36,7 +36,7 @@ from perfed.methods.build import build_method
 from perfed.model.chain import Model
 from perfed.model.columns import by_columns
 from perfed.participation.clock import Clock
-from perfed.participation.policy import policy_id
+from perfed.participation.policy import POLICIES, policy_id, qualified_name
 from perfed.participation.settings import Participation, table_fields
 from perfed.plugins import bare_name, known_as
 from perfed.privacy.apply import PrivateMethod, privately
@@ -357,6 +357,10 @@ def canonical(table: Mapping[str, Any]) -> dict[str, Any]:
     for section, key, known in (("data", "name", dataset_id), ("participation", "policy", policy_id)):
         if isinstance(found := result.get(section), Mapping) and key in found:
             result[section] = {**found, key: _known(known, found[key])}
+    if isinstance(participation := result.get("participation"), Mapping):
+        result["participation"] = {
+            qualified_name(key) if key in POLICIES else key: value for key, value in participation.items()
+        }
     if isinstance(methods := result.get("methods"), Mapping):
         own: dict[str, Any] = {}
         for name, settings in methods.items():

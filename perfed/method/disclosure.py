@@ -1,9 +1,9 @@
 """What clients disclose: the entries of a reply, and the mechanism by which each kind of entry can be made private.
 
 A method or an extension declares its own in the class attribute ``disclosure``; ``[privacy]`` plans its releases by it.
-A reply's entries are released together: under ``unit = "sample"`` those that are made of anything but trained parameters
-add their own releases, one after the other; under ``unit = "client"`` all of them are one vector, which is cut as a
-whole. An entry without a mechanism is refused by name before the run begins.
+A reply's entries are released together: under ``unit = "sample"`` those that are made of anything but trained
+parameters add their own releases, one after the other; under ``unit = "client"`` all of them are one vector, which is
+cut as a whole. An entry without a mechanism is refused by name before the run begins.
 """
 
 from __future__ import annotations

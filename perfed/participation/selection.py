@@ -66,7 +66,10 @@ class Selection:
         return Choice([self.who.ids[row] for row in np.sort(rows)], seconds, replied)
 
     def waiting_for_all(self, round_: int) -> float:
-        """Return the seconds of an exchange with every client besides the round's; without a speed model only communication."""
+        """Return the seconds of an exchange with every client besides the round's.
+
+        Without a model of speeds they are those of communication.
+        """
         if self.clock.speeds == "none":
             return self.clock.communication
         return float(self.timer.times(np.arange(len(self.who)), round_).max()) + self.clock.communication

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from pydantic.fields import FieldInfo
 
 import perfed.participation.policies  # noqa: F401 - registers the policies
-from perfed.participation.policy import POLICIES, PolicyEntry, policy_entry, policy_id
+from perfed.participation.policy import POLICIES, PolicyEntry, policy_entry, policy_id, qualified_name
 from perfed.plugins import bare_name
 from perfed.settings import STRICT
 
@@ -93,27 +93,32 @@ def _with_tables(value: Mapping[str, Any], fixed: set[str]) -> dict[str, Any]:
     result = {key: item for key, item in value.items() if key in fixed}
     policy = result.get("policy", "uniform")
     used = policy_id(policy) if isinstance(policy, str) else ""
-    tables: dict[str, dict[str, Any] | BaseModel] = {used: {}} if used else {}
+    tables: dict[str, Any] = {used: {}} if used else {}
     for key, table in value.items():
         if key not in fixed:
             name = _table_name(key, used, table)
-            tables[name] = {**tables.get(name, {}), **table} if isinstance(table, Mapping) else table
+            before = tables.get(name)
+            both = isinstance(table, Mapping) and isinstance(before, Mapping)
+            tables[name] = {**before, **table} if both else table
     for name, table in tables.items():
         model = policy_entry(name).settings
-        settings = TypeAdapter(dict[str, model]).validate_python({name: table}, strict=True)[name]  # type: ignore[valid-type]
+        settings = TypeAdapter(dict[str, model]).validate_python({name: table})[name]  # type: ignore[valid-type]
         if model.model_fields and (name == used or settings != _default_settings(model)):
             result[name] = settings
     return result
 
 
 def _table_name(key: str, used: str, table: Any) -> str:
-    """Return the name of the policy whose table is called ``key``, written as ``used`` if that is the policy in use."""
+    """Return the name of the policy whose table is called ``key``, written as ``used`` if that is the policy in use.
+
+    Otherwise it is :func:`perfed.participation.policy.qualified_name`, by which any process can read it.
+    """
     name = policy_id(key) if ":" in key else key
     if bare_name(name) not in POLICIES:
         raise ValidationError.from_exception_data(
             "Participation", [{"type": "extra_forbidden", "loc": (key,), "input": table}]
         )
-    return used if bare_name(name) == bare_name(used) else name
+    return used if bare_name(name) == bare_name(used) else qualified_name(bare_name(name))
 
 
 def _default_settings(model: type[BaseModel]) -> BaseModel | None:

@@ -147,6 +147,13 @@ def test_dropouts_are_the_same_on_any_engine(policy, tmp_path):
     assert all(difference(server, runs[0][1]) < 1e-8 for _, server in runs)
 
 
+@pytest.mark.parametrize("policy", ["dropout", "dropout_trace"])
+def test_settings_are_recorded_and_read_again(policy, tmp_path):
+    made = Participation(**(traced(tmp_path, TRACE) if policy == "dropout_trace" else dropout(clients={"c1": 0.5})))
+    assert Participation(**made.model_dump(exclude_none=True)) == made and policy in made.model_dump()
+    assert policy not in Participation(policy="uniform").model_dump()
+
+
 def test_at_real_sites_the_replies_of_those_that_drop_out_are_not_waited_for(tmp_path):
     invitation = invite(selection(traced(tmp_path, "round,client\n1,c0\n"), ids=IDS[:3]), 1)
     assert invitation.ids == ("c0", "c1", "c2") and not invitation.strict

@@ -16,6 +16,7 @@ from test_policies import IDS, selection
 from perfed import validate
 from perfed.cli.complete import methods, several_methods, shown
 from perfed.cli.index import index
+from perfed.deploy.part import own_modules
 from perfed.errors import PerfedError
 from perfed.experiment.config import find_experiment, read
 from perfed.method.registry import entry, method_id
@@ -109,11 +110,19 @@ def test_methods_are_compared_under_it(here):
         participants(next((here / "out").glob("*skipping*/seed-0")))[0] != participants(here / "out/fedavg/seed-0")[0]
     )
     assert "FedAvg+Skipping" in result.out
+    shutil.rmtree(here / "out" / "fedavg")  # another process, in which nobody has imported the module, goes on
+    sys.modules.pop("own_policy")
+    POLICIES.pop("skipping")
+    refused = perfed("resume", "out")
+    assert refused.code == 2 and "'own_policy' is not imported: out names it" in refused.err
+    assert perfed("resume", "out", "--trust").code == 0
+    assert (here / "out/fedavg/seed-0/summary.json").exists()
 
 
 def test_it_is_a_sweep_s_value(here):
     grid = "participation.policy=uniform,own_policy:skipping"
-    result = perfed("sweep", *RUN, *SKIP, "--methods", "fedavg", "--grid", grid, "--out", "out")
+    skip = "participation.'own_policy:skipping'.skip=1"
+    result = perfed("sweep", *RUN, skip, "--methods", "fedavg", "--grid", grid, "--out", "out")
     assert result.code == 0, result.err
 
 
@@ -130,6 +139,17 @@ def test_names_of_methods_under_it(here):
 
 def table(**participation) -> dict:
     return {**find_experiment("digits-label-skew"), "participation": participation}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"participation": {"policy": "own_policy:skipping", "skipping": {"skip": 1}}},
+        {"method": "fedavg+own_policy:skipping", "participation": {"own_policy:skipping": {"skip": 1}}},
+    ],
+)
+def test_a_deployment_names_its_module(here, changes):
+    assert own_modules(validate({**find_experiment("digits-label-skew"), **changes})) == ["own_policy"]
 
 
 @pytest.mark.parametrize("key", ["skipping", "own_policy:skipping"])
@@ -216,7 +236,8 @@ def test_every_policy_goes_on_from_its_state_and_uses_only_those_whom_it_asks(na
 @pytest.mark.parametrize("name", policy_names())
 def test_every_policy_is_listed_shown_and_completed(name):
     (item,) = [item for item in index()["policies"] if item["name"] == name]
-    assert item["summary"] and item["summary"] in " ".join(perfed("list", "policies").out.split())
+    summary = item["summary"].replace("``", "").partition(" (")[0]
+    assert summary and f"{item['title']} {summary}" in perfed("list", "policies").said
     said = perfed("show", name).said
     assert "(policy): " in said and f'[participation] policy = "{name}"' in said
     assert all(f"{key} = " in said for key in item["settings"])
