@@ -256,7 +256,8 @@ def _problem(error: ValidationError, model: type[BaseModel], where: str) -> Perf
     holder = model
     for part in detail["loc"][:-1]:
         fields = table_fields(holder)
-        kind = fields[str(part)].annotation if part in fields else None
+        name = bare_name(str(part))
+        kind = fields[name].annotation if name in fields else None
         tables = [of for of in (kind, *get_args(kind)) if isinstance(of, type) and issubclass(of, BaseModel)]
         if not tables:
             return problem
