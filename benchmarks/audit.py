@@ -30,9 +30,9 @@ from usage import usage
 from watching import Watch, along, unbiased
 
 from perfed import Evaluation, Federation, Model, Run, build_method
+from perfed.method.disclosure import Unit
 from perfed.privacy.apply import privately
 from perfed.privacy.audit import Audit, guess
-from perfed.privacy.mechanisms import Unit
 from perfed.privacy.settings import Privacy
 from perfed.training.plan import Plan
 

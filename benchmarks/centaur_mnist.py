@@ -19,7 +19,7 @@ import sys
 import time
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,12 +30,12 @@ from usage import usage
 from perfed import Federation, Model, Run, linear
 from perfed.data.client import Client, Split
 from perfed.datasets import load
+from perfed.method.disclosure import Disclosure
 from perfed.method.method import Method
 from perfed.methods.fedavg_ft import FedAvgFT
 from perfed.methods.fedrep import FedRep
 from perfed.methods.local import Local
 from perfed.privacy.apply import privately
-from perfed.privacy.mechanisms import DECLARED, declare
 from perfed.privacy.settings import Privacy
 from perfed.run.settings import Evaluation
 from perfed.training.cohort import Cohort
@@ -49,13 +49,14 @@ EPSILONS = (0.5, 1.0, 4.0, None)
 class Centaur(FedRep):
     """FedRep whose clients fit their heads to the representation that they are evaluated with."""
 
+    disclosure: ClassVar[Disclosure | None] = FedRep.disclosure
+
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """What a client does first in a round; nothing leaves."""
         cohort.load(payload["shared"])
         cohort.fit(self.own(cohort), epochs=self.local_epochs)
 
 
-declare(Centaur, DECLARED[FedRep])
 METHODS: dict[str, type[Method]] = {"centaur": Centaur, "fedavg-ft": FedAvgFT, "local": Local}
 # Rates and norms to which changes are cut; epochs of head and representation, of the model and fine-tuning, of all.
 TRIES: dict[str, list[tuple[float, float]]] = {

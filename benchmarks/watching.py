@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from perfed import Extension
+from perfed.method.disclosure import Disclosure
 from perfed.model.chain import Chain, StageFactory
-from perfed.privacy.mechanisms import Declared, declare
 
 _AT_ONCE = 256
 
@@ -36,6 +36,7 @@ class Seen:
 class Watch(Extension):
     """Keeps what the server sends and what comes back; changes nothing, and sends nothing itself."""
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure()
     name: ClassVar[str] = "watch"
 
     seen: Any = Field(default_factory=list, description="one Seen for each exchange")
@@ -51,9 +52,6 @@ class Watch(Extension):
         """Note the replies."""
         found = {**replies.content, **replies.content.get("extensions", {})}
         self.seen.append(Seen(dict(self.latest), replies.ids, found))
-
-
-declare(Watch, Declared())
 
 
 def unbiased(out: int, *, relu: bool = False) -> StageFactory:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import private_tables
 
-from perfed.privacy import mechanisms
+from perfed.method.disclosure import MECHANISMS, NONE
 from perfed.privacy.before import BEFORE
-from perfed.privacy.mechanisms import Mechanism, leaving_table
+from perfed.privacy.mechanisms import METRICS, leaving_table
 
 PAGE = Path(__file__).with_name("privacy.md")
 
@@ -24,10 +24,10 @@ def before() -> str:
 
 def tables() -> dict[str, str]:
     """The tables by the names of their places."""
-    kinds = [kind for kind in vars(mechanisms).values() if isinstance(kind, Mechanism)]
+    kinds = [*MECHANISMS, METRICS]
     of_kinds = ["| kind | rows protected | clients protected | sensitivity |", "|---|---|---|---|"]
     of_kinds += [f"| {k.name} | {k.sample or 'refused'} | {k.client or 'refused'} | {k.sensitivity} |" for k in kinds]
-    of_kinds += [f"| {k.name} | refused | refused | |" for k in mechanisms.NONE.values()]
+    of_kinds += [f"| {k.name} | refused | refused | |" for k in NONE.values()]
     rows = [row for row in leaving_table() if row[1] != "not declared"]
     of_methods = ["| method | sends | rows | clients |", "|---|---|---|---|"]
     of_methods += [f"| `{name}` | {sent} | {sample} | {client} |" for name, sent, sample, client in rows]

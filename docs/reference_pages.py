@@ -19,6 +19,7 @@ from perfed.cli.index import filled, index
 from perfed.experiment.build import KINDS
 from perfed.experiment.config import Experiment
 from perfed.method.method import Method
+from perfed.participation.settings import table_fields
 
 GROUPS = {
     "Who the clients are": ("Federation", "Client", "Split", "load", "datasets"),
@@ -161,7 +162,7 @@ def _nested(path: str, model: type[BaseModel]) -> Iterator[str]:
     yield one_line((inspect.getdoc(model) or "").partition("\n\n")[0])
     if rows := [*fields_of(model)]:
         yield table(("key", "default", "allowed", "meaning"), rows)
-    for name, field in model.model_fields.items():
+    for name, field in table_fields(model).items():
         if (inner := tables_in(field)) is not None:
             yield from _nested(f"{path}.{name}", inner)
 

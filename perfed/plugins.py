@@ -1,4 +1,4 @@
-"""Methods, extensions and data sets in files of the user's own."""
+"""Methods, policies, extensions and data sets in files of the user's own."""
 
 from __future__ import annotations
 
@@ -46,8 +46,23 @@ _RESTRICTION: ContextVar[_Restriction | None] = ContextVar("restriction", defaul
 
 
 def bare_name(name: str) -> str:
-    """NAME of ``module:NAME``; any other name as it is."""
-    return name.rpartition(":")[2]
+    """Return NAME of ``module:NAME``, also on both sides of METHOD+POLICY; any other name as it is.
+
+    Example:
+        >>> bare_name("mine:avg"), bare_name("mine:avg+mine:lazy"), bare_name("ditto")
+        ('avg', 'avg+lazy', 'ditto')
+    """
+    return "+".join(part.rpartition(":")[2] for part in name.split("+"))
+
+
+def modules_in(name: str) -> list[str]:
+    """Return the modules that a name mentions: that of ``module:NAME``, of METHOD+POLICY those of both.
+
+    Example:
+        >>> modules_in("mine:avg+policies:lazy"), modules_in("ditto")
+        (['mine', 'policies'], [])
+    """
+    return [part.rpartition(":")[0] for part in name.split("+") if ":" in part]
 
 
 def known_as(name: str, known: Iterable[str]) -> str | None:
@@ -203,7 +218,7 @@ class Registry(dict[str, T]):
     """What modules, perfed's and the user's own, have made known by name.
 
     Args:
-        what: is registered, as messages say it: "method", "extension", "data set" or "metric".
+        what: is registered, as messages say it: "method", "policy", "extension", "data set" or "metric".
         module: which registered an item; none: it is perfed's own.
     """
 

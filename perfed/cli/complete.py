@@ -17,8 +17,14 @@ def _names(what: str) -> list[str]:
 
 
 def methods(incomplete: str) -> list[str]:
-    """Methods, by the beginning of their names."""
-    return [name for name in _names("methods") if name.startswith(incomplete)]
+    """Return methods that begin so; after METHOD+ with each policy."""
+    return [name for name in _methods_and_pairs(incomplete) if name.startswith(incomplete)]
+
+
+def _methods_and_pairs(incomplete: str) -> list[str]:
+    """Return all methods; if ``incomplete`` has a ``+``, the method before it with each policy."""
+    method, plus, _ = incomplete.rpartition("+")
+    return [f"{method}+{policy}" for policy in _names("policies")] if plus else _names("methods")
 
 
 def several_methods(incomplete: str) -> list[str]:
@@ -26,7 +32,7 @@ def several_methods(incomplete: str) -> list[str]:
     before, comma, last = incomplete.rpartition(",")
     used = before.split(",")
     known = [
-        *_names("methods"),
+        *_methods_and_pairs(last),
         BLEND,
         *(name for name in index()["baselines"] if name.islower() and "." not in name),
     ]

@@ -33,7 +33,7 @@ from perfed.experiment.start import is_done, resume
 from perfed.experiment.study import Study, extend
 from perfed.method.registry import method_id
 from perfed.methods.titles import display_name
-from perfed.plugins import BLEND, IMPORTED, no_modules_of
+from perfed.plugins import BLEND, IMPORTED, modules_in, no_modules_of
 from perfed.report import load_runs, write_report
 from perfed.report.against import needs_no_federation
 from perfed.run.directory import RunDirectory
@@ -155,7 +155,7 @@ def extended(
     names = parse_names(methods, baselines=True) if methods else []
     numbers = [] if seeds is None else parse_seeds(seeds)
     given = None if experiment is None else find_experiment(experiment)
-    named = [name.partition(":")[0] for name in names]
+    named = [module for name in names for module in modules_in(name)]
     with no_modules_of(path, how.trust, named):
         return extend(path, names, numbers, given, shared_settings(how, settings), resources_of(how))
 

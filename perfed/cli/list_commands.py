@@ -34,6 +34,7 @@ _KINDS = {
     "experiments": "experiment",
     "extensions": "extension",
     "leaderboards": "leaderboard",
+    "policies": "policy",
 }
 
 
@@ -55,11 +56,11 @@ def list_command(
 @app.command("show", epilog="Example: perfed show fedpac")
 def show_command(
     name: Annotated[
-        str, typer.Argument(help="a method, data set, experiment or extension", autocompletion=complete.shown)
+        str, typer.Argument(help="a method, data set, experiment, extension or policy", autocompletion=complete.shown)
     ],
     as_json: Annotated[bool, typer.Option("--json", help="print JSON: kind and facts")] = False,
 ) -> None:
-    """Say what a method, data set or experiment is, its settings, what it needs, and a command to try."""
+    """Say what a method, data set, experiment or policy is, its settings, what it needs, and a command to try."""
     hits = found(name)
     if as_json:
         return print_json(hits)
@@ -146,7 +147,11 @@ def found(name: str) -> dict[str, dict[str, Any]]:
     known, given = sorted({item["name"] for _, item in every}), name.casefold()
     family = [other for other in known if other.startswith(f"{given}-")]
     near = difflib.get_close_matches(given, family or known, n=3, cutoff=0.5) or [o for o in known if given in o][:3]
-    hint = f"did you mean: {', '.join(near)}?" if near else "see 'perfed list methods', 'datasets' or 'experiments'"
+    hint = (
+        f"did you mean: {', '.join(near)}?"
+        if near
+        else "see 'perfed list methods', 'datasets', 'experiments' or 'policies'"
+    )
     raise PerfedError(f"nothing is called '{name}'; {hint}")
 
 
@@ -242,4 +247,18 @@ def _leaderboard(item: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-_FACTS = {"method": _method, "data set": _dataset, "experiment": _experiment, "leaderboard": _leaderboard}
+def _policy(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("in files and settings", f'[participation] policy = "{item["name"]}"'),
+        ("about", item["about"]),
+        ("paper", item["paper"]),
+    ]
+
+
+_FACTS = {
+    "method": _method,
+    "data set": _dataset,
+    "experiment": _experiment,
+    "leaderboard": _leaderboard,
+    "policy": _policy,
+}

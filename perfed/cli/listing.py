@@ -1,4 +1,4 @@
-"""What ``perfed list`` and ``perfed show`` know: methods, data sets, experiments, extensions, leaderboards.
+"""What ``perfed list`` and ``perfed show`` know: methods, data sets, experiments, extensions, leaderboards, policies.
 
 ``python -m perfed.cli.listing`` prints it for :mod:`perfed.cli.index`, which the command line reads.
 """
@@ -28,51 +28,19 @@ from perfed.method.extension import extension_class, extension_id, extension_nam
 from perfed.method.method import Method
 from perfed.method.registry import Entry, entry, known_names, method_id
 from perfed.methods.titles import display_name
+from perfed.participation.policy import policy_entry, policy_id, policy_names
+from perfed.participation.settings import table_fields
 from perfed.plugins import bare_name
 from perfed.training.plan import ENGINES
 from perfed.training.schedule import takes_schedule
 
-# What methods are made for, where their class or policy does not say it; all others: labels.
-_FEATURES = {"flic-class", "flic-hl", "hetfedrep", "fedrep-tsne", "fedhenn", "fedbn", "forest", "boost"}
-_NOTHING = {
-    "fedavg",
-    "fedprox",
-    "fedadam",
-    "fedyogi",
-    "fedadagrad",
-    "scaffold",
-    "fedgate",
-    "cyclic",
-    "local",
-    "local-full",
-}
-
-_LABELS = "class labels"
-_NEEDS = {
-    "fedbn": "a model with batch-norm",
-    "fedem": "labels or values: every sample needs a likelihood of its own",
-    "fedem-ft": "labels or values: every sample needs a likelihood of its own",
-    "feddar-sa": "heads that are linear",
-    **dict.fromkeys(("forest", "boost"), "columns with names where sites have different ones"),
-    **dict.fromkeys(("scaffold", "fedgate", "flanp-fedgate"), "SGD as the optimiser"),
-    **dict.fromkeys(("flic-class", "flic-hl"), "class labels or values"),
-    **dict.fromkeys(("fedpac", "fedpac-cc", "fedpac-fa", "fedrod", "gpfl", "knnper"), _LABELS),
-    **dict.fromkeys(("fedproto", "fedproto-g", "fedproto-l"), _LABELS),
-}
-# Experiments that need no file, by what differs; settings that a method needs there.
+# Experiments that need no file, by what differs.
 _TRY = {
     "features": "flic-digits-views",
     "labels": "digits-label-skew",
     "domains": "feddar-synthetic",
     "speeds": "digits-label-skew clock.speeds=fixed evaluation.targets=[0.8]",
     "nothing": "digits-label-skew",
-}
-_TRY_WITH = {
-    **dict.fromkeys(("forest", "boost"), "digits-label-skew rounds=1"),
-    "fedbn": "digits-label-skew model.body.batch_norm=true",
-    "scaffold": "digits-label-skew methods.scaffold.optimizer=sgd methods.scaffold.lr=0.03",
-    "fedgate": "digits-label-skew methods.fedgate.optimizer=sgd methods.fedgate.lr=0.03",
-    "flanp-fedgate": "digits-label-skew clock.speeds=fixed methods.fedgate.optimizer=sgd methods.fedgate.lr=0.03",
 }
 # Settings whose types alone do not say it.
 _ALLOWED = {
@@ -95,13 +63,12 @@ def _method(name: str) -> dict[str, Any]:
         fields.update(extension.model_fields)
     made_of = {"base": item.base, "policy": item.policy} if item.base else {}
     differs = _differs(item)
-    found = re.findall(r"\(([^()]*\b\d{4}\b[^()]*)\)", item.summary)
     return {
         "name": name,
         "title": display_name(name),
         "summary": item.summary,
         "differs": differs,
-        "paper": found[-1] if found else "",
+        "paper": _paper_in(item.summary),
         **made_of,
         "parameters": dict(item.method.default_placement),
         "needs": _needs(item),
@@ -110,35 +77,45 @@ def _method(name: str) -> dict[str, Any]:
     }
 
 
+def _paper_in(summary: str) -> str:
+    """Return the paper in brackets of a summary: the last ones that contain a year."""
+    papers = re.findall(r"\(([^()]*\b\d{4}\b[^()]*)\)", summary)
+    return papers[-1] if papers else ""
+
+
+def _needs_speeds(item: Entry) -> bool:
+    """Return whether the method is under a policy that chooses by the time of replies."""
+    return bool(item.policy) and policy_entry(item.policy).policy.chooses_by_time
+
+
 def _differs(item: Entry) -> str:
-    """What differs between the clients that a method is made for."""
-    if item.policy and item.name not in _NOTHING:
+    """Return what differs between the clients that a method is made for."""
+    if _needs_speeds(item):
         return "speeds"
-    if item.method.needs_domains:
-        return "domains"
-    return "features" if item.name in _FEATURES else "nothing" if item.name in _NOTHING else "labels"
+    return item.differs or ("domains" if item.method.needs_domains else "labels")
 
 
 def _needs(item: Entry) -> list[str]:
-    base = item.base or item.name
-    found = ["the domain of every sample"] if item.method.needs_domains else []
-    found += [_NEEDS[base]] if base in _NEEDS else []
+    needs = ["the domain of every sample"] if item.method.needs_domains else []
+    needs += [item.needs] if item.needs else []
     if item.method.uses_validation:
-        found.append("validation samples (data.validation_fraction); training samples where there are none")
-    return [*found, *(["clients of different speeds (clock.speeds)"] if _differs(item) == "speeds" else [])]
+        needs.append("validation samples (data.validation_fraction); training samples where there are none")
+    return [*needs, *(["clients of different speeds (clock.speeds)"] if _needs_speeds(item) else [])]
 
 
 def _command(name: str, item: Entry, differs: str) -> str:
     first = item.base or "local"
     methods = name if name == first else f"{first},{name}"
-    return f"perfed compare {_TRY_WITH.get(item.name, _TRY[differs])} --methods {methods}"
+    return f"perfed compare {item.example or _TRY[differs]} --methods {methods}"
 
 
 def _settings(fields: Mapping[str, FieldInfo], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Default, what is allowed, and meaning of each."""
     return {
         key: {
-            "default": defaults.get(key, field.get_default(call_default_factory=True)),
+            "default": defaults.get(
+                key, "needed" if field.is_required() else field.get_default(call_default_factory=True)
+            ),
             "allowed": _allowed(key, field),
             "description": field.description,
         }
@@ -155,6 +132,20 @@ def _extension(name: str) -> dict[str, Any]:
     item = extension_class(name)
     summary = (item.__doc__ or name).strip().splitlines()[0]
     return {"name": name, "summary": summary, "settings": _settings(item.model_fields, {})}
+
+
+def _describe_policy(name: str) -> dict[str, Any]:
+    item = policy_entry(name)
+    paragraphs = (item.policy.__doc__ or "").split("\n\n")[1:]
+    return {
+        "name": policy_id(name),
+        "title": item.title,
+        "summary": item.summary,
+        "about": " ".join(_plain(part) for part in paragraphs),
+        "paper": _paper_in(item.summary),
+        "try": f"perfed compare digits-label-skew {item.example} --methods fedavg,fedavg+{name}".replace("  ", " "),
+        "settings": _settings(item.settings.model_fields, {}),
+    }
 
 
 @cache
@@ -198,6 +189,7 @@ def facts_of(name: str) -> dict[str, dict[str, Any]]:
         ("method", method_id, _method),
         ("data set", dataset_id, _dataset),
         ("extension", extension_id, _extension),
+        ("policy", policy_id, _describe_policy),
     ):
         try:
             found[kind] = facts(known(name))
@@ -269,8 +261,12 @@ def all_lists() -> dict[str, Any]:
     lists = {"methods": [_method(name) for name in known_names()], "datasets": [_dataset(n) for n in dataset_names()]}
     lists |= {"experiments": _experiments(), "extensions": [_extension(name) for name in extension_names()]}
     lists["leaderboards"] = _leaderboards()
+    lists["policies"] = [_describe_policy(name) for name in policy_names()]
     tables: tuple[type[BaseModel], ...] = (Experiment, *SECTIONS.values())
-    named = {"training": list(Method.model_fields), "settings": [key for table in tables for key in table.model_fields]}
+    named = {
+        "training": list(Method.model_fields),
+        "settings": [key for table in tables for key in table_fields(table)],
+    }
     named |= {"engines": [*ENGINES], "baselines": [*baseline_names(), "sklearn:module.Class", "pooled:NAME"]}
     return {**lists, **named}
 

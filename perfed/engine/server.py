@@ -25,7 +25,7 @@ from perfed.method.method import Method
 from perfed.model.chain import Model
 from perfed.model.placement import PER_DOMAIN
 from perfed.participation.clock import Clock, Population
-from perfed.participation.policies import Choice, Selection
+from perfed.participation.selection import Choice, Selection
 from perfed.participation.settings import Participation
 from perfed.training.cohort import Cohort
 from perfed.training.plan import Plan
@@ -70,11 +70,7 @@ class Server:
         self.working, self.hold = self.engine.working, self.engine.holder.keep
         self.drain_notes = self.engine.drain_notes
         self.state = initialiser.server_state(federation)
-        if self.selection.policy.wants_gradient and not (initialiser.method.moves_shared and self.state.shared):
-            raise PerfedError(
-                "participation.flanp.rule = 'gradient' measures the gradient at the shared model, and this method "
-                "moves none; allowed: fixed, plateau"
-            )
+        self.selection.policy.check_method(initialiser.method.moves_shared and bool(self.state.shared))
 
     @property
     def method(self) -> Method:
@@ -145,10 +141,11 @@ class Server:
         """Go back to ``before``: what came after it never happened.
 
         Raises:
-            PerfedError: it followed a trace with other times; nothing is changed then.
+            PerfedError: it followed a trace with other times or dropouts; nothing is changed then.
         """
         if before.trace != self.selection.timer.fingerprint:
             raise PerfedError(f"{self.clock.trace.file}: this run followed a trace with other times")
+        self.selection.policy.check_state(before.policy)
         self.state = ServerState(before.server)
         self.engine.discard()
         self.engine.states = dict(before.clients)
@@ -209,9 +206,9 @@ class Server:
         return record
 
     def _observe(self, record: RoundRecord, number: int) -> None:
-        """Tell the policy of the finished round, with the gradient if it wants it."""
+        """Let the policy take note of the finished round, with the gradient if it measures that."""
         policy, gradient = self.selection.policy, None
-        if policy.wants_gradient:
+        if policy.measures_gradient(policy.settings):
             clients = RoundClients(self.engine, record.participants, number, "observe", None)
             clients.state = self.state
             reply = clients.exchange(":gradient", {"shared": self.state.shared})

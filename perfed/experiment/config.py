@@ -13,7 +13,16 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 import tomli_w
 import torch
-from pydantic import BaseModel, Field, PositiveInt, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    PositiveInt,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_serializer,
+    model_validator,
+)
 
 from perfed.data.federation import Federation
 from perfed.datasets import Data, dataset_id, located
@@ -27,7 +36,8 @@ from perfed.methods.build import build_method
 from perfed.model.chain import Model
 from perfed.model.columns import by_columns
 from perfed.participation.clock import Clock
-from perfed.participation.settings import Participation, policy_name
+from perfed.participation.policy import POLICIES, policy_id, qualified_name
+from perfed.participation.settings import Participation, table_fields
 from perfed.plugins import bare_name, known_as
 from perfed.privacy.apply import PrivateMethod, privately
 from perfed.privacy.before import UNCOUNTED, check_public
@@ -173,7 +183,12 @@ class Experiment(BaseModel):
         policy, given = entry(self.method).policy, self.participation.policy
         if policy and given not in ("uniform", policy):
             raise PerfedError(f"participation.policy = '{given}': {self.method} is under '{policy}'; allowed: {policy}")
-        return self.participation.model_copy(update={"policy": policy}) if policy else self.participation
+        return self.participation.with_policy(policy) if policy else self.participation
+
+    @field_serializer("participation", mode="wrap")
+    def _write_participation(self, value: Participation, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write the settings of the policy also where the method brings it."""
+        return {**write(self.build_participation()), "policy": value.policy}
 
     def _table_of(self, method: str) -> dict[str, Any]:
         """``[methods.NAME]`` and ``[methods."module:NAME"]`` are of the same method."""
@@ -236,13 +251,16 @@ def _problem(error: ValidationError, model: type[BaseModel], where: str) -> Perf
         return problem
     holder = model
     for part in detail["loc"][:-1]:
-        kind = holder.model_fields[part].annotation if part in holder.model_fields else None
+        fields = table_fields(holder)
+        name = bare_name(str(part))
+        kind = fields[name].annotation if name in fields else None
         tables = [of for of in (kind, *get_args(kind)) if isinstance(of, type) and issubclass(of, BaseModel)]
         if not tables:
             return problem
         holder = tables[0]
-    hint = did_you_mean(str(detail["loc"][-1]), holder.model_fields)
-    return PerfedError(f"{problem}{hint}; allowed: {', '.join(holder.model_fields)}")
+    allowed = table_fields(holder)
+    hint = did_you_mean(str(detail["loc"][-1]), allowed)
+    return PerfedError(f"{problem}{hint}; allowed: {', '.join(allowed)}")
 
 
 def shipped_files(folder: str) -> dict[str, Traversable]:
@@ -333,9 +351,13 @@ def canonical(table: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(table)
     if "method" in result:
         result["method"] = _known(method_id, result["method"])
-    for section, key, known in (("data", "name", dataset_id), ("participation", "policy", policy_name)):
+    for section, key, known in (("data", "name", dataset_id), ("participation", "policy", policy_id)):
         if isinstance(found := result.get(section), Mapping) and key in found:
             result[section] = {**found, key: _known(known, found[key])}
+    if isinstance(participation := result.get("participation"), Mapping):
+        result["participation"] = {
+            qualified_name(key) if key in POLICIES else key: value for key, value in participation.items()
+        }
     if isinstance(methods := result.get("methods"), Mapping):
         own: dict[str, Any] = {}
         for name, settings in methods.items():

@@ -19,7 +19,7 @@ from perfed.method.method import Method
 from perfed.method.registry import entry
 from perfed.methods.build import setting_names
 from perfed.participation.clock import Clock
-from perfed.participation.settings import Participation
+from perfed.participation.settings import Participation, table_fields
 from perfed.plugins import bare_name
 from perfed.run.settings import Evaluation
 
@@ -159,7 +159,7 @@ def _places(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[
     elif holders:
         places["methods"] = [("methods", m, key) for m in holders]
     for section, cls in SECTIONS.items():
-        if key in cls.model_fields:
+        if key in table_fields(cls):
             places[section] = [(section, key)]
     if len(places) == 1:
         return next(iter(places.values()))
@@ -192,7 +192,7 @@ def _data_options(name: Any) -> set[str]:
 
 def _unknown(key: str, data: Any, methods: Sequence[str]) -> str:
     tables: tuple[type[BaseModel], ...] = (Experiment, Method, *SECTIONS.values())
-    known = {key for table in tables for key in table.model_fields} | _data_options(data)
+    known = {key for table in tables for key in table_fields(table)} | _data_options(data)
     known |= {key for method in methods for key in setting_names(method)}
     near = difflib.get_close_matches(key, sorted(known), n=3)
     hint = f"did you mean: {', '.join(near)}?" if near else f"allowed: {', '.join(sorted(known))}"

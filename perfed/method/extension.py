@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.disclosure import Disclosure
 from perfed.method.exchange import Clients, Replies, Reply, ServerState
 from perfed.plugins import Registry
 from perfed.training.cohort import Cohort
@@ -55,6 +56,8 @@ class Extension(Scheduled):
     server sees sums alone it is then left out; an extension with any other ``incoming`` is refused there."""
     discreet: ClassVar[bool] = False
     """Whether clients that are elsewhere keep their losses and metrics, and draw noise with secrets of their own."""
+    disclosure: ClassVar[Disclosure | None] = None
+    """What the class sends, for ``[privacy]``; it is not inherited. ``[privacy]`` refuses classes without one."""
 
     def sets(self) -> dict[str, ParameterSet]:
         """Return the extension's parameter sets; names are shared with the method's."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.disclosure import Disclosure
 from perfed.method.exchange import Clients, ServerState
 from perfed.method.extension import Extension
 from perfed.model.chain import Chain, Model
@@ -67,6 +68,9 @@ class Method(LocalTraining):
     joins: ClassVar[str | None] = "settle"
     """What a client that comes after the run does, round by round and alone: ``"settle"``, what :attr:`fits_unused`
     says; or the program of this name. ``None``: the server makes its model from what it has sent, so that it cannot."""
+
+    disclosure: ClassVar[Disclosure | None] = None
+    """What the class sends, for ``[privacy]``; it is not inherited. ``[privacy]`` refuses classes without one."""
 
     placement: dict[str, Placement] = Field(
         default_factory=dict,

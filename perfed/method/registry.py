@@ -5,13 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from perfed.errors import PerfedError
 from perfed.method.extension import Extension
 from perfed.method.method import Method
-from perfed.participation.settings import POLICIES
-from perfed.plugins import BLEND, POOLED, SKLEARN, Registry, known_as, own_name
+from perfed.participation.policy import POLICIES, policy_id, policy_names, qualified_name
+from perfed.plugins import BLEND, POOLED, SKLEARN, Registry, bare_name, known_as, own_name
+
+Differs = Literal["features", "labels", "domains", "speeds", "nothing"]
+"""What differs between the clients that a method is made for."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,8 @@ class Entry:
     """A registered method: a class, the extensions it always has, and settings that differ from the class's defaults.
 
     A preset also has the name of its method (``base``) and a participation ``policy``. ``module``: where it was
-    registered. ``title``: what readers see in place of the name; empty where nobody has said it.
+    registered. ``title``: what readers see in place of the name; empty where there is none. ``differs``, ``needs`` and
+    ``example`` are as in :func:`register`.
 
     Example:
         >>> found = entry("FedAvg+deadline")
@@ -36,6 +40,9 @@ class Entry:
     policy: str = ""
     module: str = ""
     title: str = ""
+    differs: Differs | None = None
+    needs: str = ""
+    example: str = ""
 
 
 METHODS: Registry[Entry] = Registry("method", lambda entry: entry.module)
@@ -49,6 +56,9 @@ def register(
     defaults: Mapping[str, Any] | None = None,
     summary: str = "",
     title: str = "",
+    differs: Differs | None = None,
+    needs: str = "",
+    example: str = "",
 ) -> Callable[[type[Method]], type[Method]]:
     """Class decorator: make the method known under ``name``; may be applied several times with different settings.
 
@@ -59,6 +69,10 @@ def register(
         summary: one line for ``perfed list methods``; default: the first line of the class's docstring.
         title: the name as its paper prints it, for readers (:func:`perfed.methods.titles.display_name`); default: the
             name.
+        differs: what differs between the clients that the method is made for, the group in ``perfed list methods``;
+            default: domains where the class needs them, otherwise labels.
+        needs: what the method needs of data, model or training, for ``perfed show``.
+        example: experiment, and settings, of the command that ``perfed show`` suggests; default: by what differs.
 
     Raises:
         PerfedError: the name, in whatever case, is taken by a method of another module; the same module may register
@@ -76,29 +90,42 @@ def register(
     def add(cls: type[Method]) -> type[Method]:
         METHODS.check_free(name, cls.__module__)
         text = summary or (cls.__doc__ or name).strip().splitlines()[0]
-        METHODS[name] = Entry(name, cls, extensions, defaults, text, module=cls.__module__, title=title)
+        METHODS[name] = Entry(
+            name,
+            cls,
+            extensions,
+            defaults,
+            text,
+            module=cls.__module__,
+            title=title,
+            differs=differs,
+            needs=needs,
+            example=example,
+        )
         return cls
 
     return add
 
 
-def preset(name: str, method: str, policy: str, summary: str, title: str = "") -> None:
-    """Make ``method`` under the participation ``policy`` known as ``name``; ``title`` as in :func:`register`.
+def preset(name: str, method: str, policy: str, summary: str, title: str = "", example: str = "") -> None:
+    """Register ``method`` under the participation ``policy`` as ``name``; the others are as in :func:`register`.
 
     Example:
         >>> preset("fedavg-in-time", "fedavg", "deadline", "FedAvg with the replies that come in time")
         >>> entry("fedavg-in-time").policy
         'deadline'
     """
-    found = entry(method)
-    METHODS[name] = replace(found, name=name, summary=summary, base=found.name, policy=policy, title=title)
+    base = entry(method)
+    METHODS[name] = replace(
+        base, name=name, base=base.name, policy=policy, summary=summary, title=title, example=example
+    )
 
 
 def entry(name: str) -> Entry:
     """The registered method or preset called ``name``, or ``METHOD+POLICY``: a method under a participation policy.
 
     Names may be written in any case, and titles in their place. ``module:NAME`` imports the module first, which
-    registers the method NAME.
+    registers the method NAME; so does it for a policy.
 
     Raises:
         PerfedError: there is none; says what is allowed.
@@ -113,15 +140,29 @@ def entry(name: str) -> Entry:
         )
     if name.casefold() == BLEND:
         raise PerfedError(f"'{name}' is no method: a blend stands beside methods in 'perfed compare' alone")
-    given, name = name, own_name(name, "method")
-    base, _, policy = name.rpartition("+")
+    written, plus, policy = name.rpartition("+")
+    if plus and ":" in policy:  # a policy in a file of the user's
+        policy = policy_id(policy)
+        name = f"{own_name(written, 'method')}+{bare_name(policy)}"
+    else:
+        written, name = name, own_name(name, "method")
+    base, _, policy_name = name.rpartition("+")
     known, under_policy = _meant(name, known_names()), _meant(base, method_names())
-    METHODS.check_own(given, known or under_policy or name)
+    METHODS.check_own(written, known or under_policy or name)
     if known is not None:
         return METHODS[known]
-    if under_policy is not None and (asked := known_as(policy, POLICIES)):
-        whole, summary = f"{under_policy}+{asked}", f"{under_policy} under the participation policy {asked}"
-        return replace(METHODS[under_policy], name=whole, summary=summary, base=under_policy, policy=asked, title="")
+    if under_policy is not None and (registered := known_as(policy_name, POLICIES)):
+        policy = policy if ":" in policy else qualified_name(registered)
+        full_name, summary = f"{under_policy}+{policy}", f"{under_policy} under the participation policy {policy}"
+        return replace(
+            METHODS[under_policy],
+            name=full_name,
+            summary=summary,
+            base=under_policy,
+            policy=policy,
+            title="",
+            example="",
+        )
     raise PerfedError(f"unknown method '{name}'; {_nearest(name)}")
 
 
@@ -135,7 +176,7 @@ def method_id(name: str) -> str:
         >>> method_id("FedAvg-FT"), method_id("FedPAC+SRPFL")
         ('fedavg-ft', 'fedpac+srpfl')
     """
-    module, colon, _ = name.rpartition(":")
+    module, colon, _ = name.partition("+")[0].rpartition(":")
     return f"{module}{colon}{entry(name).name}"
 
 
@@ -150,7 +191,7 @@ def _nearest(name: str) -> str:
     base, plus, policy = name.partition("+")
     base = base.casefold()
     if plus and _meant(base, method_names()):
-        return f"'{policy}' is no policy; allowed: {', '.join(POLICIES)}"
+        return f"'{policy}' is no policy; allowed: {', '.join(policy_names())}"
     family = [known for known in known_names() if known.startswith(f"{base}-")]
     near = family or difflib.get_close_matches(base, known_names(), n=3)
     return f"did you mean: {', '.join(near)}?" if near else "'perfed list methods' names those that there are"

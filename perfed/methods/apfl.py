@@ -10,6 +10,7 @@ from torch import Tensor
 
 from perfed.maths.aggregate import weighted_mean
 from perfed.method.declared import ParameterSet
+from perfed.method.disclosure import PARAMETERS, Disclosure
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
 from perfed.method.registry import register
@@ -30,6 +31,7 @@ class APFL(Method):
     Departures: alpha is fixed, not learnt; w is averaged after every round of local epochs.
     """
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure({"shared": PARAMETERS})
     fits_unused: ClassVar[str] = "train"
 
     alpha: float = Field(0.25, ge=0, le=1, description="share of the local model in the mixture")

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from perfed.data.federation import Federation
 from perfed.method.declared import ParameterSet
+from perfed.method.disclosure import PARAMETERS, ROWS, Disclosure
 from perfed.method.exchange import Reply, ServerState
 from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
@@ -26,6 +27,7 @@ class Ditto(FedAvg):
     term's gradient: it rests at the same point, and is stable where explicit steps diverge.
     """
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure({"shared": PARAMETERS, "num_samples": ROWS})
     fits_unused: ClassVar[str] = "train"
 
     lam: float = Field(1.0, ge=0, description="lambda: how strongly v is pulled to the global model")

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.disclosure import PARAMETERS, ROWS, Disclosure
 from perfed.method.exchange import Reply
 from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
@@ -32,6 +33,13 @@ class FedALA(FedAvg):
     lower the mean loss by less than 0.01, or there were 100 (authors' program: ten losses deviate by less than 0.1).
     """
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure(
+        {"shared": PARAMETERS, "num_samples": ROWS},
+        refused={
+            "sample": "it looks at rows otherwise than by training, and cutting gradients row by row then bounds "
+            "nothing"
+        },
+    )
     fits_unused: ClassVar[str] = "train"
 
     layers: int = Field(1, ge=1, description="p: the last layers, whose parameters are aggregated")

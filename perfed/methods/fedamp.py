@@ -12,6 +12,7 @@ from perfed import tree
 from perfed.data.federation import Federation
 from perfed.maths.aggregate import weighted_mean
 from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.disclosure import PARAMETERS, Disclosure
 from perfed.method.exchange import Clients, Reply, ServerState, each
 from perfed.method.method import Method
 from perfed.method.registry import register
@@ -35,6 +36,9 @@ class FedAMP(Method):
     ``sigma`` is in units of squared distances of models; clients much farther apart than that do not meet.
     """
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure(
+        {"shared": PARAMETERS}, refused={"client": "its server needs single replies, and noise is on their mean"}
+    )
     moves_shared: ClassVar[bool] = False
     fits_unused: ClassVar[str] = ""
     joins: ClassVar[str | None] = None

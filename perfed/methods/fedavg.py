@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from perfed.maths.aggregate import Average, client_mean
+from perfed.method.disclosure import PARAMETERS, ROWS, Disclosure
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
 from perfed.method.registry import register
@@ -19,12 +20,14 @@ from perfed.training.cohort import Cohort
     title="FedProx",
     extensions=(Proximal,),
     summary="FedAvg with a proximal term to the received model in local training (Li et al. 2020, Algorithm 2)",
+    differs="nothing",
 )
 @register(
     "fedadam",
     title="FedAdam",
     extensions=(ServerOptimizer,),
     summary="FedAvg whose server takes Adam's steps along the mean change (Reddi et al. 2021, Algorithm 2)",
+    differs="nothing",
 )
 @register(
     "fedyogi",
@@ -32,6 +35,7 @@ from perfed.training.cohort import Cohort
     extensions=(ServerOptimizer,),
     defaults={"server_optimizer": "yogi"},
     summary="FedAvg whose server takes Yogi's steps along the mean change (Reddi et al. 2021, Algorithm 2)",
+    differs="nothing",
 )
 @register(
     "fedadagrad",
@@ -39,10 +43,13 @@ from perfed.training.cohort import Cohort
     extensions=(ServerOptimizer,),
     defaults={"server_optimizer": "adagrad", "beta1": 0.0},
     summary="FedAvg whose server takes Adagrad's steps along the mean change (Reddi et al. 2021, Algorithm 2)",
+    differs="nothing",
 )
-@register("fedavg", title="FedAvg")
+@register("fedavg", title="FedAvg", differs="nothing")
 class FedAvg(Method):
     """Federated averaging: mean of the clients' models weighted by n_i (McMahan et al. 2017, Algorithm 1)."""
+
+    disclosure: ClassVar[Disclosure | None] = Disclosure({"shared": PARAMETERS, "num_samples": ROWS})
 
     average: Average = "samples"
 

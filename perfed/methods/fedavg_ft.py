@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
+from perfed.method.disclosure import PARAMETERS, ROWS, Disclosure
 from perfed.method.registry import register
 from perfed.methods.extensions.proximal import Proximal
 from perfed.methods.fedavg import FedAvg
@@ -22,6 +23,10 @@ from perfed.training.cohort import Cohort
 @register("fedavg-ft", title="FedAvg-FT")
 class FedAvgFT(FedAvg):
     """FedAvg; each client evaluates a copy fine-tuned on its own data (Collins et al. 2021, section 5)."""
+
+    disclosure: ClassVar[Disclosure | None] = Disclosure(
+        {"shared": PARAMETERS, "num_samples": ROWS}, after_run=lambda method: int(method.finetune_epochs)
+    )
 
     finetune_epochs: int = Field(10, ge=0, description="local epochs of fine-tuning before evaluation")
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from perfed.method.disclosure import PARAMETERS, ROWS, Disclosure
 from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
 from perfed.model.chain import STAGES, stage_of
@@ -20,6 +21,9 @@ class FedBABU(FedAvg):
     The head comes from the run's seed: it is the same at all clients, stays as it is, and is never sent.
     """
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure(
+        {"shared": PARAMETERS, "num_samples": ROWS}, after_run=lambda method: int(method.finetune_epochs)
+    )
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": FROZEN}
 
     finetune: Literal["model", "head"] = Field("model", description="what is fine-tuned before evaluation")

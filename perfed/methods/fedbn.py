@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from perfed.errors import PerfedError
+from perfed.method.disclosure import PARAMETERS, ROWS, Disclosure
 from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
 from perfed.model.chain import Chain
@@ -11,13 +14,24 @@ from perfed.model.placement import PERSONAL, Placement, place
 RULE = "BatchNorm"
 
 
-@register("fedbn", title="FedBN")
+@register(
+    "fedbn",
+    title="FedBN",
+    differs="features",
+    needs="a model with batch-norm",
+    example="digits-label-skew model.body.batch_norm=true",
+)
 class FedBN(FedAvg):
     """FedAvg with personal batch-norm, running statistics included (Li et al. 2021, Algorithm 1).
 
     A client that has not taken part yet has batch-norm's initial values. The presets ``mlp`` and ``cnn`` have
     batch-norm with ``batch_norm = true``.
     """
+
+    disclosure: ClassVar[Disclosure | None] = Disclosure(
+        {"shared": PARAMETERS, "num_samples": ROWS},
+        refused={"sample": "batch-norm's statistics are of many rows at once"},
+    )
 
     def places(self, chain: Chain) -> dict[str, Placement]:
         """As for every method, with batch-norm personal; ``placement`` overrides that too.

@@ -20,7 +20,7 @@ from perfed.model.chain import STAGES, Parameters
 from perfed.training.cohort import Cohort
 
 
-@register("fedem", title="FedEM")
+@register("fedem", title="FedEM", needs="labels or values: every sample needs a likelihood of its own")
 class FedEM(Method):
     """EM over M shared components, each client with mixture weights of its own (Marfoq et al. 2021, Algorithm 1).
 
@@ -135,7 +135,7 @@ class FedEM(Method):
         return torch.logsumexp(weights.log() + F.log_softmax(outputs, -1), 0)
 
 
-@register("fedem-ft", title="FedEM-FT")
+@register("fedem-ft", title="FedEM-FT", needs="labels or values: every sample needs a likelihood of its own")
 class FedEMFT(FedEM):
     """FedEM; each client evaluates copies of the components fine-tuned on its own data (Xu et al. 2023, Table 1).
 

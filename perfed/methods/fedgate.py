@@ -15,7 +15,13 @@ from perfed.methods.scaffold import Scaffold
 from perfed.training.cohort import Cohort
 
 
-@register("fedgate", title="FedGATE")
+@register(
+    "fedgate",
+    title="FedGATE",
+    differs="nothing",
+    needs="SGD as the optimiser",
+    example="digits-label-skew methods.fedgate.optimizer=sgd methods.fedgate.lr=0.03",
+)
 class FedGATE(Scaffold):
     """Local SGD with gradient tracking (Haddadpour et al. 2021: FedCOMGATE without compression).
 

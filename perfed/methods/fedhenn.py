@@ -19,7 +19,7 @@ from perfed.training.cohort import Cohort
 from perfed.training.step import Penalty, Step
 
 
-@register("fedhenn", title="FedHeNN")
+@register("fedhenn", title="FedHeNN", differs="features")
 class FedHeNN(Local):
     """Local models with ``f(w) + eta (1 - CKA(K_i, K))``, K the mean of the clients' kernels (Makhija et al. 2022).
 

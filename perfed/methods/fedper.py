@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from perfed.method.disclosure import PARAMETERS, ROWS, Disclosure
 from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
 from perfed.model.placement import PERSONAL, SHARED, Placement
@@ -13,6 +14,7 @@ from perfed.model.placement import PERSONAL, SHARED, Placement
 class FedPer(FedAvg):
     """Shared body, personal head, trained together (Arivazhagan et al. 2019, Algorithm 1)."""
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure({"shared": PARAMETERS, "num_samples": ROWS})
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": PERSONAL}
 
 
@@ -23,4 +25,5 @@ class LGFedAvg(FedAvg):
     Which layers are shared is the model's choice: all of its head.
     """
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure({"shared": PARAMETERS, "num_samples": ROWS})
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": PERSONAL, "body": PERSONAL, "head": SHARED}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from perfed.method.disclosure import Disclosure
 from perfed.method.exchange import Reply, ServerState
 from perfed.method.extension import payload_of
 from perfed.method.registry import register
@@ -22,6 +23,7 @@ from perfed.training.cohort import Cohort
     extensions=(Prototypes,),
     defaults={"predict_with": "classifier", "source": "own"},
     summary="FedProto with each client's own class means and no communication (Xu et al. 2023, appendix C)",
+    needs="class labels",
 )
 @register(
     "fedproto-g",
@@ -29,14 +31,17 @@ from perfed.training.cohort import Cohort
     extensions=(Prototypes,),
     defaults={"predict_with": "classifier"},
     summary="FedProto predicting with the local classifier (Xu et al. 2023, appendix C)",
+    needs="class labels",
 )
-@register("fedproto", title="FedProto", extensions=(Prototypes,))
+@register("fedproto", title="FedProto", extensions=(Prototypes,), needs="class labels")
 class FedProto(Local):
     """Local models aligned to the clients' common class means; nearest mean predicts (Tan et al. 2022, Algorithm 1).
 
     What is shared is the prototypes extension. Before the first class means exist, clients predict with the local
     classifier; a class without a mean is never predicted after that.
     """
+
+    disclosure: ClassVar[Disclosure | None] = Disclosure()
 
     predict_with: Literal["prototypes", "classifier"] = Field(
         "prototypes", description="nearest class mean, or the local classifier"

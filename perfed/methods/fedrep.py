@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from perfed.maths.aggregate import Average, client_mean
+from perfed.method.disclosure import PARAMETERS, ROWS, Disclosure
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
 from perfed.method.registry import register
@@ -22,6 +23,7 @@ class FedRep(Method):
     where it is shared, and trained together with the head where it is personal.
     """
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure({"shared": PARAMETERS, "num_samples": ROWS})
     default_placement: ClassVar[dict[str, Placement]] = {
         "embedding": SHARED,
         "body": SHARED,

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from perfed.method.declared import ParameterSet
+from perfed.method.disclosure import CLASS_COUNTS, PARAMETERS, ROWS, Disclosure
 from perfed.method.exchange import Reply
 from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
@@ -15,7 +16,7 @@ from perfed.training.cohort import Cohort
 from perfed.training.step import Loss, Step
 
 
-@register("fedrod", title="Fed-RoD")
+@register("fedrod", title="Fed-RoD", needs="class labels")
 class FedRoD(FedAvg):
     """Generic model by balanced softmax, personal head on its logits (Chen & Chao 2022, Algorithm 1).
 
@@ -27,6 +28,9 @@ class FedRoD(FedAvg):
     Both heads start from the same values. The variant whose personal heads come from a hypernetwork is not here.
     """
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure(
+        {"shared": PARAMETERS, "num_samples": ROWS}, counts=(CLASS_COUNTS,)
+    )
     fits_unused: ClassVar[str] = "train"
 
     def adapt(self, model: Model) -> Model:

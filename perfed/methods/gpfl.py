@@ -35,7 +35,7 @@ class Valve(nn.Module):
         return torch.relu((1 + self.gamma(self.condition)) * f.flatten(1) + self.beta(self.condition)).view_as(f)
 
 
-@register("gpfl", title="GPFL")
+@register("gpfl", title="GPFL", needs="class labels")
 class GPFL(FedAvg):
     """Global and personalised feature information at the same time (Zhang et al. 2023, ICCV, Algorithm 1).
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch.nn.functional import one_hot
 
 from perfed import rng
 from perfed.data.labels import no_labels
+from perfed.method.disclosure import PARAMETERS, ROWS, Disclosure
 from perfed.method.exchange import Reply
 from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
@@ -72,7 +73,7 @@ class Memory:
         return (one_hot(labels, num_classes) * weight[..., None]).sum(2)
 
 
-@register("knnper", title="kNN-Per")
+@register("knnper", title="kNN-Per", needs="class labels")
 class KNNPer(FedAvg):
     """FedAvg; a client mixes its softmax with a vote of its nearest training samples (Marfoq et al. 2022, section 3).
 
@@ -82,6 +83,10 @@ class KNNPer(FedAvg):
 
     Scoring a client on its own training data finds each sample in the memory.
     """
+
+    disclosure: ClassVar[Disclosure | None] = Disclosure(
+        {"shared": PARAMETERS, "num_samples": ROWS}, refused={"sample": "its clients' own models hold their rows"}
+    )
 
     neighbours: int = Field(10, ge=1, description="k, or the whole memory where it is smaller")
     interpolation: float = Field(0.5, ge=0, le=1, description="weight of the neighbours (FedPAC: from 0.5 to 0.8)")

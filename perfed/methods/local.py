@@ -10,6 +10,7 @@ from torch import Tensor
 
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.disclosure import Disclosure
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
 from perfed.method.registry import register
@@ -18,13 +19,14 @@ from perfed.model.placement import PERSONAL, Placement
 from perfed.training.cohort import Cohort
 
 
-@register("local", title="Local")
+@register("local", title="Local", differs="nothing")
 class Local(Method):
     """Every client trains a model of its own; nothing is sent.
 
     Takes part like every other method (equal local steps): a client trains in the rounds it is chosen for.
     """
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure()
     default_placement: ClassVar[dict[str, Placement]] = dict.fromkeys(STAGES, PERSONAL)
 
     def check(self, server: ServerState, info: FederationInfo) -> None:
@@ -44,13 +46,14 @@ class Local(Method):
         return Reply()
 
 
-@register("local-full", title="Local-Full")
+@register("local-full", title="Local-Full", differs="nothing")
 class LocalFull(Local):
     """Every client trains a model of its own in every round, whoever takes part; nothing is sent.
 
     A round in which no reply comes in time (a deadline) is none.
     """
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure()
     fits_unused: ClassVar[str] = ""  # clients that were never chosen have trained too
     joins: ClassVar[str | None] = "train"
 

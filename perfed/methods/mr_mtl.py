@@ -9,6 +9,7 @@ from pydantic import Field
 from perfed.data.federation import Federation
 from perfed.maths.aggregate import weighted_mean
 from perfed.method.declared import ParameterSet
+from perfed.method.disclosure import PARAMETERS, Disclosure
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
 from perfed.method.registry import register
@@ -29,6 +30,7 @@ class MRMTL(Method):
     trained along, without a pull.
     """
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure({"shared": PARAMETERS})
     fits_unused: ClassVar[str] = "train"
 
     lam: float = Field(1.0, ge=0, description="lambda: how strongly each model is pulled to the mean of all")

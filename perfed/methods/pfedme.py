@@ -10,6 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from perfed.data.federation import Federation
 from perfed.maths.aggregate import weighted_mean
 from perfed.method.declared import ParameterSet
+from perfed.method.disclosure import PARAMETERS, Disclosure
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
 from perfed.method.registry import register
@@ -33,6 +34,7 @@ class PFedMe(Method):
     (``proximal = "implicit"``) are stable for any ``lam``; their fixed point, the same, is not reached in a few steps.
     """
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure({"shared": PARAMETERS})
     fits_unused: ClassVar[str] = "train"
 
     lam: float = Field(10.0, gt=0, description="lambda: strength of the quadratic term")

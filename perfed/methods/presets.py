@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import perfed.methods  # noqa: F401 - registers the methods
 from perfed.method.registry import entry, preset, preset_names
-from perfed.participation.settings import POLICIES
+from perfed.participation.policy import POLICIES
 from perfed.plugins import bare_name
 
 preset(
@@ -30,6 +30,7 @@ preset(
     "flanp",
     "FLANP with FedGATE as its local solver (Reisizadeh et al. 2022)",
     "FLANP-FedGATE",
+    "digits-label-skew clock.speeds=fixed methods.fedgate.optimizer=sgd methods.fedgate.lr=0.03",
 )
 preset("flanp-ft", "fedavg-ft", "flanp", "FLANP; each client evaluates a copy fine-tuned on its own data", "FLANP-FT")
 preset(
@@ -50,10 +51,10 @@ def method_and_policy(name: str) -> tuple[str, str]:
         >>> method_and_policy("fedrep-srpfl"), method_and_policy("mine:avg+deadline"), method_and_policy("ditto")
         (('fedrep', 'srpfl'), ('avg', 'deadline'), ('ditto', ''))
     """
-    own = bare_name(name)
-    method, plus, policy = own.rpartition("+")
-    if plus and policy in POLICIES:
-        return method, policy
-    if own in preset_names():
-        return entry(own).base, entry(own).policy
-    return own, ""
+    method, plus, policy = name.rpartition("+")
+    if plus and (policy in POLICIES or ":" in policy):
+        return bare_name(method), policy
+    bare = bare_name(name)
+    if bare in preset_names():
+        return entry(bare).base, entry(bare).policy
+    return bare, ""

@@ -20,7 +20,13 @@ from perfed.training.step import Step
 from perfed.training.steprules import GradientTransform
 
 
-@register("scaffold", title="SCAFFOLD")
+@register(
+    "scaffold",
+    title="SCAFFOLD",
+    differs="nothing",
+    needs="SGD as the optimiser",
+    example="digits-label-skew methods.scaffold.optimizer=sgd methods.scaffold.lr=0.03",
+)
 class Scaffold(Method):
     """Stochastic controlled averaging, option II (Karimireddy et al. 2020, Algorithm 1).
 

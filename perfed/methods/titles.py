@@ -6,10 +6,9 @@ from collections.abc import Iterable
 
 import perfed.methods.presets  # noqa: F401 - registers methods and presets
 from perfed.method.registry import METHODS
-from perfed.participation.settings import POLICIES
+from perfed.participation.policy import POLICIES
 from perfed.plugins import BLEND, POOLED, SKLEARN
 
-_POLICIES = {"srpfl": "SRPFL", "flanp": "FLANP"}
 _MODELS = {
     "majority": "most frequent class",
     "mean": "mean",
@@ -38,11 +37,18 @@ def display_name(name: str) -> str:
     if name == BLEND:
         return "Blend"
     method, plus, policy = name.rpartition("+")
-    if plus and policy in POLICIES:
-        return f"{display_name(method)}+{_POLICIES.get(policy, policy)}"
+    if plus and (policy in POLICIES or ":" in policy):
+        return f"{display_name(method)}+{_policy_title(policy)}"
     module, _, own = name.rpartition(":")
     found = METHODS.get(own)
     return found.title or name if found is not None and module in ("", found.module) else name
+
+
+def _policy_title(name: str) -> str:
+    """Return the title of a policy; one that is not registered as it is written."""
+    module, _, bare = name.rpartition(":")
+    entry = POLICIES.get(bare)
+    return entry.title if entry is not None and module in ("", entry.module) else name
 
 
 def meant(given: str, names: Iterable[str]) -> str | None:

@@ -15,7 +15,7 @@ from perfed.method.registry import register
 from perfed.methods.fedrep import FedRep
 
 
-@register("fedrep-tsne", title="FedRep-tSNE")
+@register("fedrep-tsne", title="FedRep-tSNE", differs="features")
 class TSNEFedRep(FedRep):
     """FedRep on each client's own t-SNE projection, to R^64 (Rakotomamonjy et al. 2024, S3.7).
 

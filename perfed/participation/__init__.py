@@ -1,14 +1,29 @@
 """Who takes part in a round, and how long it takes."""
 
-from perfed.participation.settings import (
+from perfed.participation.policy import (
     POLICIES,
-    Cyclic,
-    Deadline,
-    Flanp,
-    OverSelection,
-    Participation,
-    PolicyName,
-    Srpfl,
+    Arrivals,
+    Ask,
+    Policy,
+    PolicyContext,
+    PolicySettings,
+    policy_names,
+    register_policy,
+    take_first,
+    take_without,
 )
+from perfed.participation.settings import Participation
 
-__all__ = ["POLICIES", "Cyclic", "Deadline", "Flanp", "OverSelection", "Participation", "PolicyName", "Srpfl"]
+__all__ = [
+    "POLICIES",
+    "Arrivals",
+    "Ask",
+    "Participation",
+    "Policy",
+    "PolicyContext",
+    "PolicySettings",
+    "policy_names",
+    "register_policy",
+    "take_first",
+    "take_without",
+]

@@ -6,23 +6,22 @@ participation policy learns them only as the moments at which replies arrive.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from perfed import rng
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
+from perfed.participation.csv_rows import CsvPath, read_csv_rows
 from perfed.settings import STRICT
 
 Seconds = NDArray[np.float64]
@@ -162,18 +161,10 @@ class Trace(BaseModel):
 
     model_config = STRICT
 
-    file: str = Field("", description="path of the CSV file, from the current folder; recorded as an absolute one")
-
-    @field_validator("file")
-    @classmethod
-    def _absolute(cls, value: str) -> str:
-        try:
-            return str(Path(value).expanduser().absolute()) if value else value
-        except RuntimeError as error:  # nobody has this home
-            raise ValueError(str(error)) from None
+    file: CsvPath = Field("", description="path of the CSV file, from the current folder; recorded as an absolute one")
 
     def read(self, ids: Sequence[str], rounds: int) -> Mapping[str, Mapping[int | None, float]]:
-        """Seconds by client id and round; ``None`` stands for all rounds that are not named.
+        """Return seconds by client id and round; ``None`` stands for all rounds that are not named.
 
         Raises:
             PerfedError: no such file, a missing column, a value that is not allowed, a client or round that is missing.
@@ -181,34 +172,21 @@ class Trace(BaseModel):
         if not self.file:
             raise PerfedError("clock.speeds = 'trace' needs clock.trace.file, a CSV file")
         where = f"clock.trace.file = '{self.file}'"
-        found: dict[str, dict[int | None, float]] = {}
-        try:
-            with Path(self.file).open(newline="", encoding="utf-8-sig") as file:
-                reader = csv.DictReader(file)
-                if not {"client", "round", "seconds"} <= set(reader.fieldnames or ()):
-                    heading = ",".join(reader.fieldnames or ())
-                    raise PerfedError(f"{where}: the first line must be client,round,seconds (given: {heading[:60]})")
-                for row in reader:
-                    if None in row.values():
-                        raise PerfedError(f"{where}: line {reader.line_num} needs client, round and seconds")
-                    round_, seconds = _trace_values(row, f"{where}: line {reader.line_num}")
-                    if round_ in found.setdefault(row["client"], {}):
-                        raise PerfedError(f"{where}: line {reader.line_num} says this client and round again")
-                    found[row["client"]][round_] = seconds
-        except PerfedError:
-            raise
-        except (OSError, ValueError, csv.Error) as error:  # ValueError: a name with a zero byte, or not text
-            reason = error.strerror if isinstance(error, OSError) else "it is not CSV text"
-            raise PerfedError(f"{where}: cannot be read: {reason}") from None
+        times: dict[str, dict[int | None, float]] = {}
+        for place, row in read_csv_rows(self.file, where, ("client", "round", "seconds")):
+            round_, seconds = _trace_values(row, place)
+            if round_ in times.setdefault(row["client"], {}):
+                raise PerfedError(f"{place} says this client and round again")
+            times[row["client"]][round_] = seconds
         for client in ids:
-            if client not in found:
+            if client not in times:
                 raise PerfedError(f"{where}: lacks client '{client}'; every client needs a line (round may be *)")
-            lacking = [r for r in range(1, rounds + 1) if r not in found[client]]
-            if lacking and None not in found[client]:
+            missing = [r for r in range(1, rounds + 1) if r not in times[client]]
+            if missing and None not in times[client]:
                 raise PerfedError(
-                    f"{where}: lacks round {lacking[0]} of client '{client}'; a line with round * would do"
+                    f"{where}: lacks round {missing[0]} of client '{client}'; a line with round * would do"
                 )
-        return found
+        return times
 
 
 class Clock(BaseModel):

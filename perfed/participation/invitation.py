@@ -15,7 +15,8 @@ from functools import partial
 import numpy as np
 
 from perfed.participation.clock import Rows
-from perfed.participation.policies import Arrivals, Selection
+from perfed.participation.policy import Arrivals
+from perfed.participation.selection import Selection
 
 Used = tuple[list[str], list[str]]
 """The clients that would be used, sorted: those that have replied, and those that have not."""

@@ -1,85 +1,27 @@
-"""Who takes part in a round: the ``[participation]`` table; :mod:`perfed.participation.policies` acts on it."""
+"""The ``[participation]`` table: who takes part in a round."""
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
-from perfed.participation.schedule import PhaseRule
-from perfed.plugins import known_as
-from perfed.settings import STRICT, unless
-
-PolicyName = Literal["uniform", "srpfl", "flanp", "deadline", "overselection", "cyclic"]
-POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
-
-
-def policy_name(given: Any) -> Any:
-    """A policy's name as files have it, whatever the case of ``given``; all else as it is.
-
-    Example:
-        >>> policy_name("SRPFL"), policy_name("sprfl")
-        ('srpfl', 'sprfl')
-    """
-    return known_as(given, POLICIES) or given if isinstance(given, str) else given
-
-
-class Srpfl(PhaseRule):
-    """SRPFL: of the invited clients the first n replies are used; n doubles at the end of each stage.
-
-    Source: Tziotis et al. 2023, Algorithm 1; the number of samples in place of clients: appendix C. The paper gives
-    neither n_0 nor the rounds of a stage.
-    """
-
-    rule: Literal["plateau", "fixed", "theory"] = Field("plateau", description="when a stage ends")
-    contraction: float | None = Field(None, gt=0, lt=1, description="a of theorem 4.7, for rule 'theory'")
-    excess: float = Field(1.1, gt=1, lt=math.sqrt(2), description="c-hat of the target error, for rule 'theory'")
-    double: Literal["clients", "samples"] = Field("clients", description="what doubles from stage to stage")
-    redraw: Literal["round", "stage"] = Field("round", description="how often the invited clients are drawn")
-
-
-class Flanp(PhaseRule):
-    """FLANP: the first n replies of a stage name its clients, which stay in all later stages; n doubles.
-
-    Rule ``gradient`` ends a stage when ``|grad L_n(w)|^2 <= 2 mu V_n`` with ``V_n = accuracy / samples of the n
-    clients``. Source: Reisizadeh et al. 2022, Algorithm 1.
-    """
-
-    rule: Literal["plateau", "fixed", "gradient"] = Field("plateau", description="when a stage ends")
-    mu: float | None = Field(None, gt=0, description="constant of strong convexity, for rule 'gradient'")
-    accuracy: float = Field(1.0, gt=0, description="statistical accuracy times samples, for rule 'gradient'")
-
-
-class Deadline(BaseModel):
-    """All replies that arrive within ``seconds`` are used; a round without any changes nothing."""
-
-    model_config = STRICT
-
-    seconds: float | None = Field(None, gt=0, description="after the start of the round, communication included")
-
-
-class OverSelection(BaseModel):
-    """``factor`` times as many clients are invited as are used; the first replies count."""
-
-    model_config = STRICT
-
-    factor: float = Field(1.3, ge=1, description="invited clients per used one")
-
-
-class Cyclic(BaseModel):
-    """One client a round, whatever the rate, so that the model goes from client to client, all of them in turn."""
-
-    model_config = STRICT
-
-    order: Literal["shuffled", "fixed"] = Field("shuffled", description="of a cycle: drawn for each, or that of ids")
+import perfed.participation.policies  # noqa: F401 - registers the policies
+from perfed.participation.policy import POLICIES, PolicyEntry, policy_entry, policy_id, qualified_name
+from perfed.plugins import bare_name
+from perfed.settings import STRICT
 
 
 class Participation(BaseModel):
     """The ``[participation]`` table: ``max(1, floor(rate * N))`` clients a round, uniformly without replacement.
 
+    Each policy has its settings in a table of its name (``[participation.srpfl]``), which is an attribute of this
+    object where it is given or the policy is used.
+
     Attributes:
-        policy: which replies are used; ``uniform``: all. Each other policy has its settings in a table of its name.
+        policy: which replies are used; ``uniform``: all. ``module:NAME`` is a policy in a file of the user's.
         rate: share of the clients that is invited in each round (``overselection``: used).
         last_round: ``"all"``: every client is invited to the last round (FLIC's and FedPAC's protocol), except by the
             policies in stages and the cyclic one.
@@ -93,23 +35,92 @@ class Participation(BaseModel):
         2.5
     """
 
-    model_config = STRICT
+    model_config = ConfigDict(**{**STRICT, "extra": "allow"})
 
-    policy: Annotated[PolicyName, BeforeValidator(policy_name)] = "uniform"
+    policy: Annotated[str, AfterValidator(policy_id)] = "uniform"
     rate: float = Field(1.0, gt=0, le=1)
     last_round: Literal["all", "sampled"] = "all"
     fit_unused: bool | None = None
-    srpfl: Srpfl = Srpfl()
-    flanp: Flanp = Flanp()
-    deadline: Deadline = Deadline()
-    overselection: OverSelection = OverSelection()
-    cyclic: Cyclic = Field(Cyclic(), exclude_if=unless(Cyclic()))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_tables(cls, value: Any) -> Any:
+        return _with_tables(value, set(cls.model_fields)) if isinstance(value, Mapping) else value
+
+    @property
+    def entry(self) -> PolicyEntry:
+        """The registered policy."""
+        return policy_entry(self.policy)
+
+    @property
+    def policy_settings(self) -> BaseModel:
+        """The settings of the policy in use."""
+        tables = {bare_name(key): table for key, table in (self.__pydantic_extra__ or {}).items()}
+        settings: BaseModel | None = tables.get(bare_name(self.policy))
+        return self.entry.settings() if settings is None else settings
 
     @property
     def fits_unused(self) -> bool:
         """Whether clients that were never used fit their personal parameters."""
-        return self.policy == "srpfl" if self.fit_unused is None else self.fit_unused
+        return self.entry.policy.fits_unused if self.fit_unused is None else self.fit_unused
 
     def count(self, clients: int) -> int:
-        """``max(1, floor(rate * clients))``."""
+        """Return ``max(1, floor(rate * clients))``."""
         return max(1, int(self.rate * clients + 1e-9))
+
+    def with_policy(self, policy: str) -> Self:
+        """Return these settings with another policy."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self).model_validate({**fields, **(self.__pydantic_extra__ or {}), "policy": policy})
+
+
+def table_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return the fields of a table of settings; ``[participation]`` has one for each policy with settings besides."""
+    fields = dict(model.model_fields)
+    if issubclass(model, Participation):
+        for name, entry in sorted(POLICIES.items()):
+            if entry.settings.model_fields:
+                fields[name] = FieldInfo(annotation=entry.settings, default_factory=entry.settings)
+    return fields
+
+
+def _with_tables(value: Mapping[str, Any], fixed: set[str]) -> dict[str, Any]:
+    """Return the values of ``[participation]`` with each policy's table as an object of its class.
+
+    A table under ``NAME`` and ``module:NAME`` is one. Tables with nothing but defaults are left out, except that of the
+    policy in use.
+    """
+    result = {key: item for key, item in value.items() if key in fixed}
+    policy = result.get("policy", "uniform")
+    used = policy_id(policy) if isinstance(policy, str) else ""
+    tables: dict[str, Any] = {used: {}} if used else {}
+    for key, table in value.items():
+        if key not in fixed:
+            name = _table_name(key, used, table)
+            before = tables.get(name)
+            both = isinstance(table, Mapping) and isinstance(before, Mapping)
+            tables[name] = {**before, **table} if both else table
+    for name, table in tables.items():
+        model = policy_entry(name).settings
+        settings = TypeAdapter(dict[str, model]).validate_python({name: table})[name]  # type: ignore[valid-type]
+        if model.model_fields and (name == used or settings != _default_settings(model)):
+            result[name] = settings
+    return result
+
+
+def _table_name(key: str, used: str, table: Any) -> str:
+    """Return the name of the policy whose table is called ``key``, written as ``used`` if that is the policy in use.
+
+    Otherwise it is :func:`perfed.participation.policy.qualified_name`, by which any process can read it.
+    """
+    name = policy_id(key) if ":" in key else key
+    if bare_name(name) not in POLICIES:
+        raise ValidationError.from_exception_data(
+            "Participation", [{"type": "extra_forbidden", "loc": (key,), "input": table}]
+        )
+    return used if bare_name(name) == bare_name(used) else qualified_name(bare_name(name))
+
+
+def _default_settings(model: type[BaseModel]) -> BaseModel | None:
+    """Return the settings with all defaults; ``None`` where some have none."""
+    return None if any(field.is_required() for field in model.model_fields.values()) else model()

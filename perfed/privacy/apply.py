@@ -8,12 +8,13 @@ from math import ceil
 from typing import Any
 
 from perfed.errors import PerfedError
+from perfed.method.disclosure import Disclosure, Mechanism
 from perfed.method.extension import Extension
 from perfed.method.method import Method
 from perfed.methods.flic.anchors import Anchors
 from perfed.privacy.accountant import Releases, epsilon, noise_for
 from perfed.privacy.client import ClientPrivacy
-from perfed.privacy.mechanisms import Declared, Mechanism, declared_of
+from perfed.privacy.mechanisms import check_disclosure
 from perfed.privacy.metrics import UNMEASURED, Measured, NoisyMetrics, check_measured
 from perfed.privacy.sample import SamplePrivacy
 from perfed.privacy.settings import Privacy
@@ -166,7 +167,7 @@ def privately(
     declared = _declared(method, settings, name)
     if policy not in ("uniform", "all"):
         raise PerfedError(
-            f"privacy: participation.policy = '{policy}' follows what clients tell of their training, which has no "
+            f"privacy: participation.policy = '{policy}' may follow what clients tell of their training, which has no "
             "mechanism; allowed: uniform, all"
         )
     metrics = _metrics(settings, measured, shares)
@@ -174,7 +175,7 @@ def privately(
     together = Releases()  # with what training tells
     numbers = [None] if settings.unit == "client" else _row_numbers(settings, rows)
     if settings.unit == "client":
-        told: list[_Told] = [(Releases(), tuple([Releases(int(any(of.entries for _, of in declared)))] * rounds))]
+        told: list[_Told] = [(Releases(), tuple([Releases(int(any(of.sent_entries(part) for part, of in declared)))] * rounds))]
         together = Releases() if metrics is None else metrics.releases(times)
     else:
         told = [_of_rows(method, declared, number, rounds, max(1, times)) for number in numbers]
@@ -219,10 +220,10 @@ def _with(method: Method, settings: Privacy, entries: tuple[str, ...], shares: i
     return method.model_copy(update={"extensions": (own, *method.extensions)})
 
 
-def _declared(method: Method, settings: Privacy, name: str) -> list[tuple[Method | Extension, Declared]]:
+def _declared(method: Method, settings: Privacy, name: str) -> list[tuple[Method | Extension, Disclosure]]:
     parts: list[tuple[Method | Extension, str]] = [(method, name)]
     parts += [(extension, f"extension '{extension.name}'") for extension in method.extensions]
-    return [(part, declared_of(part, called, settings.unit)) for part, called in parts]
+    return [(part, check_disclosure(part, called, settings.unit)) for part, called in parts]
 
 
 def _fitting(method: Method, settings: Privacy, name: str) -> tuple[Method, list[str]]:
@@ -292,13 +293,13 @@ def _row_numbers(settings: Privacy, rows: Sequence[int] | None) -> list[int | No
 
 
 def _of_rows(
-    method: Method, declared: Sequence[tuple[Method | Extension, Declared]], number: int | None, rounds: int, own: int
+    method: Method, declared: Sequence[tuple[Method | Extension, Disclosure]], number: int | None, rounds: int, own: int
 ) -> _Told:
     """Plan of a client with so many rows, whose mini-batches are drawn by coins; ``None``: in passes over the rows.
 
     ``own``: how many models of its own are told of: the one that it keeps, or each whose metrics leave.
     """
-    kinds: list[Mechanism] = [kind for _, of in declared for kind in (*of.once, *of.entries.values()) if kind.once]
+    kinds: list[Mechanism] = [kind for _, of in declared for kind in (*of.counts, *of.entries.values()) if kind.once]
     counts = len({kind.counts for kind in kinds})
 
     def passes(count: int) -> Releases:
@@ -309,8 +310,8 @@ def _of_rows(
 
     ahead = Releases(counts)
     for part, of in declared:
-        ahead += passes(of.before(part) + own * of.own(part))
-    extra = Releases(sum(of.round(part) for part, of in declared))
+        ahead += passes(of.before_rounds(part) + own * of.after_run(part))
+    extra = Releases(sum(of.per_round(part) for part, of in declared))
     return ahead, tuple(passes(method.in_round(r).epochs_in(r)) + extra for r in range(1, rounds + 1))
 
 

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from perfed.engine.evaluate import ENOUGH
 from perfed.methods.presets import method_and_policy
 from perfed.methods.titles import display_name
+from perfed.participation.policy import POLICIES
+from perfed.plugins import bare_name
 from perfed.report.comparison import compare_with_reference, metric_tables, short_table
 from perfed.report.run_results import ClientValues, RunResults, describe_reported_values, list_methods, main_metric
 from perfed.report.text import UNKNOWN, TextTable, axis_title, directed_title, format_mean_std, format_metric
@@ -229,7 +231,8 @@ def _find_bases(methods: Sequence[str]) -> dict[str, str]:
 
 def _fits_unused(run: RunResults) -> bool:
     participation = run.config.get("participation", {})
-    return bool(participation.get("fit_unused", participation.get("policy") == "srpfl"))
+    policy = POLICIES.get(bare_name(participation.get("policy", "uniform")))
+    return bool(participation.get("fit_unused", policy is not None and policy.policy.fits_unused))
 
 
 def _targets(run: RunResults) -> list[Target]:

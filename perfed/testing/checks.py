@@ -24,6 +24,8 @@ from perfed.engine.evaluate import Metrics
 from perfed.engine.executor import LocalExecutor
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
+from perfed.method.disclosure import disclosure_of
+from perfed.method.extension import Extension
 from perfed.method.method import Method
 from perfed.model.placement import PER_DOMAIN, SENT, Placement
 from perfed.participation.clock import Clock
@@ -286,6 +288,25 @@ def the_seed_decides(make: Make) -> None:
     demand(gap == 0, f"two runs of one seed differ by {gap:.1e}; random numbers come from keys, state from sets()")
 
 
+def declared_entries_are_sent(make: Make) -> None:
+    """Check that a method and its extensions that declare what they send (``disclosure``) send just these entries."""
+    method = make()
+    server = train(serve(method, blobs((8, 7, 6)), model=network_for(method), runner=RecordingEngine, rounds=2), 2)
+    server.evaluate("test")
+    assert isinstance(server.engine, RecordingEngine)
+    replies = [done.content for _, done in server.engine.record]
+    parts: list[tuple[str, Method | Extension, list[Mapping[str, Any]]]] = [("the method", method, replies)]
+    for extension in method.extensions:
+        carried = [reply.get("extensions", {}).get(extension.name, {}) for reply in replies]
+        parts.append((f"extension '{extension.name}'", extension, carried))
+    for name, part, contents in parts:
+        disclosure = disclosure_of(type(part))
+        if disclosure is not None:
+            sent = {entry for content in contents for entry in content} - {"extensions"}
+            declared = set(disclosure.sent_entries(part))
+            demand(sent == declared, f"{name} sends {sorted(sent)}, and its disclosure declares {sorted(declared)}")
+
+
 class _Stop(Exception):
     """Ends a run in the middle."""
 
@@ -379,6 +400,7 @@ CHECKS: dict[str, Callable[[Make], object]] = {
     "the seed decides": the_seed_decides,
     "clients are not mixed": clients_are_not_mixed,
     "state is declared": state_is_declared,
+    "declared entries are sent": declared_entries_are_sent,
     "a resumed run ends with the same bits": a_resumed_run_ends_with_the_same_bits,
     "evaluation changes nothing": evaluation_changes_nothing,
     "engines agree": engines_agree,

@@ -66,7 +66,7 @@ def test_a_data_set_and_an_experiment_of_one_name_are_both_shown():
 
 @pytest.mark.parametrize(
     ("given", "offered"),
-    [("fedpak", "fedpac"), ("heart", "heart-disease"), ("srpfl", "srpfl-tweets"), ("mnistt", "mnist")],
+    [("fedpak", "fedpac"), ("heart", "heart-disease"), ("srpfl-tweet", "srpfl-tweets"), ("mnistt", "mnist")],
 )
 def test_an_unknown_name_offers_the_nearest(given, offered):
     result = perfed("show", given)

@@ -43,7 +43,7 @@ def here(tmp_path, monkeypatch) -> Path:
         ("perfed resume runs/o", {"runs/one"}),
         ("perfed report runs/one runs/t", {"runs/three"}),
         ("perfed report run", {"runs/"}),
-        ("perfed list ", {"methods", "datasets", "experiments", "extensions", "leaderboards"}),
+        ("perfed list ", {"methods", "datasets", "experiments", "extensions", "leaderboards", "policies"}),
         ("perfed run x --engine s", {"sequential", "stacked"}),
     ],
 )

@@ -20,8 +20,8 @@ from perfed.methods.flic.anchors import Anchors
 from perfed.model.chain import Model
 from perfed.model.presets import linear
 from perfed.participation.clock import Clock, Population
-from perfed.participation.policies import Selection
 from perfed.participation.schedule import stage_lengths
+from perfed.participation.selection import Selection
 from perfed.participation.settings import Participation
 from perfed.run.run import Run
 from perfed.run.settings import Evaluation

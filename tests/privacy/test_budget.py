@@ -11,11 +11,11 @@ from test_rows import Noting
 
 from perfed import resume, start, validate
 from perfed.errors import PerfedError
+from perfed.method.disclosure import PARAMETERS, ROWS, Disclosure, disclosure_of
 from perfed.method.registry import entry, method_names
 from perfed.methods.build import build_method
 from perfed.privacy.accountant import epsilon
 from perfed.privacy.apply import privately
-from perfed.privacy.mechanisms import DECLARED, Declared, declare
 from perfed.privacy.sample import SamplePrivacy
 from perfed.privacy.settings import Privacy
 from perfed.testing.federations import blobs
@@ -90,11 +90,11 @@ def test_no_more_leaves_and_no_row_is_used_more_often_than_planned(name):
     exact = plan.told(2).whole - max(uses)
     assert exact <= (12 if name == "apfl" else 7) + 2 * (name == "fedavg-ft") + (10 if name.endswith("-ft") else 0)
     for _, done in server.engine.record:
-        entries = DECLARED[type(plan.method)].entries
+        entries = disclosure_of(type(plan.method)).entries
         assert set(done.content) <= {*entries, "extensions"}
         for extension in plan.method.extensions[1:]:
             sent = done.content.get("extensions", {}).get(extension.name, {})
-            assert set(sent) <= set(DECLARED[type(extension)].entries)
+            assert set(sent) <= set(disclosure_of(type(extension)).entries)
 
 
 def test_a_run_says_what_each_client_has_spent():
@@ -218,12 +218,19 @@ def test_a_delta_above_one_over_n_is_warned_of():
 
 
 def test_a_method_of_one_s_own_says_what_it_sends():
-    kind = type("Mine", (entry("fedavg").method,), {"__module__": __name__})
-    with pytest.raises(PerfedError, match="nothing is declared"):
-        privately(kind(), SAMPLE, 1, None)
-    declare(kind, Declared(DECLARED[entry("fedavg").method].entries))
-    assert privately(kind(local_epochs=3), SAMPLE, 2, None).told(2).whole == 7
-    del DECLARED[kind]
+    class Undeclared(entry("fedavg").method):
+        pass
+
+    class Declared(Undeclared):
+        disclosure = Disclosure({"shared": PARAMETERS, "num_samples": ROWS})
+
+    class Inherits(Declared):
+        pass
+
+    for kind in (Undeclared, Inherits):
+        with pytest.raises(PerfedError, match="nothing is declared"):
+            privately(kind(), SAMPLE, 1, None)
+    assert privately(Declared(local_epochs=3), SAMPLE, 2, None).told(2).whole == 7
 
 
 @pytest.mark.parametrize("unit", ["sample", "client"])

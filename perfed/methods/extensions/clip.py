@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from perfed.method.disclosure import Disclosure
 from perfed.method.extension import Extension, register_extension
 from perfed.model.chain import Parameters
 from perfed.training.cohort import Cohort
@@ -29,6 +30,7 @@ class Clip(Extension):
         (Clip(clip_norm=0.5),)
     """
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure()
     name: ClassVar[str] = "clip"
 
     clip_norm: float = Field(1.0, gt=0, description="largest norm of a client's gradient")

@@ -13,6 +13,7 @@ from perfed.data.labels import no_labels
 from perfed.errors import PerfedError
 from perfed.maths.aggregate import masked_mean
 from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.disclosure import CLASS_COUNTS, CLASS_MEANS, Disclosure
 from perfed.method.exchange import Replies, ServerState
 from perfed.method.extension import Extension, register_extension
 from perfed.training.cohort import Cohort
@@ -34,6 +35,12 @@ class Prototypes(Extension):
         0.5
     """
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure(
+        {"means": CLASS_MEANS, "counts": CLASS_COUNTS},
+        counts=(CLASS_COUNTS,),
+        per_round=lambda prototypes: 1,
+        absent=lambda prototypes: {"means", "counts"} if prototypes.source == "own" else (),
+    )
     name: ClassVar[str] = "prototypes"
 
     alignment: float = Field(1.0, ge=0, description="lambda, weight of the alignment; 0 turns it off")

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed.method.declared import FederationInfo
+from perfed.method.disclosure import Disclosure
 from perfed.method.extension import Extension, register_extension
 from perfed.training.cohort import Cohort
 from perfed.training.step import Penalty, Step
@@ -24,6 +25,7 @@ class Proximal(Extension):
         (Proximal(mu=0.1),)
     """
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure()
     name: ClassVar[str] = "proximal"
 
     mu: float = Field(0.01, ge=0, description="weight of the proximal term")

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.disclosure import Disclosure
 from perfed.method.exchange import ServerState
 from perfed.method.extension import Extension, check_moved, register_extension
 
@@ -39,6 +40,7 @@ class ServerOptimizer(Extension):
         0.1
     """
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure()
     name: ClassVar[str] = "server-optimizer"
 
     server_optimizer: Literal["adam", "yogi", "adagrad"] = Field("adam", description="whose steps the server takes")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.disclosure import Disclosure
 from perfed.method.exchange import Reply, ServerState
 from perfed.method.extension import Extension, check_moved, register_extension
 from perfed.training.cohort import Cohort
@@ -30,6 +31,9 @@ class TopK(Extension):
         (TopK(keep=0.01),)
     """
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure(
+        refused={"client": "what a client has not sent yet is added to its change after that was cut"}
+    )
     name: ClassVar[str] = "top-k"
 
     keep: float = Field(0.1, gt=0, le=1, description="share of the update's entries that are sent")

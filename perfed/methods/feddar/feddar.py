@@ -33,6 +33,7 @@ from perfed.training.cohort import Cohort
     "feddar-sa",
     title="FedDAR-SA",
     summary="FedDAR with second-order aggregation of the heads (Zhong et al. 2023, Algorithm 1, eq. 8)",
+    needs="heads that are linear",
 )
 class FedDAR(DomainFedAvg):
     """Shared body, one linear head per domain, two exchanges a round (Zhong et al. 2023, Algorithm 1).

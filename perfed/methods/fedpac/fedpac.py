@@ -30,6 +30,7 @@ from perfed.training.cohort import Cohort
     "fedpac-cc",
     title="FedPAC-CC",
     summary="FedPAC's ablation: classifier collaboration alone (Xu et al. 2023, Table 2)",
+    needs="class labels",
 )
 @register(
     "fedpac-fa",
@@ -37,8 +38,9 @@ from perfed.training.cohort import Cohort
     extensions=(Prototypes,),
     defaults={"collaboration": False},
     summary="FedPAC's ablation: feature alignment alone (Xu et al. 2023, Table 2)",
+    needs="class labels",
 )
-@register("fedpac", title="FedPAC", extensions=(Prototypes,))
+@register("fedpac", title="FedPAC", extensions=(Prototypes,), needs="class labels")
 class FedPAC(Method):
     """Feature alignment and classifier collaboration (Xu et al. 2023, Algorithm 1).
 

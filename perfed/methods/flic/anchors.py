@@ -15,6 +15,7 @@ from perfed.data.labels import no_labels
 from perfed.errors import PerfedError
 from perfed.maths.aggregate import Average, masked_mean
 from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.disclosure import ANCHORS, CLASS_COUNTS, NONE, PRESENT_CLASSES, Disclosure
 from perfed.method.exchange import Clients, Replies, Reply, ServerState
 from perfed.method.extension import Extension, register_extension
 from perfed.methods.flic.classes import ClassAnchors
@@ -119,6 +120,13 @@ class Anchors(Extension):
         0.01
     """
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure(
+        {"mean": ANCHORS, "weight": PRESENT_CLASSES, "factor": NONE["second moments"]},
+        counts=(CLASS_COUNTS,),
+        per_round=lambda anchors: 1 + int(anchors.realign_epochs),
+        before_rounds=lambda anchors: int(anchors.pretrain_epochs),
+        absent=lambda anchors: {"factor"} if anchors.covariance == "fixed" else (),
+    )
     name: ClassVar[str] = "anchors"
 
     lambda1: float = Field(1e-3, ge=0, description="weight of the alignment W2^2")

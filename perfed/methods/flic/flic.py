@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from perfed.method.disclosure import PARAMETERS, ROWS, Disclosure
 from perfed.method.registry import register
 from perfed.methods.flic.anchors import Anchors
 from perfed.methods.flic.hetfedrep import HetFedRep
@@ -11,15 +12,18 @@ from perfed.model.chain import Model
 from perfed.model.placement import PERSONAL, Placement
 
 
-@register("flic-hl", title="FLIC-HL", extensions=(Anchors,))
+@register("flic-hl", title="FLIC-HL", extensions=(Anchors,), differs="features", needs="class labels or values")
 class FLICHL(HetFedRep):
     """FLIC with a shared hidden layer: personal embedding and head, anchors (Rakotomamonjy et al. 2024)."""
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure({"shared": PARAMETERS, "num_samples": ROWS})
 
-@register("flic-class", title="FLIC-Class", extensions=(Anchors,))
+
+@register("flic-class", title="FLIC-Class", extensions=(Anchors,), differs="features", needs="class labels or values")
 class FLICClass(HetFedRep):
     """FLIC with only a personal linear head on top of the aligned embeddings (Rakotomamonjy et al. 2024)."""
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure({"shared": PARAMETERS, "num_samples": ROWS})
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": PERSONAL, "head": PERSONAL}
 
     def adapt(self, model: Model) -> Model:

@@ -7,6 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from perfed.maths.aggregate import Average
+from perfed.method.disclosure import PARAMETERS, ROWS, Disclosure
 from perfed.method.registry import register
 from perfed.methods.fedrep import FedRep
 from perfed.model.chain import EMBEDDING, stage_of
@@ -15,7 +16,7 @@ from perfed.settings import unless
 from perfed.training.cohort import Cohort
 
 
-@register("hetfedrep", title="HetFedRep")
+@register("hetfedrep", title="HetFedRep", differs="features")
 class HetFedRep(FedRep):
     """FedRep behind a personal embedding, without alignment (Rakotomamonjy et al. 2024, section 5).
 
@@ -24,6 +25,7 @@ class HetFedRep(FedRep):
     ``extensions = ["anchors"]`` with ``lambda1 = lambda2 = pretrain_epochs = 0`` and ``realign_epochs = 1`` for those.
     """
 
+    disclosure: ClassVar[Disclosure | None] = Disclosure({"shared": PARAMETERS, "num_samples": ROWS})
     default_placement: ClassVar[dict[str, Placement]] = {
         "embedding": PERSONAL,
         "body": SHARED,

@@ -19,7 +19,13 @@ _DEPTH = 2  # splits from the root to a leaf of a tree of boosting
 _LEAF = 5  # fewest rows in such a leaf
 
 
-@register("boost", title="Boost")
+@register(
+    "boost",
+    title="Boost",
+    differs="features",
+    needs="columns with names where sites have different ones",
+    example="digits-label-skew rounds=1",
+)
 class Boost(Forest):
     """Small trees of a site's own on all its columns, which begin where the others' forests end (Friedman 2001).
 

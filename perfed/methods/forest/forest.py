@@ -42,7 +42,13 @@ ENOUGH = 4
 """Times as many rows as a leaf has at least, from which on a site tries such leaves: else there is hardly a split."""
 
 
-@register("forest", title="Forest")
+@register(
+    "forest",
+    title="Forest",
+    differs="features",
+    needs="columns with names where sites have different ones",
+    example="digits-label-skew rounds=1",
+)
 class Forest(Method):
     """Own trees on all columns, others' trees on the columns that all sites have; each site weighs them.
 

@@ -41,7 +41,7 @@ from perfed.system import installed_version, write_atomic
 from perfed.training.plan import Plan, PlanSettings, usable_device
 
 _RUN = "run.json"  # the run that the site is in: its id and place, its study, what was agreed, and since when
-_OWN = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")  # module:NAME
+_OWN = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w-]*")  # module:NAME
 
 
 def table_options(experiment: Experiment) -> TableOptions:
@@ -135,10 +135,10 @@ def hash_study(study: str) -> str:
 
 
 def own_modules(study: Experiment) -> list[str]:
-    """Modules of the user's that the study names (``module:NAME``): they must be where its programs run."""
+    """Return the modules of the user's that the study names (``module:NAME``); they must be where its programs run."""
     texts = _texts(study.model_dump(mode="json", exclude={"name", "description"}))
-    found = (match[1] for text in texts if not text.startswith(SKLEARN) and (match := _OWN.fullmatch(text)))
-    return sorted(set(found))
+    names = (name for text in texts if not text.startswith(SKLEARN) for name in text.split("+"))
+    return sorted({match[1] for name in names if (match := _OWN.fullmatch(name))})
 
 
 def _texts(value: Any) -> Iterator[str]:

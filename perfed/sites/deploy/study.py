@@ -93,12 +93,7 @@ def _check_time(experiment: Experiment) -> None:
             f"clock.{key} = {getattr(clock, key)!r} is of virtual time; in a deployment replies take as long as they "
             "take: leave the table [clock] out"
         )
-    seconds = participation.deadline.seconds
-    if participation.policy == "deadline" and (seconds is None or seconds < FASTEST):
-        raise PerfedError(
-            f"participation.deadline.seconds = {seconds}: these are real seconds in a deployment, where an exchange "
-            f"alone takes {FASTEST:g}; it must be at least {FASTEST:g}"
-        )
+    participation.entry.policy.check_real_time(participation.policy_settings, FASTEST)
 
 
 def told_before(study: Experiment) -> list[str]:

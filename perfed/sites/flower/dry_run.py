@@ -185,7 +185,7 @@ def _participations(protocol: Protocol, sites: int) -> Iterator[Participation]:
     own = protocol.participation
     for count in sorted({1, min(2, sites), max(1, sites - 1), sites}, reverse=True):
         yield Participation(rate=count / sites, last_round="sampled", fit_unused=own.fits_unused)
-    if own.policy == "flanp" and own.flanp.rule == "gradient":
+    if own.entry.policy.measures_gradient(own.policy_settings):
         yield own
 
 

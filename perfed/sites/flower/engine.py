@@ -29,7 +29,7 @@ from perfed.errors import PerfedError
 from perfed.maths.sums import KnownSums, SingleReplies, Term, hidden
 from perfed.method.exchange import Replies
 from perfed.participation.invitation import Invitation, invite, take
-from perfed.participation.policies import Choice
+from perfed.participation.selection import Choice
 from perfed.sites.flower.allowed import Allowed
 from perfed.sites.flower.checks import REFUSED, Entry, Expected, Spec, norms, too_large, usable, wrong_reply
 from perfed.sites.flower.dry_run import rehearsed

@@ -32,6 +32,9 @@ PLACES: list[dict[str, Any]] = [
     {"evaluation": {"metrics": ["elsewhere:Scaled"]}},
     {"callbacks": ["elsewhere:Scaled"]},
     {"method": "sklearn:elsewhere.Scaled"},
+    {"method": "fedavg+elsewhere:scaled"},
+    {"participation": {"policy": "elsewhere:scaled"}},
+    {"participation": {"elsewhere:scaled": {}}},
     {
         "data": {
             "name": "tables",
