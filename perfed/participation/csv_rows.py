@@ -51,7 +51,7 @@ def read_csv_rows(file: str, where: str, columns: Sequence[str]) -> Iterator[tup
                 raise PerfedError(f"{where}: {rule} (given: {','.join(heading)[:60]})")
             for row in reader:
                 place = f"{where}: line {reader.line_num}"
-                if None in row.values() or any(row.get(None, ())):  # type: ignore[call-overload]
+                if None in row.values() or any(row.get(None, ())):
                     raise PerfedError(f"{place} needs {' and '.join([', '.join(heading[:-1]), heading[-1]])}")
                 yield place, {column: row[column] for column in columns}
     except PerfedError:

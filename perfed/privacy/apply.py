@@ -175,7 +175,8 @@ def privately(
     together = Releases()  # with what training tells
     numbers = [None] if settings.unit == "client" else _row_numbers(settings, rows)
     if settings.unit == "client":
-        told: list[_Told] = [(Releases(), tuple([Releases(int(any(of.sent_entries(part) for part, of in declared)))] * rounds))]
+        sends = any(disclosure.sent_entries(part) for part, disclosure in declared)
+        told: list[_Told] = [(Releases(), tuple([Releases(int(sends))] * rounds))]
         together = Releases() if metrics is None else metrics.releases(times)
     else:
         told = [_of_rows(method, declared, number, rounds, max(1, times)) for number in numbers]

@@ -71,7 +71,8 @@ def _may_leave(kind: Mechanism, unit: Unit) -> bool:
 def _parts(name: str) -> list[tuple[Method | Extension, Disclosure | None]]:
     """Return a method with its default settings, and its extensions, each with what it declares."""
     method = build_method(name)
-    return [(part, disclosure_of(type(part))) for part in (method, *method.extensions)]
+    parts: list[Method | Extension] = [method, *method.extensions]
+    return [(part, disclosure_of(type(part))) for part in parts]
 
 
 def _list_entries(name: str) -> str:
