@@ -12,7 +12,7 @@ from perfed.engine.evaluate import spread
 from perfed.errors import PerfedError
 from perfed.report import all_tables, first_tables, leaderboard, load_runs, verdict, write_report
 from perfed.report.comparison import judged_table
-from perfed.report.intervals import interval
+from perfed.report.intervals import estimate_gain
 from perfed.report.leaderboard import gain_text
 from perfed.report.papers import CSV_COLUMNS, csv_text, latex
 from perfed.report.text import difference_text
@@ -305,7 +305,7 @@ def test_other_metrics_have_intervals_of_the_same_kind_or_say_which(tmp_path):
     loaded = load_runs(runs)
     found = verdict(loaded)
     (row,) = [row for row in judged_table(loaded, found) if row.metric == "loss" and row.difference]
-    expected = interval(np.subtract(losses["local"], losses["fedavg"]), np.ones(2))
+    expected = estimate_gain(np.subtract(losses["local"], losses["fedavg"]), np.ones(2))
     assert (row.difference.low, row.difference.high) == pytest.approx((expected.low, expected.high))
     heads = [table.header[6] for table in all_tables(loaded, found)]
     assert heads == [f"Difference to Local{s} [95 % interval over clients and seeds]" for s in ("", ", + is better")]
