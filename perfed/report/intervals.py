@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from scipy import special  # type: ignore[import-untyped]
 
 Numbers = NDArray[np.float64]
-Quantile = Callable[[float, float], float]
-"""A function from degrees of freedom, and the correlation with other differences, to a quantile."""
 
 ERROR = 0.025
 """The probability with which each end of an interval may be on the wrong side of the true value."""
@@ -135,6 +133,59 @@ def dunnett_quantile(number: float, freedom: float, correlation: float, error: f
     return float(brentq(excess, low - 1e-3 * abs(low), high * 1.001, xtol=1e-6))
 
 
+@dataclass(frozen=True)
+class Variance:
+    """An estimated variance of a mean difference, as the sum of two parts.
+
+    Attributes:
+        separate: the part that is estimated for this difference, or from the deviations of several differences from
+            their mean.
+        separate_freedom: the degrees of freedom of ``separate``; 0 if it cannot be estimated.
+        shared: the part that is estimated from the mean of several differences and contains the variance of their
+            common reference; 0 unless variances were pooled.
+        shared_freedom: the degrees of freedom of ``shared``.
+    """
+
+    separate: float
+    separate_freedom: float
+    shared: float = 0.0
+    shared_freedom: float = 0.0
+
+    @property
+    def value(self) -> float:
+        """The sum of both parts."""
+        return self.shared + self.separate
+
+    @property
+    def freedom(self) -> float:
+        """The degrees of freedom of the sum (Satterthwaite 1946)."""
+        if self.shared == 0:
+            return self.separate_freedom
+        return self.value**2 / (self.shared**2 / self.shared_freedom + self.separate**2 / self.separate_freedom)
+
+    def student_quantile(self, error: float) -> float:
+        """Return Student's quantile at probability ``error`` for the degrees of freedom of the sum."""
+        return student_quantile(self.freedom, error)
+
+    def simultaneous_quantile(self, number: float, correlation: float) -> float:
+        """Return a quantile, at probability ``ERROR``, that holds for ``number`` differences to the same reference.
+
+        It is the larger of two: Dunnett's with all degrees of freedom, which is right if the reference varies like the
+        methods, and that of a single difference in which each part has its own Student's quantile (Cochran 1964), which
+        holds if the reference varies more.
+        """
+        simultaneous = dunnett_quantile(number, self.shared_freedom + self.separate_freedom, correlation)
+        if self.shared == 0:
+            return simultaneous
+        parts = ((self.shared, self.shared_freedom), (self.separate, self.separate_freedom))
+        single = sum(student_quantile(freedom, ERROR) ** 2 * part for part, freedom in parts)
+        return max(simultaneous, sqrt(single / self.value))
+
+
+Quantile = Callable[[Variance], float]
+"""A function from an estimated variance to the quantile that belongs to it."""
+
+
 @dataclass(frozen=True, eq=False)
 class VarianceComponents:
     """The mean of the differences of all cells (pairs of a seed and a client), and the components of its variance.
@@ -145,28 +196,21 @@ class VarianceComponents:
         seed_variance: the variance due to A and E together, from the means of the seeds; 0 with one seed.
         client_variance: the variance due to B and E together, from the means of the clients; 0 with one client.
         cell_variance: the variance due to E; 0 with one seed or one client.
-        seed_freedom, client_freedom: the degrees of freedom of ``seed_variance`` and ``client_variance``.
         noise: the known variance of noise that was added to the differences; the other estimates include it.
         skewness: the skewness of the mean over clients (third cumulant over the variance to the power 3/2).
         seed_effects, client_effects, cell_effects: ``(seeds,)``, ``(clients,)`` and ``(seeds, clients)``, the
             deviations whose sums of squares are the three variances; 0 where no difference was measured.
-        seed_correlation, client_correlation: the correlation of the means of the seeds, and of the clients, with those
-            of other differences to the same reference; 0 unless variances were pooled.
     """
 
     mean: float
-    seed_variance: float
-    client_variance: float
+    seed_variance: Variance
+    client_variance: Variance
     cell_variance: float
-    seed_freedom: float
-    client_freedom: float
     noise: float
     skewness: float
     seed_effects: Numbers
     client_effects: Numbers
     cell_effects: Numbers
-    seed_correlation: float = 0.0
-    client_correlation: float = 0.0
 
     @classmethod
     def from_differences(
@@ -204,11 +248,9 @@ class VarianceComponents:
             cell_variance = 0.0
         return cls(
             mean,
-            seed_variance,
-            client_variance,
+            Variance(seed_variance, seed_freedom),
+            Variance(client_variance, client_freedom),
             cell_variance,
-            seed_freedom,
-            client_freedom,
             noise=0.0 if noise is None else float((share**2 * np.where(is_measured, noise, 0.0)).sum()),
             skewness=_estimate_skewness((share * centred).sum(0), client_freedom, client_variance),
             seed_effects=seed_effects,
@@ -226,20 +268,21 @@ class VarianceComponents:
 
         With a ``side``, the quantile of the clients allows for their skewness (:func:`widen_for_skewness`).
         """
-        seed_quantile = quantile(self.seed_freedom, self.seed_correlation) if self.seed_freedom > 0 else 0.0
-        client_quantile = quantile(self.client_freedom, self.client_correlation) if self.client_freedom > 0 else 0.0
+        seeds, clients = self.seed_variance, self.client_variance
+        seed_quantile = quantile(seeds) if seeds.freedom > 0 else 0.0
+        client_quantile = quantile(clients) if clients.freedom > 0 else 0.0
         client_quantile = widen_for_skewness(client_quantile, side * self.skewness)
-        seeds_without_cells = max(self.seed_variance - self.cell_variance, 0.0)
-        clients_without_cells = max(self.client_variance - self.cell_variance, 0.0)
-        seeds_first = seed_quantile**2 * self.seed_variance + client_quantile**2 * clients_without_cells
-        clients_first = client_quantile**2 * self.client_variance + seed_quantile**2 * seeds_without_cells
-        noise_part = quantile(inf, 0.0) ** 2 * self.noise if self.noise > 0 else 0.0
+        seeds_without_cells = max(seeds.value - self.cell_variance, 0.0)
+        clients_without_cells = max(clients.value - self.cell_variance, 0.0)
+        seeds_first = seed_quantile**2 * seeds.value + client_quantile**2 * clients_without_cells
+        clients_first = client_quantile**2 * clients.value + seed_quantile**2 * seeds_without_cells
+        noise_part = quantile(Variance(self.noise, inf)) ** 2 * self.noise if self.noise > 0 else 0.0
         return sqrt(max(seeds_first, clients_first, noise_part))
 
     @property
     def lacks_variance(self) -> bool:
         """Whether no component of the variance can be estimated, so that there is no interval."""
-        return max(self.seed_freedom, self.client_freedom, self.noise) <= 0
+        return max(self.seed_variance.freedom, self.client_variance.freedom, self.noise) <= 0
 
     def to_gain(self, counts: ComparisonCounts = SINGLE_COMPARISON) -> Gain:
         """Return the mean with its Bonferroni-corrected interval: each end errs with ``ERROR`` over its comparisons."""
@@ -264,7 +307,7 @@ class VarianceComponents:
         return min(1.0, 2 * number * exp(brentq(lambda log_error: excess(exp(log_error)), log(_LEAST), log(0.5))))
 
     def _student_half_width(self, error: float) -> float:
-        return self.half_width(lambda freedom, _: student_quantile(freedom, error))
+        return self.half_width(lambda variance: variance.student_quantile(error))
 
 
 def widen_for_skewness(quantile: float, skewness: float) -> float:
@@ -288,7 +331,7 @@ def widen_for_skewness(quantile: float, skewness: float) -> float:
 def pool_variances(
     components: Sequence[VarianceComponents], correlation: float, *, clients: bool = True
 ) -> list[VarianceComponents]:
-    """Return the components with pooled variances, their degrees of freedom and their correlations.
+    """Return the components with pooled variances of the seeds and of the clients.
 
     The seed variance of each difference is pooled as the ratio V_s / V_e to its variance between cells, so that
     differences whose variances are proportional are comparable; without cells it is pooled unscaled. The variances of
@@ -302,40 +345,65 @@ def pool_variances(
     if len(components) < 2:
         return list(components)
     scales = np.array([component.cell_variance if component.cell_variance > 0 else 1.0 for component in components])
-
-    def pool(effects: Sequence[Numbers], freedom: Sequence[float]) -> zip[tuple[float, float, float]]:
-        ratios, *others = _pool_ratios(np.stack(effects) / np.sqrt(scales)[:, None], np.array(freedom), correlation)
-        return zip((scales * ratios).tolist(), *(column.tolist() for column in others), strict=True)
-
-    by_seed = pool([one.seed_effects for one in components], [one.seed_freedom for one in components])
+    seed_effects = np.stack([component.seed_effects for component in components])
+    seed_freedom = np.array([component.seed_variance.freedom for component in components])
+    seed_variances = _pool_scaled(seed_effects, scales, seed_freedom, correlation)
     pooled = [
-        replace(one, seed_variance=variance, seed_freedom=freedom, seed_correlation=shared)
-        for one, (variance, freedom, shared) in zip(components, by_seed, strict=True)
+        replace(component, seed_variance=variance)
+        for component, variance in zip(components, seed_variances, strict=True)
     ]
     if not clients:
         return pooled
-    by_client = pool([one.client_effects for one in components], [one.client_freedom for one in components])
+    client_effects = np.stack([component.client_effects for component in components])
+    client_freedom = np.array([component.client_variance.freedom for component in components])
+    client_variances = _pool_scaled(client_effects, scales, client_freedom, correlation)
     return [
-        replace(one, client_variance=variance, client_freedom=freedom, client_correlation=shared)
-        for one, (variance, freedom, shared) in zip(pooled, by_client, strict=True)
+        replace(component, client_variance=variance)
+        for component, variance in zip(pooled, client_variances, strict=True)
     ]
 
 
-def _pool_ratios(effects: Numbers, freedom: Numbers, correlation: float) -> tuple[Numbers, Numbers, Numbers]:
-    """Return a pooled variance for each row of ``effects`` ``(rows, levels)``, its degrees of freedom and correlation.
+def _pool_scaled(effects: Numbers, scales: Numbers, freedom: Numbers, correlation: float) -> list[Variance]:
+    """Return a variance for each row of ``effects`` ``(rows, levels)``, pooled in units of the rows' ``scales``.
 
     Rows whose variance contradicts those of the others are not pooled.
     """
     variances = np.square(effects).sum(1)
-    correlations = np.full(len(effects), correlation)
+    pooled = [Variance(float(variance), float(degrees)) for variance, degrees in zip(variances, freedom, strict=True)]
     if not freedom.all() or not variances.any():
-        return variances, freedom, correlations
-    alike = _are_alike(variances, freedom)
-    ratios, degrees = variances.copy(), freedom.copy()
-    if alike.sum() > 1 and variances[alike].any():
-        pooled = _pool_shared_and_separate(effects[alike], freedom[alike], correlation)
-        ratios[alike], degrees[alike], correlations[alike] = pooled
-    return ratios, degrees, correlations
+        return pooled
+    alike = _are_alike(variances / scales, freedom)
+    if alike.sum() < 2 or not variances[alike].any():
+        return pooled
+    ratios = _pool_rows(effects[alike] / np.sqrt(scales[alike])[:, None], freedom[alike], correlation)
+    for row, ratio in zip(np.flatnonzero(alike).tolist(), ratios, strict=True):
+        scale = float(scales[row])
+        pooled[row] = replace(ratio, separate=scale * ratio.separate, shared=scale * ratio.shared)
+    return pooled
+
+
+def _pool_rows(effects: Numbers, freedom: Numbers, correlation: float) -> list[Variance]:
+    """Return the variance of each row of ``effects`` ``(rows, levels)``, with its shared part.
+
+    The shared part is the variance of the mean of all rows. It has the degrees of freedom of a single row. If it is
+    small by chance, the intervals would be too narrow. It is therefore at least the value that follows from the
+    separate part and ``correlation``, as if the reference varied like the methods, times 1 - 3 / n for n degrees of
+    freedom of the separate part.
+
+    The separate part is the variance of the deviations from the mean of all rows. That of each row is shrunk towards
+    their average (Smyth 2004): slightly if it is larger, since such a method may really vary more, and strongly if it
+    is smaller, which is often due to chance.
+    """
+    number, mean_effects = len(effects), effects.mean(0)
+    separate = np.square(effects - mean_effects).sum(1)
+    average = separate.mean()
+    shared_freedom = float(freedom.mean())
+    separate_freedom = float(freedom.sum()) - shared_freedom
+    expected = average * (1 + (number - 1) * correlation) / ((1 - correlation) * (number - 1))
+    shared = max(np.square(mean_effects).sum(), expected * max(1 - _FLOOR_LOSS / separate_freedom, 0.0))
+    weights = freedom / (freedom + np.where(separate > average, _LARGER, _SMALLER))
+    shrunk = average + weights * (separate - average)
+    return [Variance(part, separate_freedom, float(shared), shared_freedom) for part in shrunk.tolist()]
 
 
 def _are_alike(variances: Numbers, freedom: Numbers) -> NDArray[np.bool_]:
@@ -433,15 +501,14 @@ def estimate_gains(
         if not component.lacks_variance and (seeds[method] == 1 or seeds[method] >= FEWEST_SEEDS)
     }
     for members in _comparable_groups(with_interval):
-        pooled = pool_variances(list(members.values()), _estimate_correlation(list(members.values())))
+        correlation = _estimate_correlation(list(members.values()))
+        pooled = pool_variances(list(members.values()), correlation)
+
+        def end(component: VarianceComponents, number: float, side: int, correlation: float = correlation) -> float:
+            return component.half_width(lambda variance: variance.simultaneous_quantile(number, correlation), side)
+
         for method, component in zip(members, pooled, strict=True):
-            below, above = (
-                component.half_width(
-                    lambda freedom, correlation, number=number: dunnett_quantile(number, freedom, correlation),  # type: ignore[misc]
-                    side,
-                )
-                for number, side in ((counts.better, -1), (counts.worse, 1))
-            )
+            below, above = end(component, counts.better, -1), end(component, counts.worse, 1)
             gains[method] = Gain(component.mean, component.mean - below, component.mean + above)
     return gains
 
@@ -454,7 +521,7 @@ def _comparable_groups(components: Mapping[str, VarianceComponents]) -> list[dic
     """
     groups: dict[object, dict[str, VarianceComponents]] = {}
     for method, component in components.items():
-        sources = (component.seed_freedom > 0, component.client_freedom > 0)
+        sources = (component.seed_variance.freedom > 0, component.client_variance.freedom > 0)
         key: object = method if all(sources) and component.cell_variance == 0 else sources
         groups.setdefault(key, {})[method] = component
     return list(groups.values())

@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from perfed.engine.metrics import computed, metric_of
 from perfed.plugins import POOLED
 from perfed.report.against import needs_no_federation
-from perfed.report.intervals import ComparisonCounts, Gain, VarianceComponents, count_discoveries, pool_variances
+from perfed.report.intervals import (
+    ComparisonCounts,
+    Gain,
+    Variance,
+    VarianceComponents,
+    count_discoveries,
+    pool_variances,
+)
 from perfed.report.paired import ClientTable
 from perfed.report.runs import Run
 from perfed.run import predictions
@@ -156,7 +163,7 @@ def _pool_seeds(components: Mapping[tuple[str, str], VarianceComponents]) -> dic
     columns = {
         key: component
         for key, component in components.items()
-        if component.seed_freedom > 0 and component.cell_variance > 0
+        if component.seed_variance.freedom > 0 and component.cell_variance > 0
     }
     number, sites = len(columns), Counter(site for site, _ in columns)
     if number < 2:
@@ -190,11 +197,11 @@ def _nested_components(gains: Mapping[int, Values], sizes: Mapping[int, Values],
         means[seed] = (sizes[seed] * column).sum()
     between = VarianceComponents.from_differences(means, np.ones(1))
     within = [VarianceComponents.from_differences(column[None], sizes[seed]) for seed, column in gains.items()]
-    parts = np.array([component.client_variance for component in within]) / len(gains) ** 2
-    freedom = np.array([component.client_freedom for component in within])
+    parts = np.array([component.client_variance.value for component in within]) / len(gains) ** 2
+    freedom = np.array([component.client_variance.freedom for component in within])
     variance = float(parts.sum())
     row_freedom = variance**2 / float((parts**2 / freedom).sum()) if variance > 0 else float(freedom.sum())
-    return replace(between, client_variance=variance, cell_variance=variance, client_freedom=row_freedom)
+    return replace(between, client_variance=Variance(variance, row_freedom), cell_variance=variance)
 
 
 def _list_methods(values: ClientTable, pairs: Mapping[str, tuple[str, str]]) -> list[str]:
