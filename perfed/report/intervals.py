@@ -125,12 +125,12 @@ def dunnett_quantile(number: float, freedom: float, correlation: float, error: f
         scale = np.sqrt(special.chdtri(freedom, 1 - nodes**2 * (3 - 2 * nodes)) / freedom)
         scale_weights = steps * 6 * nodes * (1 - nodes)
 
-    def excess(bound: float) -> float:
+    def tail_excess(bound: float) -> float:
         below = special.ndtr((bound * scale[:, None] + sqrt(correlation) * common) / sqrt(1 - correlation))
         return float(scale_weights @ (1 - below**number) @ common_weights) - error
 
     low, high = student_quantile(freedom, error), student_quantile(freedom, error / number)
-    return float(brentq(excess, low - 1e-3 * abs(low), high * 1.001, xtol=1e-6))
+    return float(brentq(tail_excess, low - 1e-3 * abs(low), high * 1.001, xtol=1e-6))
 
 
 @dataclass(frozen=True)
@@ -230,8 +230,8 @@ class VarianceComponents:
         mean = float((share * values).sum())
         centred = np.where(is_measured, values - mean, 0.0)
         seed_share, client_share = share.sum(1), share.sum(0)
-        seed_effects, seed_freedom = _marginal_effects((share * centred).sum(1), seed_share)
-        client_effects, client_freedom = _marginal_effects((share * centred).sum(0), client_share)
+        seed_effects, seed_freedom = _estimate_marginal_effects((share * centred).sum(1), seed_share)
+        client_effects, client_freedom = _estimate_marginal_effects((share * centred).sum(0), client_share)
         cell_effects = np.zeros(share.shape)
         if seed_freedom and client_freedom:
             measured = np.ix_(seed_share > 0, client_share > 0)
@@ -239,7 +239,7 @@ class VarianceComponents:
                 _remainder_factor(seed_share[seed_share > 0]), _remainder_factor(client_share[client_share > 0])
             )
             cell_effects[measured] = (
-                share[measured] * _residuals(centred[measured], share[measured]) / np.sqrt(remainder)
+                share[measured] * _remove_marginal_effects(centred[measured], share[measured]) / np.sqrt(remainder)
             )
         seed_variance, client_variance, cell_variance = (
             float(np.square(effects).sum()) for effects in (seed_effects, client_effects, cell_effects)
@@ -297,14 +297,14 @@ class VarianceComponents:
             return 1.0
         distance, number = abs(self.mean), counts.better if self.mean > 0 else counts.worse
 
-        def excess(error: float) -> float:
+        def width_excess(error: float) -> float:
             return self._student_half_width(error) - distance
 
-        if excess(_LEAST) <= 0:
+        if width_excess(_LEAST) <= 0:
             return min(1.0, 2 * number * _LEAST)
         from scipy.optimize import brentq
 
-        return min(1.0, 2 * number * exp(brentq(lambda log_error: excess(exp(log_error)), log(_LEAST), log(0.5))))
+        return min(1.0, 2 * number * exp(brentq(lambda log_error: width_excess(exp(log_error)), log(_LEAST), log(0.5))))
 
     def _student_half_width(self, error: float) -> float:
         return self.half_width(lambda variance: variance.student_quantile(error))
@@ -555,7 +555,7 @@ def count_discoveries(p_values: Numbers) -> int:
     return int(passed[-1]) + 1 if len(passed) else 0
 
 
-def _marginal_effects(parts: Numbers, share: Numbers) -> tuple[Numbers, float]:
+def _estimate_marginal_effects(parts: Numbers, share: Numbers) -> tuple[Numbers, float]:
     """Return the contribution of each seed (or client) to the mean, and the degrees of freedom.
 
     The effects are scaled so that their sum of squares estimates the variance of the mean: each square is divided by
@@ -568,13 +568,13 @@ def _marginal_effects(parts: Numbers, share: Numbers) -> tuple[Numbers, float]:
     if is_measured.sum() < 2:
         return effects, 0.0
     parts, share = parts[is_measured], share[is_measured]
-    left = _remainder_factor(share)
-    factor, squares = share**2 / left, np.square(share).sum()
+    remainder = _remainder_factor(share)
+    factor, squares = share**2 / remainder, np.square(share).sum()
     sums = [float((factor * share**power).sum()) for power in range(3)]
     of_pairs = squares**2 * sums[0] ** 2 - 4 * squares * sums[0] * sums[1] + 2 * sums[0] * sums[2] + 2 * sums[1] ** 2
-    diagonal = (factor**2 * (left**2 - (squares - 2 * share) ** 2)).sum()
-    effects[is_measured] = parts / np.sqrt(left)
-    return effects, float((factor * left).sum() ** 2 / (of_pairs + diagonal))
+    diagonal = (factor**2 * (remainder**2 - (squares - 2 * share) ** 2)).sum()
+    effects[is_measured] = parts / np.sqrt(remainder)
+    return effects, float((factor * remainder).sum() ** 2 / (of_pairs + diagonal))
 
 
 def _estimate_skewness(parts: Numbers, freedom: float, variance: float) -> float:
@@ -589,7 +589,7 @@ def _remainder_factor(share: Numbers) -> Numbers:
     return np.asarray(1 - 2 * share + np.square(share).sum())
 
 
-def _residuals(centred: Numbers, share: Numbers) -> Numbers:
+def _remove_marginal_effects(centred: Numbers, share: Numbers) -> Numbers:
     """Return the residuals ``(seeds, clients)`` of ``centred`` after removal of seed and client effects."""
     residuals = centred.copy()
     for _ in range(_PASSES):
