@@ -1,6 +1,6 @@
 """How often the verdict is wrong where no method differs from another, and how often it finds a gain, by simulation.
 
-``python benchmarks/verdict_coverage.py [PART...]`` (forty minutes on one core for all parts) simulates with the
+``python benchmarks/verdict_coverage.py [PART...]`` (half an hour on one core for all parts) simulates with the
 program's own functions and keeps the shares in ``docs/results/verdict-coverage.json``; without the name of a part
 (``two``, ``family``, ``unequal``, ``skewed``, ``sites``, ``sites_power``) it simulates all of them. ``python
 docs/build_docs.py --render`` writes the tables of docs/results.md.
@@ -60,7 +60,7 @@ SITES = (
 SITES_POWER = tuple((federated, seeds, 20, 200) for federated in (1, 5) for seeds in (1, 2, 3, 5))
 STANDARD_ERRORS = 4.0  # of a gain that is to be detected
 TIES, COMPARISONS = 1000, 40
-SEVERAL_TIES = 2000  # of several methods: the standard error of a share of 5 % is 0.5 %
+SEVERAL_TIES = 1000  # of several methods: the standard error of a share of 5 % is 0.7 %
 
 
 def table(
