@@ -120,9 +120,9 @@ def test_methods_are_compared_under_it(here):
 
 
 def test_it_is_a_sweep_s_value(here):
-    grid = "participation.policy=uniform,own_policy:skipping"
+    values = "participation.policy=uniform,own_policy:skipping"
     skip = "participation.'own_policy:skipping'.skip=1"
-    result = perfed("sweep", *RUN, skip, "--methods", "fedavg", "--grid", grid, "--out", "out")
+    result = perfed("sweep", *RUN, skip, values, "--methods", "fedavg", "--out", "out")
     assert result.code == 0, result.err
 
 
