@@ -144,12 +144,15 @@ class Variance:
         shared: the part that is estimated from the mean of several differences and contains the variance of their
             common reference; 0 unless variances were pooled.
         shared_freedom: the degrees of freedom of ``shared``.
+        least_shared: a lower bound of ``shared`` that :meth:`simultaneous_quantile` uses, since an estimate with few
+            degrees of freedom may be small by chance.
     """
 
     separate: float
     separate_freedom: float
     shared: float = 0.0
     shared_freedom: float = 0.0
+    least_shared: float = 0.0
 
     @property
     def value(self) -> float:
@@ -175,9 +178,9 @@ class Variance:
         holds if the reference varies more.
         """
         simultaneous = dunnett_quantile(number, self.shared_freedom + self.separate_freedom, correlation)
-        if self.shared == 0:
+        if self.value == 0 or self.shared_freedom == 0:
             return simultaneous
-        parts = ((self.shared, self.shared_freedom), (self.separate, self.separate_freedom))
+        parts = ((max(self.shared, self.least_shared), self.shared_freedom), (self.separate, self.separate_freedom))
         single = sum(student_quantile(freedom, ERROR) ** 2 * part for part, freedom in parts)
         return max(simultaneous, sqrt(single / self.value))
 
@@ -378,17 +381,17 @@ def _pool_scaled(effects: Numbers, scales: Numbers, freedom: Numbers, correlatio
     ratios = _pool_rows(effects[alike] / np.sqrt(scales[alike])[:, None], freedom[alike], correlation)
     for row, ratio in zip(np.flatnonzero(alike).tolist(), ratios, strict=True):
         scale = float(scales[row])
-        pooled[row] = replace(ratio, separate=scale * ratio.separate, shared=scale * ratio.shared)
+        parts = (scale * ratio.separate, ratio.separate_freedom, scale * ratio.shared, ratio.shared_freedom)
+        pooled[row] = Variance(*parts, scale * ratio.least_shared)
     return pooled
 
 
 def _pool_rows(effects: Numbers, freedom: Numbers, correlation: float) -> list[Variance]:
     """Return the variance of each row of ``effects`` ``(rows, levels)``, with its shared part.
 
-    The shared part is the variance of the mean of all rows. It has the degrees of freedom of a single row. If it is
-    small by chance, the intervals would be too narrow. It is therefore at least the value that follows from the
-    separate part and ``correlation``, as if the reference varied like the methods, times 1 - 3 / n for n degrees of
-    freedom of the separate part.
+    The shared part is the variance of the mean of all rows. It has the degrees of freedom of a single row. Its lower
+    bound is the value that follows from the separate part and ``correlation`` if the reference varies like the methods,
+    times 1 - 3 / n for n degrees of freedom of the separate part.
 
     The separate part is the variance of the deviations from the mean of all rows. That of each row is shrunk towards
     their average (Smyth 2004): slightly if it is larger, since such a method may really vary more, and strongly if it
@@ -400,10 +403,11 @@ def _pool_rows(effects: Numbers, freedom: Numbers, correlation: float) -> list[V
     shared_freedom = float(freedom.mean())
     separate_freedom = float(freedom.sum()) - shared_freedom
     expected = average * (1 + (number - 1) * correlation) / ((1 - correlation) * (number - 1))
-    shared = max(np.square(mean_effects).sum(), expected * max(1 - _FLOOR_LOSS / separate_freedom, 0.0))
+    shared = float(np.square(mean_effects).sum())
+    least_shared = float(expected * max(1 - _FLOOR_LOSS / separate_freedom, 0.0))
     weights = freedom / (freedom + np.where(separate > average, _LARGER, _SMALLER))
     shrunk = average + weights * (separate - average)
-    return [Variance(part, separate_freedom, float(shared), shared_freedom) for part in shrunk.tolist()]
+    return [Variance(part, separate_freedom, shared, shared_freedom, least_shared) for part in shrunk.tolist()]
 
 
 def _are_alike(variances: Numbers, freedom: Numbers) -> NDArray[np.bool_]:
