@@ -208,7 +208,8 @@ class Masking:
         """
         exchange = exchange_of(header)
         fixed = {"index": exchange.index, "extensions": exchange.extensions, "trained": header["trained"]}
-        content = encode(state) if state is not None and flatten(state) else b""
+        holds_numbers = any(tensor.numel() for tensor in flatten(state or {}).values())
+        content = encode(state) if state is not None and holds_numbers else b""
         name = f"first-{self._with_study(f'{payload_hash(header, tree)} {hashlib.sha256(content).hexdigest()}')}"
         with refusing(Said.SUM):
             first = self._store.read_note(name, in_all_runs=True)
