@@ -21,7 +21,10 @@ from perfed.experiment.planned import parse_names, parse_seeds
 
 ROOT = Path(__file__).parents[2]
 SHOWN = re.compile(r"\bperfed (?:run|compare|sweep|tune|partition) [a-z][a-z0-9-]*(?= |`|\n|;)[^`\n;|>#]*")
-MY_METHODS = (ROOT / "examples" / "my_methods.py").read_text()
+OWN_MODULES = {
+    "my_methods": (ROOT / "examples" / "my_methods.py").read_text(),
+    "my_policies": blocks("docs/howto/policy.md", "python")[0],
+}
 COMMANDS: Any = typer.main.get_command(app)
 
 
@@ -52,10 +55,11 @@ def test_the_documents_show_commands():
 
 @pytest.mark.parametrize(("document", "command"), CASES, ids=[f"{of}: {command}" for of, command in CASES])
 def test_a_command_of_the_documents_can_be_given(document, command, tmp_path, monkeypatch, forgotten):
-    if "my_methods:" in command:
-        monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.delitem(sys.modules, "my_methods", raising=False)
-        (tmp_path / "my_methods.py").write_text(MY_METHODS)
+    for module, source in OWN_MODULES.items():
+        if f"{module}:" in command:
+            monkeypatch.syspath_prepend(tmp_path)
+            monkeypatch.delitem(sys.modules, module, raising=False)
+            (tmp_path / f"{module}.py").write_text(source)
     _, name, *words = shlex.split(command)
     given = COMMANDS.commands[name].make_context(name, words).params
     experiment, settings = given["experiment"], list(given["settings"] or ())

@@ -94,9 +94,9 @@ def test_a_run_passes_through_its_stages():
         stages.append(work.running["local"].news.stage)
 
     class Watched(Plan):
-        def path(self, kind, clients, trial, *, parallel=False):
-            watched = trial and replace(trial, begin=lambda chunk: (note(), trial.begin(chunk))[1])
-            return super().path(kind, clients, watched, parallel=parallel)
+        def path(self, kind, clients, trial, **options):
+            watched = replace(trial, begin=lambda chunk: (note(), trial.begin(chunk))[1])
+            return super().path(kind, clients, watched, **options)
 
     def make() -> Run:
         note()

@@ -15,6 +15,7 @@ from command_line import contents, perfed, run_tiny
 import perfed as package
 from perfed.cli.options import file_name
 from perfed.experiment.start import opened
+from perfed.run.directory import write_marker
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +168,7 @@ def test_errors_are_one_line(run_dir, tmp_path, arguments, says):
 
 
 def test_a_comparison_is_no_run(tmp_path):
-    (tmp_path / "comparisons.toml").write_text('kind = "comparison"')
+    write_marker(tmp_path, "comparison", {})
     result = perfed("export", tmp_path, "--site", "000")
     assert result.code == 2 and f"{tmp_path}: a comparison, not a run; its runs are METHOD/seed-N in it" in result.err
 
