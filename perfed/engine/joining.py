@@ -10,7 +10,6 @@ from perfed.engine.clients import RoundClients
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.method.exchange import ServerState
-from perfed.method.extension import payload_of
 from perfed.participation.settings import Participation
 
 
@@ -25,7 +24,7 @@ class _Joining(Server):
         before = self.sets
         for number in range(rounds + 1):
             kind, program = ("settle", self._catch_up) if number else ("prepare", self._prepare)
-            self._transaction(RoundClients(self.engine, [client], number, kind, None), program)
+            self._transaction(self._make_clients([client], number, kind), program)
             self.state = ServerState(before)
 
     def _catch_up(self, server: ServerState, clients: RoundClients) -> None:
@@ -33,9 +32,7 @@ class _Joining(Server):
         if method.joins == "settle":
             self._settle(server, clients)
         elif method.joins is not None:
-            clients.exchange(
-                method.joins, {"extensions": payload_of(method.extensions, server)}, extensions="penalties"
-            )
+            clients.exchange(method.joins, {}, extensions="penalties")
 
 
 def joined(server: Server, client: Client, rounds: int) -> Server:

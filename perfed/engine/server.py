@@ -11,12 +11,13 @@ import torch
 
 from perfed.data.client import Client
 from perfed.data.federation import Federation
-from perfed.engine.clients import RoundClients, RoundRecord, Snapshot
+from perfed.engine.clients import RoundClients
 from perfed.engine.engine import Engine, InProcessEngine
 from perfed.engine.evaluate import Metrics, Outputs
 from perfed.engine.gap import linear_head
 from perfed.engine.initial import Initialiser
 from perfed.engine.metrics import Scoring
+from perfed.engine.record import RoundRecord, Snapshot
 from perfed.errors import PerfedError
 from perfed.maths.aggregate import weighted_mean
 from perfed.method.exchange import ServerState
@@ -168,35 +169,37 @@ class Server:
 
     def prepare(self) -> RoundRecord:
         """What the method does before the first round, with all clients."""
-        clients = RoundClients(self.engine, [*self.engine.clients], 0, "prepare", None)
+        clients = self._make_clients([*self.engine.clients], 0, "prepare")
         return self._transaction(clients, self._prepare)
 
-    def round(self, number: int, *, measure: str | None = None, keeps: bool = False) -> RoundRecord:
+    def round(self, number: int, *, measure: str | None = None, keep_outputs: bool = False) -> RoundRecord:
         """Round ``number`` (from 1), then the method's work with all clients after it.
 
         Args:
             number: of the round.
             measure: split on which participants score their models right after local training.
-            keeps: whether what these models say of every sample is kept in the record.
+            keep_outputs: whether the predictions of these models for every sample are kept in the record.
         """
         policy = copy.deepcopy(self.selection.policy.state)
         choice = self.selection.choose(number)
         if not choice.ids:  # no reply in time
             return RoundRecord([], float("nan"), seconds=choice.seconds, replied=choice.replied)
-        clients = RoundClients(self.engine, choice.ids, number, "round", measure, len(choice.replied), keeps)
+        clients = self._make_clients(
+            choice.ids, number, "round", split=measure, invited=len(choice.replied), keep_outputs=keep_outputs
+        )
         try:
             record = self._transaction(clients, self._round)
         except BaseException:
             self._recall(policy)
             raise
-        return self._ended(record, number, choice)
+        return self._finish_round(record, number, choice)
 
-    def _ended(self, record: RoundRecord, number: int, choice: Choice) -> RoundRecord:
-        """Tell the policy, do the method's work with all clients after the round, and count the time."""
+    def _finish_round(self, record: RoundRecord, number: int, choice: Choice) -> RoundRecord:
+        """Inform the policy, do the method's work with all clients after the round, and add up the time."""
         self._observe(record, number)
         record.seconds = choice.seconds + self.clock.communication * max(0, record.exchanges - 1)
         if self._finishes:
-            everyone = RoundClients(self.engine, [*self.engine.clients], number, "finish", None)
+            everyone = self._make_clients([*self.engine.clients], number, "finish")
             extra = self._transaction(everyone, self._finish)
             record.bytes_up += extra.bytes_up
             record.bytes_down += extra.bytes_down
@@ -209,8 +212,7 @@ class Server:
         """Let the policy take note of the finished round, with the gradient if it measures that."""
         policy, gradient = self.selection.policy, None
         if policy.measures_gradient(policy.settings):
-            clients = RoundClients(self.engine, record.participants, number, "observe", None)
-            clients.state = self.state
+            clients = self._make_clients(record.participants, number, "observe")
             reply = clients.exchange(":gradient", {"shared": self.state.shared})
             self.engine.discard()
             mean = weighted_mean(reply.gradient, reply.num_samples)
@@ -233,12 +235,11 @@ class Server:
         """
         if not ids or not self.participation.fits_unused:
             return 0
-        clients = RoundClients(self.engine, list(ids), number, "settle", None)
+        clients = self._make_clients(ids, number, "settle")
         return self._transaction(clients, self._settle).bytes_down
 
     def _settle(self, server: ServerState, clients: RoundClients) -> None:
-        sent = {"shared": server.shared, "extensions": payload_of(clients.method.extensions, server)}
-        clients.exchange(":settle", sent, extensions="penalties")
+        clients.exchange(":settle", {"shared": server.shared}, extensions="penalties")
 
     def _prepare(self, server: ServerState, clients: RoundClients) -> None:
         method = clients.method
@@ -250,8 +251,7 @@ class Server:
     def _round(self, server: ServerState, clients: RoundClients) -> None:
         method, before = clients.method, server.tree()
         method.round(server, clients)
-        if method.extensions:
-            end_round(method.extensions, server, clients.carrying, before)
+        end_round(method.extensions, server, clients.extension_replies, before)
 
     def _finish(self, server: ServerState, clients: RoundClients) -> None:
         method = clients.method
@@ -261,7 +261,6 @@ class Server:
 
     def _transaction(self, clients: RoundClients, program: Callable[..., None]) -> RoundRecord:
         before = self.state.tree()
-        clients.state = self.state
         try:
             program(self.state, clients)
         except BaseException:
@@ -269,7 +268,10 @@ class Server:
             self.engine.discard()
             raise
         self.engine.commit(clients.ids if clients.record.exchanges else ())  # else nothing is pending
-        return clients.ended()
+        return clients.finish_record()
+
+    def _make_clients(self, ids: Sequence[str], number: int, kind: str, **options: Any) -> RoundClients:
+        return RoundClients(self.engine, self.state, ids, number, kind, **options)
 
     def own_models(self, ids: Sequence[str], round_: int) -> Iterator[Cohort]:
         """Cohorts of ``ids`` with the clients' own models, as evaluation after ``round_`` uses them; on copies."""

@@ -8,7 +8,7 @@ its end: what was not accepted is never named again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,16 +18,16 @@ from torch import Tensor
 
 from perfed.codec import flatten
 from perfed.data.federation import Federation
-from perfed.engine.clients import NobodyReplied, RoundClients, RoundRecord
 from perfed.engine.engine import Engine
 from perfed.engine.evaluate import Metrics, group_of
 from perfed.engine.executor import ChunkResult, ChunkTask, Exchange
 from perfed.engine.initial import Initialiser
+from perfed.engine.record import RoundRecord
 from perfed.engine.secure_aggregation import ALWAYS, mean_loss
 from perfed.engine.server import Server
+from perfed.engine.steps.step import ExchangeStep, ExchangeTask
 from perfed.errors import PerfedError
-from perfed.maths.sums import KnownSums, SingleReplies, Term, hidden
-from perfed.method.exchange import Replies
+from perfed.maths.sums import SingleReplies, Term
 from perfed.participation.invitation import Invitation, invite, take
 from perfed.participation.selection import Choice
 from perfed.sites.flower.allowed import Allowed
@@ -35,6 +35,9 @@ from perfed.sites.flower.checks import REFUSED, Entry, Expected, Spec, norms, to
 from perfed.sites.flower.dry_run import rehearsed
 from perfed.sites.flower.journal import Journal
 from perfed.sites.flower.message import unpack
+from perfed.sites.flower.steps.journal_step import JournalStep
+from perfed.sites.flower.steps.late_replies import LateReplies, NobodyReplied, ReplyTimes
+from perfed.sites.flower.steps.masked_sums import MaskedSums
 from perfed.sites.flower.sum_form import NOTHING, Form, Void, masked_spec
 from perfed.sites.flower.transport import Answer, Transport
 from perfed.sites.flower.wire import (
@@ -91,6 +94,7 @@ class FlowerEngine(Engine):
     Attributes:
         strict: whether an exchange outside of rounds needs every site; else it does without those that do not reply.
         kept: of a site the numbers of exchanges whose states it must not forget, besides the newest.
+        times: when the replies of the latest exchange came.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class FlowerEngine(Engine):
         limits: Limits | None = None,
         allowed: Allowed | None = None,
     ) -> None:
+        self._masked_sums = MaskedSums()
         super().__init__(federation, initialiser, plan)
         self.strict = True
         self.kept: Callable[[str], Collection[int]] = lambda site: ()
@@ -112,51 +117,54 @@ class FlowerEngine(Engine):
         self._limits = limits or Limits()
         self._specs: dict[Any, Spec] = {}
         self._allowed = allowed
-        self._shown: tuple[Spec, Mapping[Term, Tensor]] = {}, {}  # entries and sums of the latest replies under masks
+        self.times = ReplyTimes()
+        self._journal_step = JournalStep(
+            journal, self.notes, lambda exchange: exchange.lasting or bool(self._find_masked_terms(exchange))
+        )
+        self.steps.append(self._journal_step)
+        self.evaluation_steps.append(self._journal_step)
 
-    def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
-        """Ask the sites; the journal answers what has been asked before.
+    def make_secure_sums(self) -> ExchangeStep:
+        """Return the step of secure aggregation, whose sums sites have masked."""
+        return self._masked_sums
+
+    def perform(self, task: ExchangeTask) -> Iterator[ChunkResult]:
+        """Ask the sites, unless the journal has their answers.
 
         Raises:
             PerfedError: a site that is needed has not replied in time, or its reply cannot be used; names it.
         """
-        asked = {work.ids[0]: work for work in works}
+        asked = {work.ids[0]: work for work in self.make_chunk_tasks(task)}
         if not asked:
             return
-        exchange = next(iter(asked.values())).exchange
-        sequence = sequence_of(exchange)
-        if self._allowed is not None and (terms := self._allowed.terms(exchange)):
+        exchange, invitation = task.exchange, task.invitation
+        if terms := self._find_masked_terms(exchange):
             spared = not exchange.lasting and self._limits.least > 0
-            yield from self._under_masks(asked, exchange, terms, needs_all=invitation is None and not spared)
+            yield from self._sum_under_masks(asked, exchange, terms, needs_all=invitation is None and not spared)
             return
         wanted = invitation or Invitation.of_all(list(asked), strict=self.strict or exchange.lasting)
-        answers = self._read_journal(sequence) if exchange.lasting else None  # others may be done again
+        answers = self._journal_step.answers
         if answers is None:
             least = self._limits.least if invitation or not exchange.lasting else 0
-            answers = self._ask(asked, sequence, wanted, least)
+            answers = self._ask(asked, sequence_of(exchange), wanted, least)
             failed = [answer.error for answer in answers if answer.body is None]
             spared = 0 < least <= len(answers) - len(failed)
             if wanted.strict and failed and not spared:
                 raise PerfedError(f"round {exchange.round}: {'; '.join(failed[:3])}; {_WAY}")
-            if exchange.lasting:
-                self._journal.write(sequence, answers)
-        self.arrived = _arrived(answers)
-        self.lost = _lost(answers)
+            self._journal_step.answers = answers
+        self.times.seconds, self.times.lost = _find_arrival_times(answers), _find_lost_sites(answers)
         bodies = {answer.site: answer.body for answer in answers if answer.body is not None}
-        for site in sorted(wanted.choose(self.arrived)[0]):
+        for site in sorted(wanted.choose(self.times.seconds)[0]):
             yield done_of(*unpack(bodies[site]))
 
-    def _read_journal(self, sequence: int) -> list[Answer] | None:
-        """Return the answers of an exchange that was done before; what was damaged goes into the notes of the run."""
-        answers = self._journal.answers(sequence)
-        self.notes += self._journal.notes
-        self._journal.notes.clear()
-        return answers
+    def _find_masked_terms(self, exchange: Exchange) -> tuple[Term, ...]:
+        """Return the terms that sites sum under masks in an exchange; none where they reply without masks."""
+        return () if self._allowed is None else self._allowed.terms(exchange)
 
-    def _under_masks(
+    def _sum_under_masks(
         self, asked: Mapping[str, ChunkTask], exchange: Exchange, terms: tuple[Term, ...], needs_all: bool
     ) -> Iterator[ChunkResult]:
-        """Ask the sites for one sum of their replies; nothing where it is void.
+        """Ask the sites for one sum of their replies; return no result if it is void.
 
         Raises:
             PerfedError: a site is lacking where all are needed, or no sum comes of an exchange outside of rounds.
@@ -170,8 +178,8 @@ class FlowerEngine(Engine):
         secure = SecureSum(
             self._transport, self._journal, self._run, sequence, needed, self._limits.seconds, confirms=confirms
         )
-        expected, form = self._masked(asked, sequence, terms)
-        answers = self._read_journal(sequence)
+        expected, form = self._expect_masked_replies(asked, sequence, terms)
+        answers = self._journal_step.answers
         if answers is None:
             site, work = next(iter(asked.items()))
             request = unpack(self._message(site, work, sequence))
@@ -182,8 +190,9 @@ class FlowerEngine(Engine):
             failed = [answer.error for answer in answers if answer.body is None]
             if needs_all and failed:
                 raise PerfedError(f"{where}: {'; '.join(failed[:3])}; {_WAY}")
-            self._journal.write(sequence, answers)
-        self.lost, self.arrived = _lost(answers), {}
+            self._journal_step.answers = answers
+            self._journal_step.write()  # before the sum is opened
+        self.times.seconds, self.times.lost = {}, _find_lost_sites(answers)
         try:
             vector = secure.opened(answers, len(asked))
         except Void as void:
@@ -193,22 +202,23 @@ class FlowerEngine(Engine):
             return
         for note in secure.notes:
             self._add_note(f"{where}: {note}")
-        self.arrived = {site: seconds for site, seconds in _arrived(answers).items() if site in asked}
+        arrival_times = _find_arrival_times(answers)
+        self.times.seconds = {site: seconds for site, seconds in arrival_times.items() if site in asked}
         totals = form.totals(vector, self.initialiser.secure.numbers(len(self.clients)))
-        self._shown = self._shown[0], totals
+        self._masked_sums.totals = totals
         loss = mean_loss(*(totals[term] for term in ALWAYS))[None]
-        pooled = _pooled(totals, self.arrived)
-        for answer in sorted((a for a in answers if a.site in self.arrived), key=lambda a: a.site):
+        pooled = _pool_metrics(totals, self.times.seconds)
+        for answer in sorted((a for a in answers if a.site in self.times.seconds), key=lambda a: a.site):
             yield summed_of(*unpack(answer.body or b""), sequence, loss, pooled)
 
     def _add_note(self, line: str) -> None:
         self.notes.append(line)
         self._transport.note(line)
 
-    def _masked(
+    def _expect_masked_replies(
         self, asked: Mapping[str, ChunkTask], sequence: int, terms: tuple[Term, ...]
     ) -> tuple[dict[str, Expected], Form]:
-        """What masked replies must be like, and what is in them.
+        """Return what masked replies must be like, and what they contain.
 
         Raises:
             SingleReplies: replies whose shapes differ between sites.
@@ -220,17 +230,10 @@ class FlowerEngine(Engine):
         first = next(iter(asked))
         if odd := [site for site, form in forms.items() if form != forms[first]]:
             raise SingleReplies(f"replies of other shapes of site '{odd[0]}' than of site '{first}'")
-        self._shown = specs[first], {}
+        self._masked_sums.spec, self._masked_sums.totals = specs[first], {}
         most, program = self._limits.bytes, asked[first].exchange.program
         spec = masked_spec(forms[first])
         return {site: Expected(self._run, sequence, program, [site], spec, most) for site in asked}, forms[first]
-
-    def _summed(self, exchange: Exchange, ids: Sequence[str], content: dict[str, Any], losses: Tensor) -> Replies:
-        """Replies of which the sums are known that sites were asked for."""
-        spec, totals = self._shown
-        entries = {name.removeprefix(REPLY): entry for name, entry in spec.items() if name.startswith(REPLY)}
-        shapes = {path: ((len(ids), *(n or 0 for n in e.shape)), e.dtype) for path, e in entries.items()}
-        return Replies(ids, hidden(shapes, KnownSums(totals)), losses)
 
     def cohorts(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> Iterator[Cohort]:
         """There are none here.
@@ -240,7 +243,7 @@ class FlowerEngine(Engine):
         """
         raise PerfedError(f"client '{ids[0]}': its own model stays at its site; 'perfed site export' writes it there")
 
-    def _size(self, members: Sequence[object]) -> int:
+    def _choose_chunk_size(self, members: Sequence[object]) -> int:
         return 1
 
     def _ask(self, asked: Mapping[str, ChunkTask], sequence: int, wanted: Invitation, least: int) -> list[Answer]:
@@ -253,9 +256,9 @@ class FlowerEngine(Engine):
         for answer in exchange:
             refused = partial(self._refused, asked[answer.site])
             answers.append(_checked(answer, expected, sizes, refused, self._discreet))
-            if answers[-1].body is not None and wanted.enough(_arrived(answers)):
+            if answers[-1].body is not None and wanted.enough(_find_arrival_times(answers)):
                 answers = self._in_proportion(answers, sizes, asked)
-                if wanted.enough(_arrived(answers)):
+                if wanted.enough(_find_arrival_times(answers)):
                     return answers
         return self._in_proportion(answers, sizes, asked)
 
@@ -286,7 +289,7 @@ class FlowerEngine(Engine):
         (site,) = work.ids
         spec = self._spec(work)
         if self._allowed is not None:  # nothing is summed, so that nothing of the reply leaves
-            self._shown, spec = (spec, {}), NOTHING
+            self._masked_sums.spec, self._masked_sums.totals, spec = spec, {}, NOTHING
         samples = None if self._discreet else len(self.clients[site].train)
         return Expected(self._run, sequence, work.exchange.program, [site], spec, self._limits.bytes, samples)
 
@@ -322,15 +325,15 @@ def _find_base(site: str, work: ChunkTask) -> int:
     return 0 if state is None else int(state["sequence"])
 
 
-def _pooled(totals: Mapping[Term, Tensor], sites: Collection[str]) -> Metrics:
-    """The means of metrics over ``sites``, where their sums are known; else nothing."""
+def _pool_metrics(totals: Mapping[Term, Tensor], sites: Collection[str]) -> Metrics:
+    """Return the means of metrics over ``sites``, if their sums are known."""
     begin = f"{MEASURED}/"
     sums = {path.removeprefix(begin): total for (path, *_), total in totals.items() if path.startswith(begin)}
     return {group_of(sites): {name: float(total) / len(sites) for name, total in sums.items()}} if sums else {}
 
 
-def _lost(answers: Sequence[Answer]) -> dict[str, list[str]]:
-    """The sites whose replies did not come, and those whose replies were refused."""
+def _find_lost_sites(answers: Sequence[Answer]) -> dict[str, list[str]]:
+    """Return the sites whose replies did not come, and those whose replies were refused."""
     lost: dict[str, list[str]] = {}
     for answer in answers:
         if answer.body is None:
@@ -338,8 +341,8 @@ def _lost(answers: Sequence[Answer]) -> dict[str, list[str]]:
     return lost
 
 
-def _arrived(answers: Sequence[Answer]) -> dict[str, float]:
-    """Seconds after which the replies came that can be used, by site."""
+def _find_arrival_times(answers: Sequence[Answer]) -> dict[str, float]:
+    """Return the seconds after which the replies came that can be used, by site."""
     return {answer.site: answer.seconds for answer in answers if answer.body is not None}
 
 
@@ -383,15 +386,16 @@ class RealTimeServer(Server):
         """Clients take the time that they take."""
         return "wall"
 
-    def round(self, number: int, *, measure: str | None = None, keeps: bool = False) -> RoundRecord:
-        """Round ``number`` (from 1), then the method's work with all clients after it; no word on single samples."""
+    def round(self, number: int, *, measure: str | None = None, keep_outputs: bool = False) -> RoundRecord:
+        """Run round ``number`` (from 1), then the method's work with all clients; predictions stay at the sites."""
         invitation = invite(self.selection, number)
-        clients = RoundClients(self.engine, list(invitation.ids), number, "round", measure)
-        clients.invitation = invitation
+        clients = self._make_clients(invitation.ids, number, "round", split=measure)
+        late = LateReplies(invitation, clients.record, self.engine.times)
+        clients.steps.insert(0, late)
         try:
             record = self._transaction(clients, self._round)
         except NobodyReplied:
             counts = clients.record.counts
-            return RoundRecord([], float("nan"), seconds=clients.seconds, replied=clients.arrived, counts=counts)
-        take(self.selection, number, clients.arrived)
-        return self._ended(record, number, Choice(record.participants, clients.seconds, clients.arrived))
+            return RoundRecord([], float("nan"), seconds=late.seconds, replied=late.arrived, counts=counts)
+        take(self.selection, number, late.arrived)
+        return self._finish_round(record, number, Choice(record.participants, late.seconds, late.arrived))

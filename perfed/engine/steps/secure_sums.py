@@ -1,0 +1,77 @@
+"""The step of secure aggregation in a simulation: the server gets sums over clients, and no single reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from perfed.codec import flatten
+from perfed.engine.executor import Exchange
+from perfed.engine.secure_aggregation import ALWAYS, mean_loss, with_loss
+from perfed.engine.steps.step import ExchangeStep, ExchangeTask
+from perfed.maths.sums import CountedSums, FixedPoint, SingleReplies, Term, hidden
+from perfed.method.exchange import Replies
+
+
+def refuse_folds(task: ExchangeTask) -> None:
+    """Raise an error if replies of ``task`` are folded, which needs one after the other.
+
+    Raises:
+        SingleReplies: names the entries.
+    """
+    if task.reduce:
+        raise SingleReplies(f"{', '.join(map(repr, task.reduce))} of one client after the other")
+
+
+class SecureSums(ExchangeStep):
+    """Replaces the replies by entries of which only sums over clients are known, as masks would at real sites.
+
+    Args:
+        numbers: how values are rounded before they are summed.
+        note_terms: returns, for an exchange, the dictionary to which every sum that the method asks for is added.
+    """
+
+    def __init__(
+        self, numbers: FixedPoint, note_terms: Callable[[Exchange], dict[Term, None]] = lambda exchange: {}
+    ) -> None:
+        self._numbers, self._note_terms = numbers, note_terms
+        self._terms: dict[Term, None] = {}
+
+    def send(self, task: ExchangeTask) -> ExchangeTask:
+        """Return the task, if its replies are not folded.
+
+        Raises:
+            SingleReplies: they are.
+        """
+        refuse_folds(task)
+        self._terms = self._note_terms(task.exchange)
+        return task
+
+    def collect(self, replies: Replies) -> Replies:
+        """Return replies without values of single clients; each loss is the mean of all.
+
+        Raises:
+            SingleReplies: an entry whose shapes differ between clients.
+        """
+        if not replies.ids:
+            return replies
+        sums = CountedSums(with_loss(replies.content, replies.train_loss), self._numbers)
+        sums.asked = self._terms
+        loss = mean_loss(*(sums.total(term) for term in ALWAYS))
+        return Replies(replies.ids, _hide_values(replies.content, sums), loss.expand(len(replies.ids)))
+
+
+def _hide_values(content: Mapping[str, Any], sums: CountedSums) -> dict[str, Any]:
+    """Return stacked replies as entries of which only the sums are known."""
+    unequal = next((path for path, value in _walk_entries(content) if isinstance(value, list)), None)
+    if unequal is not None:
+        raise SingleReplies(f"'{unequal}', whose shapes differ between clients")
+    return hidden({path: (value.shape, value.dtype) for path, value in flatten(content).items()}, sums)
+
+
+def _walk_entries(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _walk_entries(value, f"{path}{name}/")
+        else:
+            yield f"{path}{name}", value
