@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from perfed.codec import flatten
@@ -55,23 +55,17 @@ class SecureSums(ExchangeStep):
         """
         if not replies.ids:
             return replies
+        _check_equal_shapes(replies.content)
         sums = CountedSums(with_loss(replies.content, replies.train_loss), self._numbers)
         sums.asked = self._terms
         loss = mean_loss(*(sums.total(term) for term in ALWAYS))
-        return Replies(replies.ids, _hide_values(replies.content, sums), loss.expand(len(replies.ids)))
+        shapes = {path: (value.shape, value.dtype) for path, value in flatten(replies.content).items()}
+        return Replies(replies.ids, hidden(shapes, sums), loss.expand(len(replies.ids)))
 
 
-def _hide_values(content: Mapping[str, Any], sums: CountedSums) -> dict[str, Any]:
-    """Return stacked replies as entries of which only the sums are known."""
-    unequal = next((path for path, value in _walk_entries(content) if isinstance(value, list)), None)
-    if unequal is not None:
-        raise SingleReplies(f"'{unequal}', whose shapes differ between clients")
-    return hidden({path: (value.shape, value.dtype) for path, value in flatten(content).items()}, sums)
-
-
-def _walk_entries(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def _check_equal_shapes(content: Mapping[str, Any], path: str = "") -> None:
     for name, value in content.items():
+        if isinstance(value, list):
+            raise SingleReplies(f"'{path}{name}', whose shapes differ between clients")
         if isinstance(value, Mapping):
-            yield from _walk_entries(value, f"{path}{name}/")
-        else:
-            yield f"{path}{name}", value
+            _check_equal_shapes(value, f"{path}{name}/")
