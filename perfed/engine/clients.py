@@ -12,7 +12,6 @@ from perfed import rng
 from perfed.engine.engine import Engine
 from perfed.engine.executor import Exchange
 from perfed.engine.record import RoundRecord
-from perfed.engine.steps.extensions import ExtensionPayloads
 from perfed.engine.steps.pipeline import make_round_steps
 from perfed.engine.steps.step import ExchangeStep, ExchangeTask
 from perfed.errors import PerfedError
@@ -42,6 +41,7 @@ class RoundClients:
         ids: the clients that the next exchange goes to, sorted: those whose earlier replies were used.
         steps: the steps of each exchange, the one nearest to the server first.
         record: what the transaction has done so far.
+        extension_replies: the replies of the exchanges in which extensions added to them.
     """
 
     def __init__(
@@ -63,10 +63,12 @@ class RoundClients:
         self.ids = sorted(ids)
         self.round = round_
         self.record = RoundRecord(self.ids, float("nan"))
+        self.extension_replies: list[Replies] = []
         round_steps = make_round_steps(
             self.method,
             state,
             self.record,
+            self.extension_replies,
             engine.initialiser,
             invited=len(self.ids) if invited is None else invited,
             split=split,
@@ -90,11 +92,6 @@ class RoundClients:
     def info(self) -> FederationInfo:
         """What the server knows about the federation."""
         return self._engine.info
-
-    @property
-    def extension_replies(self) -> list[Replies]:
-        """The replies of the exchanges in which extensions added to them."""
-        return [replies for step in self.steps if isinstance(step, ExtensionPayloads) for replies in step.replies]
 
     def run(
         self, program: Callable[..., Reply | None], *, reduce: Mapping[str, Fold] | None = None, **payload: Any

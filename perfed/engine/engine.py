@@ -11,7 +11,7 @@ from perfed.data.client import SPLITS, Client
 from perfed.data.federation import Federation
 from perfed.engine.collector import ReplyCollector
 from perfed.engine.evaluate import Metrics, Outputs
-from perfed.engine.executor import Background, ChunkResult, ChunkTask, Exchange, LocalExecutor, layouts_of
+from perfed.engine.executor import Background, ChunkResult, ChunkTask, Exchange, LocalExecutor, make_layouts
 from perfed.engine.initial import Initialiser
 from perfed.engine.metrics import Scoring
 from perfed.engine.states import States
@@ -64,7 +64,7 @@ class Engine(ABC):
         self.steps = [*make_run_steps(initialiser, self.clients, self.make_secure_sums), divergence_check]
         self.evaluation_steps: list[ExchangeStep] = [divergence_check]
         self._pending: dict[str, Tree] = {}
-        self._layouts = layouts_of(self.background.shapes, initialiser, plan)
+        self._layouts = make_layouts(self.background.shapes, initialiser, plan)
 
     @abstractmethod
     def perform(self, task: ExchangeTask) -> Iterator[ChunkResult]:

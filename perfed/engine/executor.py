@@ -73,11 +73,11 @@ class Exchange:
 
 @dataclass(frozen=True)
 class ChunkTask:
-    """What a chunk of clients is to do in an exchange.
+    """The part of an exchange that one chunk of clients does.
 
     Attributes:
-        exchange: which.
-        ids: of the clients, side by side in one cohort.
+        exchange: the exchange.
+        ids: ids of the clients, which are stacked in one cohort.
         shared: payload that is the same for all.
         rows: each client's own payload, by id; empty where there is none.
         states: each client's state to start from, by id; one without starts from its initial values.
@@ -96,7 +96,7 @@ class ChunkTask:
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """What a chunk of clients has done.
+    """The results of one chunk of clients.
 
     Attributes:
         ids: of the clients; row j of what follows belongs to ``ids[j]``.
@@ -106,7 +106,7 @@ class ChunkResult:
         metrics: of each client, where it was measured.
         outputs: what the measured models say of every sample, if that was wanted.
         states: each client's new state by id; empty after work on copies.
-        courses: loss of each local epoch, by id, of the clients of which it is wanted.
+        loss_curves: losses of each local epoch, by id, of the clients that are watched.
         diverged: what happened at clients whose training diverged, by id; the chunk has no replies then.
         changes: functions of a client's id and reply that are applied, in this order, to each reply when it is read.
     """
@@ -118,7 +118,7 @@ class ChunkResult:
     metrics: Metrics = field(default_factory=dict)
     outputs: list[Outputs] = field(default_factory=list)
     states: dict[str, Tree] = field(default_factory=dict)
-    courses: dict[str, list[float]] = field(default_factory=dict)
+    loss_curves: dict[str, list[float]] = field(default_factory=dict)
     diverged: dict[str, str] = field(default_factory=dict)
     changes: tuple[ReplyChange, ...] = ()
 
@@ -188,7 +188,7 @@ class LocalExecutor:
         self.background = background
         self.initialiser = initialiser
         self.plan = plan
-        self.layouts = layouts_of(background.shapes, initialiser, plan)
+        self.layouts = make_layouts(background.shapes, initialiser, plan)
         self.noise = Noise()
         self.counter: ReleaseCounter | None = None
 
@@ -223,7 +223,9 @@ class LocalExecutor:
                 outputs.append(outputs_of(cohort, exchange.measure, predicted, work.scoring))
         shapes = [self.layouts[client.input_shape].shapes for client in cohort.clients]
         states = self._states(cohort, shapes) if exchange.lasting else {}
-        return ChunkResult(work.ids, reply, shapes, cohort.train_loss, metrics, outputs, states, self._courses(cohort))
+        return ChunkResult(
+            work.ids, reply, shapes, cohort.train_loss, metrics, outputs, states, self._loss_curves(cohort)
+        )
 
     def run_program(self, work: ChunkTask) -> tuple[Cohort, Reply]:
         """Run the program of ``work`` and return its clients, side by side, and their stacked reply."""
@@ -262,11 +264,11 @@ class LocalExecutor:
             made.watch = LossCurve()
         return made
 
-    def _courses(self, cohort: Cohort) -> dict[str, list[float]]:
-        """What was seen of the clients that are watched."""
-        seen = cohort.watch
+    def _loss_curves(self, cohort: Cohort) -> dict[str, list[float]]:
+        """Return the losses of each local epoch of the clients that are watched."""
+        curve = cohort.watch
         rows = [(i, row) for row, i in enumerate(cohort.ids) if i in self.initialiser.watched]
-        return {i: seen.losses(row) for i, row in rows} if isinstance(seen, LossCurve) else {}
+        return {i: curve.losses(row) for i, row in rows} if isinstance(curve, LossCurve) else {}
 
     def _call(self, cohort: Cohort, exchange: Exchange, payload: dict[str, Any]) -> Reply:
         method = self.initialiser.method.in_round(exchange.round)
@@ -314,8 +316,8 @@ class LocalExecutor:
         return {i: tree.copy(tree.row_of(own, row, shapes[row])) for row, i in enumerate(cohort.ids)}
 
 
-def layouts_of(shapes: Sequence[Shape], initialiser: Initialiser, plan: Plan) -> dict[Shape, Layout]:
-    """Architecture of clients by the shape of their inputs; those that can share a stack have the same label."""
+def make_layouts(shapes: Sequence[Shape], initialiser: Initialiser, plan: Plan) -> dict[Shape, Layout]:
+    """Return the architecture of clients by the shape of their inputs; those that can share a stack have one label."""
     layouts: dict[Shape, Layout] = {}
     groups: dict[str, tuple[str, str | None]] = {}
     for shape in shapes:

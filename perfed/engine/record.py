@@ -12,20 +12,20 @@ from perfed.tree import Tree
 
 @dataclass
 class RoundRecord:
-    """What a round left behind.
+    """What a round did.
 
     Attributes:
         participants: sorted ids of the clients used in every exchange.
         train_loss: mean over participants of their mean training loss; NaN where nothing was trained.
         bytes_up, bytes_down: of all replies and payloads.
-        after: metrics right after local training, by client id; empty if they were not asked for.
-        outputs: what the models said of every sample then, if that was asked for.
-        arrays: what the method showed of this round, by name; see :meth:`perfed.method.exchange.Clients.show`.
+        after: metrics right after local training, by client id; empty if no split was given.
+        outputs: predictions of these models for every sample, if they are kept.
+        arrays: arrays that the method shows of this round, by name; see :meth:`perfed.method.exchange.Clients.show`.
         counts: the clients that the method counted in this round, by name of what happened to them.
         exchanges: with the clients; of those with everybody after the round one counts, as in ``seconds``.
         seconds: virtual time that the round took.
         replied: virtual seconds of each invited client's reply, by id.
-        courses: loss of each local epoch, by id, of the clients of which it is wanted.
+        loss_curves: losses of each local epoch, by id, of the clients that are watched.
     """
 
     participants: list[str]
@@ -39,7 +39,7 @@ class RoundRecord:
     exchanges: int = 0
     seconds: float = 0.0
     replied: dict[str, float] = field(default_factory=dict)
-    courses: dict[str, list[float]] = field(default_factory=dict)
+    loss_curves: dict[str, list[float]] = field(default_factory=dict)
 
     def count(self, name: str, ids: Sequence[str]) -> None:
         """Add the clients ``ids`` to those to which ``name`` happened."""
@@ -48,7 +48,7 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that rounds change.
+    """Everything that rounds change.
 
     Attributes:
         server: the server's sets by name.

@@ -32,7 +32,7 @@ class DivergenceCheck(ExchangeStep):
         self._outlier = ""
 
     def send(self, task: ExchangeTask) -> ExchangeTask:
-        """Begin with a new exchange."""
+        """Forget the problems of the exchange before."""
         self._place, self._problems, self._largest_values = task.exchange.place, {}, {}
         return task
 
@@ -99,7 +99,7 @@ def _describe_problem(client: str, entry: str) -> str:
 
 def _describe_outlier(largest_values: Mapping[str, float]) -> str:
     """Return a clause on the reply whose values are by far the largest; empty if there is none."""
-    (client, largest), *others = sorted(largest_values.items(), key=lambda pair: -pair[1])[:2]
-    if not others or largest < _OUTLIER_RATIO * others[0][1]:
+    (client, largest), *second = sorted(largest_values.items(), key=lambda pair: -pair[1])[:2]
+    if not second or largest < _OUTLIER_RATIO * second[0][1]:
         return ""
-    return f"; before, client '{client}' sent values up to {largest:.1e}, the others up to {others[0][1]:.1e}"
+    return f"; before, client '{client}' sent values up to {largest:.1e}, the others up to {second[0][1]:.1e}"

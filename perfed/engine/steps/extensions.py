@@ -19,15 +19,12 @@ class ExtensionPayloads(ExchangeStep):
     Args:
         extensions: those of the method, with the numbers of the round.
         state: the server's parameter sets.
-
-    Attributes:
-        replies: the replies of all exchanges in which the extensions added to the replies.
+        replies: receives the replies of each exchange in which the extensions added to them.
     """
 
-    def __init__(self, extensions: Sequence[Extension], state: ServerState) -> None:
-        self._extensions, self._state = extensions, state
+    def __init__(self, extensions: Sequence[Extension], state: ServerState, replies: list[Replies]) -> None:
+        self._extensions, self._state, self._replies = extensions, state, replies
         self._adds_to_replies = False
-        self.replies: list[Replies] = []
 
     def send(self, task: ExchangeTask) -> ExchangeTask:
         """Return the task with the entry ``extensions`` in its payload, if they take part in this exchange."""
@@ -40,7 +37,7 @@ class ExtensionPayloads(ExchangeStep):
     def collect(self, replies: Replies) -> Replies:
         """Keep the replies, if the extensions have added to them."""
         if self._adds_to_replies:
-            self.replies.append(replies)
+            self._replies.append(replies)
         return replies
 
 

@@ -18,6 +18,6 @@ class LossCurves(ExchangeStep):
 
     def receive(self, result: ChunkResult) -> ChunkResult:
         """Append the losses."""
-        for client, losses in result.courses.items():
+        for client, losses in result.loss_curves.items():
             self._curves.setdefault(client, []).extend(losses)
         return result

@@ -59,9 +59,9 @@ def fill_columns(
         return dict(content)
     sizes = torch.ones(len(clients)).double() if sizes is None else sizes.double().cpu()
 
-    def fill(tree: Mapping[str, Any]) -> dict[str, Any]:
+    def fill_tree(tree: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            name: fill(value)
+            name: fill_tree(value)
             if isinstance(value, Mapping)
             else _fill_weight(value, has_column, sizes)
             if name in names and isinstance(value, Tensor) and value.shape[-1] == has_column.shape[1]
@@ -69,7 +69,7 @@ def fill_columns(
             for name, value in tree.items()
         }
 
-    return fill(content)
+    return fill_tree(content)
 
 
 def _fill_weight(x: Tensor, has_column: Tensor, sizes: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from perfed.engine.steps.loss_curves import LossCurves
 from perfed.engine.steps.named_columns import NamedColumns
 from perfed.engine.steps.scores import ModelOutputs, ModelScores
 from perfed.engine.steps.step import ExchangeStep
-from perfed.method.exchange import ServerState
+from perfed.method.exchange import Replies, ServerState
 from perfed.method.extension import Extension
 from perfed.method.method import Method
 
@@ -55,6 +55,7 @@ def make_round_steps(
     method: Method,
     state: ServerState,
     record: RoundRecord,
+    extension_replies: list[Replies],
     initialiser: Initialiser,
     *,
     invited: int,
@@ -66,7 +67,8 @@ def make_round_steps(
     Args:
         method: with the numbers of the round.
         state: the server's parameter sets, which the round changes.
-        record: what the steps write into.
+        record: the record of the round, into which the steps write.
+        extension_replies: receives the replies of exchanges in which extensions added to them.
         initialiser: the settings of secure aggregation, and whose losses are watched.
         invited: the number of clients that receive the first exchange.
         split: the split on which clients score their models right after local training; ``None``: they do not.
@@ -74,11 +76,11 @@ def make_round_steps(
     """
     steps: list[ExchangeStep] = []
     if initialiser.watched:
-        steps.append(LossCurves(record.courses))
+        steps.append(LossCurves(record.loss_curves))
     if split is not None:
         steps += make_score_steps(split, record.after, record.outputs if keep_outputs else None)
     if method.extensions:
-        steps.append(ExtensionPayloads(method.extensions, state))
+        steps.append(ExtensionPayloads(method.extensions, state, extension_replies))
     if initialiser.secure is None and any(_has_incoming(extension) for extension in method.extensions):
         steps.append(ExtensionReplies(method.extensions, state))
     return [*steps, ByteCounter(record, invited)]

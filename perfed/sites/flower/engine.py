@@ -1,8 +1,8 @@
-"""Clients at sites of their own: each work goes out as a message, what was done comes back as one.
+"""Clients at real sites: each task goes out as a message, and its result comes back as one.
 
-States stay at the sites. What the server keeps of a client in the place of its state is the number of the exchange that
-has left it, and every message names the one that the site starts from. So a round is one transaction without a word on
-its end: what was not accepted is never named again.
+States stay at the sites. In place of a client's state the server keeps the number of the exchange that has produced it,
+and every message names the state that the site starts from. A round is therefore a transaction without a message at its
+end: states that were not accepted are never named again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _WAY = "mend it and submit again, and the run goes on where it was; 'perfed subm
 
 @dataclass(frozen=True)
 class Limits:
-    """What the server does not wait for, and does not take.
+    """How long the server waits for replies, and which ones it refuses.
 
     Attributes:
         seconds: longest time that one exchange may take.
@@ -80,20 +80,20 @@ class Limits:
 
 
 class FlowerEngine(Engine):
-    """Sends work to sites and takes what they have done.
+    """Sends tasks to sites and receives their results.
 
     Args:
-        federation: of facts: no client's data are here.
+        federation: facts about the clients, without their data.
         initialiser, plan: as in :class:`~perfed.engine.engine.Engine`.
         transport: the network.
-        journal: keeps the answers of each exchange before the round goes on.
+        journal: keeps the answers of each exchange on disk before the round continues.
         run: id of the run.
-        limits: what is not waited for, and not taken.
+        limits: how long the server waits, and which replies it refuses.
         allowed: what sites answer in the study; needed where replies are summed under masks.
 
     Attributes:
         strict: whether an exchange outside of rounds needs every site; else it does without those that do not reply.
-        kept: of a site the numbers of exchanges whose states it must not forget, besides the newest.
+        kept: returns, for a site, the numbers of the exchanges whose states it must keep besides the newest.
         times: when the replies of the latest exchange came.
     """
 
@@ -146,7 +146,7 @@ class FlowerEngine(Engine):
         answers = self._journal_step.answers
         if answers is None:
             least = self._limits.least if invitation or not exchange.lasting else 0
-            answers = self._ask(asked, sequence_of(exchange), wanted, least)
+            answers = self._ask_sites(asked, sequence_of(exchange), wanted, least)
             failed = [answer.error for answer in answers if answer.body is None]
             spared = 0 < least <= len(answers) - len(failed)
             if wanted.strict and failed and not spared:
@@ -182,9 +182,9 @@ class FlowerEngine(Engine):
         answers = self._journal_step.answers
         if answers is None:
             site, work = next(iter(asked.items()))
-            request = unpack(self._message(site, work, sequence))
+            request = unpack(self._make_message(site, work, sequence))
             hashes = {"request": request_hash(*request), "payload": payload_hash(*request)}
-            message = lambda site, of: self._message(site, asked[site], sequence, of)  # noqa: E731
+            message = lambda site, of: self._make_message(site, asked[site], sequence, of)  # noqa: E731
             bases = {site: _find_base(site, work) for site, work in asked.items()}
             answers = secure.replies(bases, hashes, message, expected)
             failed = [answer.error for answer in answers if answer.body is None]
@@ -225,7 +225,7 @@ class FlowerEngine(Engine):
         """
         scalar = Entry((), torch.float64)
         metrics = {REPLY + path: scalar for (path, *_) in terms if path.startswith(f"{MEASURED}/")}
-        specs = {site: {**self._spec(work), **metrics} for site, work in asked.items()}
+        specs = {site: {**self._rehearse_reply(work), **metrics} for site, work in asked.items()}
         forms = {site: Form.of(terms, spec) for site, spec in specs.items()}
         first = next(iter(asked))
         if odd := [site for site, form in forms.items() if form != forms[first]]:
@@ -236,70 +236,72 @@ class FlowerEngine(Engine):
         return {site: Expected(self._run, sequence, program, [site], spec, most) for site in asked}, forms[first]
 
     def cohorts(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> Iterator[Cohort]:
-        """There are none here.
+        """Raise an error: sites keep their models.
 
         Raises:
-            PerfedError: always: models of their own stay at the sites.
+            PerfedError: always.
         """
         raise PerfedError(f"client '{ids[0]}': its own model stays at its site; 'perfed site export' writes it there")
 
     def _choose_chunk_size(self, members: Sequence[object]) -> int:
         return 1
 
-    def _ask(self, asked: Mapping[str, ChunkTask], sequence: int, wanted: Invitation, least: int) -> list[Answer]:
-        """Send the works and wait for as many replies as are wanted; those that cannot be used are failures."""
-        messages = {site: self._message(site, work, sequence) for site, work in asked.items()}
-        expected = {site: self._expected(work, sequence) for site, work in asked.items()}
+    def _ask_sites(self, asked: Mapping[str, ChunkTask], sequence: int, wanted: Invitation, least: int) -> list[Answer]:
+        """Send the tasks and wait for as many replies as are needed; those that cannot be used are failures."""
+        messages = {site: self._make_message(site, work, sequence) for site, work in asked.items()}
+        expected = {site: self._expect_reply(work, sequence) for site, work in asked.items()}
         answers: list[Answer] = []
         sizes: dict[str, dict[str, float]] = {}
         exchange = self._transport.exchange(messages, min(self._limits.seconds, wanted.limit), least)
         for answer in exchange:
-            refused = partial(self._refused, asked[answer.site])
-            answers.append(_checked(answer, expected, sizes, refused, self._discreet))
+            refused = partial(self._find_refusal, asked[answer.site])
+            answers.append(_check_answer(answer, expected, sizes, refused, self._is_discreet))
             if answers[-1].body is not None and wanted.enough(_find_arrival_times(answers)):
-                answers = self._in_proportion(answers, sizes, asked)
+                answers = self._refuse_large_replies(answers, sizes, asked)
                 if wanted.enough(_find_arrival_times(answers)):
                     return answers
-        return self._in_proportion(answers, sizes, asked)
+        return self._refuse_large_replies(answers, sizes, asked)
 
-    def _in_proportion(
+    def _refuse_large_replies(
         self, answers: Sequence[Answer], sizes: Mapping[str, Mapping[str, float]], asked: Mapping[str, ChunkTask]
     ) -> list[Answer]:
-        """The answers, with failures in the place of those that are out of all proportion; ``sizes`` are of entries."""
+        """Return the answers, with failures in the place of those whose entries have by far too large ``sizes``."""
         ratio, checked = self._limits.ratio, list(answers)
         if ratio is None:
             return checked
-        scales = {site: self._scale(asked[site]) for site in sizes}
+        scales = {site: self._find_scale(asked[site]) for site in sizes}
         for row, answer in enumerate(answers):
             if answer.body is not None and (problem := too_large(answer.site, sizes, scales, ratio)):
                 checked[row] = Answer(answer.site, None, f"{REFUSED}{problem} (--max-ratio)", answer.seconds)
         return checked
 
-    def _scale(self, work: ChunkTask) -> float:
-        """What entries of the reply to ``work`` may be compared with, whatever others reply."""
+    def _find_scale(self, work: ChunkTask) -> float:
+        """Return a size with which entries of the reply to ``work`` may be compared, whatever others reply."""
         (site,) = work.ids
         sent = norms({"shared": work.shared, "row": work.rows.get(site, {})})
         return max(math.hypot(*sent.values()), len(self.clients[site].train))
 
-    def _message(self, site: str, work: ChunkTask, sequence: int, secure: Mapping[str, Any] | None = None) -> bytes:
+    def _make_message(
+        self, site: str, work: ChunkTask, sequence: int, secure: Mapping[str, Any] | None = None
+    ) -> bytes:
         return work_message(work, self._run, sequence, _find_base(site, work), self.kept(site), self.background, secure)
 
-    def _expected(self, work: ChunkTask, sequence: int) -> Expected:
-        """What the reply to ``work`` must be like: what the program replies for clients that are made up."""
+    def _expect_reply(self, work: ChunkTask, sequence: int) -> Expected:
+        """Return what the reply to ``work`` must be like: what the program replies for made-up clients."""
         (site,) = work.ids
-        spec = self._spec(work)
+        spec = self._rehearse_reply(work)
         if self._allowed is not None:  # nothing is summed, so that nothing of the reply leaves
             self._masked_sums.spec, self._masked_sums.totals, spec = spec, {}, NOTHING
-        samples = None if self._discreet else len(self.clients[site].train)
+        samples = None if self._is_discreet else len(self.clients[site].train)
         return Expected(self._run, sequence, work.exchange.program, [site], spec, self._limits.bytes, samples)
 
     @property
-    def _discreet(self) -> bool:
-        """Whether exact losses, metrics and counts stay at the sites."""
+    def _is_discreet(self) -> bool:
+        """Return whether exact losses, metrics and counts stay at the sites."""
         return any(extension.discreet for extension in self.initialiser.method.extensions)
 
-    def _refused(self, work: ChunkTask, tree: Tree) -> str:
-        """Why an extension says that the site has not done what it should have done to its reply; or nothing."""
+    def _find_refusal(self, work: ChunkTask, tree: Tree) -> str:
+        """Return why an extension refuses the reply of a site; empty if none does."""
         (site,) = work.ids
         sent, reply = {**work.shared, **work.rows.get(site, {})}, tree["reply"]
         assert isinstance(reply, Mapping)
@@ -307,8 +309,8 @@ class FlowerEngine(Engine):
         why = "" if self._allowed is not None else next(filter(None, found), "")
         return why and f"the reply of site '{site}': {why}"
 
-    def _spec(self, work: ChunkTask) -> Spec:
-        """The entries of what the program of ``work`` replies."""
+    def _rehearse_reply(self, work: ChunkTask) -> Spec:
+        """Return the entries of what the program of ``work`` replies."""
         (site,) = work.ids
         exchange = work.exchange
         payload = flatten({"shared": work.shared, "row": work.rows.get(site, {})})
@@ -346,14 +348,14 @@ def _find_arrival_times(answers: Sequence[Answer]) -> dict[str, float]:
     return {answer.site: answer.seconds for answer in answers if answer.body is not None}
 
 
-def _checked(
+def _check_answer(
     answer: Answer,
     expected: Mapping[str, Expected],
     sizes: dict[str, dict[str, float]],
     refused: Callable[[Tree], str],
     noisy: bool,
 ) -> Answer:
-    """The answer, or a failure in its place where its body cannot be used; else ``sizes`` gets the norms of entries.
+    """Return the answer, or a failure in its place if its body cannot be used; ``sizes`` gets the norms of entries.
 
     ``noisy``: metrics have noise.
     """
@@ -369,7 +371,7 @@ def _checked(
 
 
 class RealTimeServer(Server):
-    """A run's server where time is real; see :class:`~perfed.engine.server.Server` for its arguments."""
+    """The server of a run in real time; see :class:`~perfed.engine.server.Server` for its arguments."""
 
     engine: FlowerEngine
 
@@ -378,12 +380,12 @@ class RealTimeServer(Server):
         self.engine.strict = self.selection.policy.strict
 
     def keep(self, kept: Callable[[str], Collection[int]]) -> None:
-        """Let sites not forget the states after the exchanges that ``kept`` gives the numbers of, by site."""
+        """Let sites keep the states after the exchanges whose numbers ``kept`` returns for a site."""
         self.engine.kept = kept
 
     @property
     def speeds(self) -> str:
-        """Clients take the time that they take."""
+        """The name of real time."""
         return "wall"
 
     def round(self, number: int, *, measure: str | None = None, keep_outputs: bool = False) -> RoundRecord:

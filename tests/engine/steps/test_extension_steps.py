@@ -43,13 +43,14 @@ class Shift(Extension):
 
 @pytest.mark.parametrize("role", ["nothing", "penalties", "all"])
 def test_payloads_travel_with_exchanges_in_which_extensions_take_part(role):
-    step = ExtensionPayloads([Scale(), Shift()], STATE)
+    kept: list = []
+    step = ExtensionPayloads([Scale(), Shift()], STATE, kept)
     task, replies = run_steps([step], [chunk_of(REPLIES)], task_of("ab", {"x": torch.zeros(1)}, extensions=role))
     expected = {"x", "extensions"} if role != "nothing" else {"x"}
     assert task.payload.keys() == expected and task.exchange.extensions == role
     if role != "nothing":
         assert task.payload["extensions"] == {"scale": {"factor": STATE.scale}, "shift": {}}
-    assert step.replies == ([replies] if role == "all" else [])
+    assert kept == ([replies] if role == "all" else [])
 
 
 def test_replies_are_restored_in_the_reverse_order_of_the_extensions():

@@ -12,5 +12,5 @@ def test_losses_of_later_exchanges_come_after_those_of_earlier_ones():
     curves: dict[str, list[float]] = {}
     step = LossCurves(curves)
     for losses in ({"a": [3.0, 2.0]}, {"a": [1.0], "b": [5.0]}):
-        run_steps([step], [chunk_of({"a": {"w": torch.zeros(1)}}, courses=losses)])
+        run_steps([step], [chunk_of({"a": {"w": torch.zeros(1)}}, loss_curves=losses)])
     assert curves == {"a": [3.0, 2.0, 1.0], "b": [5.0]}
