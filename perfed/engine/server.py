@@ -292,9 +292,9 @@ class Server:
         """
         method, evaluated = self.initialiser.method, [*self.engine.clients] if ids is None else ids
         unused = set(never_used) if self.participation.fits_unused else set()
-        fitted, used = [i for i in evaluated if i in unused], [i for i in evaluated if i not in unused]
+        fitted, trained = [i for i in evaluated if i in unused], [i for i in evaluated if i not in unused]
         payload = method.download(self.state)
-        metrics = self.engine.evaluate(payload, used, split, round_, outputs)
+        metrics = self.engine.evaluate(payload, trained, split, round_, outputs)
         if fitted:
             payload |= {
                 "unused": {"shared": self.state.shared, "extensions": payload_of(method.extensions, self.state)}

@@ -134,27 +134,27 @@ class FlowerEngine(Engine):
         Raises:
             PerfedError: a site that is needed has not replied in time, or its reply cannot be used; names it.
         """
-        asked = {work.ids[0]: work for work in self.make_chunk_tasks(task)}
-        if not asked:
+        tasks = {work.ids[0]: work for work in self.make_chunk_tasks(task)}
+        if not tasks:
             return
-        exchange, invitation = task.exchange, task.invitation
+        exchange = task.exchange
         if terms := self._find_masked_terms(exchange):
             spared = not exchange.lasting and self._limits.least > 0
-            yield from self._sum_under_masks(asked, exchange, terms, needs_all=invitation is None and not spared)
+            yield from self._sum_under_masks(tasks, exchange, terms, needs_all=task.invitation is None and not spared)
             return
-        wanted = invitation or Invitation.of_all(list(asked), strict=self.strict or exchange.lasting)
+        invitation = task.invitation or Invitation.of_all(list(tasks), strict=self.strict or exchange.lasting)
         answers = self._journal_step.answers
         if answers is None:
-            least = self._limits.least if invitation or not exchange.lasting else 0
-            answers = self._ask_sites(asked, sequence_of(exchange), wanted, least)
+            least = self._limits.least if task.invitation or not exchange.lasting else 0
+            answers = self._ask_sites(tasks, sequence_of(exchange), invitation, least)
             failed = [answer.error for answer in answers if answer.body is None]
             spared = 0 < least <= len(answers) - len(failed)
-            if wanted.strict and failed and not spared:
+            if invitation.strict and failed and not spared:
                 raise PerfedError(f"round {exchange.round}: {'; '.join(failed[:3])}; {_WAY}")
             self._journal_step.answers = answers
         self.times.seconds, self.times.lost = _find_arrival_times(answers), _find_lost_sites(answers)
         bodies = {answer.site: answer.body for answer in answers if answer.body is not None}
-        for site in sorted(wanted.choose(self.times.seconds)[0]):
+        for site in sorted(invitation.choose(self.times.seconds)[0]):
             yield done_of(*unpack(bodies[site]))
 
     def _find_masked_terms(self, exchange: Exchange) -> tuple[Term, ...]:
@@ -162,7 +162,7 @@ class FlowerEngine(Engine):
         return () if self._allowed is None else self._allowed.terms(exchange)
 
     def _sum_under_masks(
-        self, asked: Mapping[str, ChunkTask], exchange: Exchange, terms: tuple[Term, ...], needs_all: bool
+        self, tasks: Mapping[str, ChunkTask], exchange: Exchange, terms: tuple[Term, ...], needs_all: bool
     ) -> Iterator[ChunkResult]:
         """Ask the sites for one sum of their replies; return no result if it is void.
 
@@ -173,19 +173,19 @@ class FlowerEngine(Engine):
 
         assert self._allowed is not None and self.initialiser.secure is not None
         sequence, where = sequence_of(exchange), f"round {exchange.round}"
-        needed = self.initialiser.secure.needed(len(asked), self._allowed.asked)
+        needed = self.initialiser.secure.needed(len(tasks), self._allowed.asked)
         confirms = self.initialiser.secure.keys is not None
         secure = SecureSum(
             self._transport, self._journal, self._run, sequence, needed, self._limits.seconds, confirms=confirms
         )
-        expected, form = self._expect_masked_replies(asked, sequence, terms)
+        expected, form = self._expect_masked_replies(tasks, sequence, terms)
         answers = self._journal_step.answers
         if answers is None:
-            site, work = next(iter(asked.items()))
+            site, work = next(iter(tasks.items()))
             request = unpack(self._make_message(site, work, sequence))
             hashes = {"request": request_hash(*request), "payload": payload_hash(*request)}
-            message = lambda site, of: self._make_message(site, asked[site], sequence, of)  # noqa: E731
-            bases = {site: _find_base(site, work) for site, work in asked.items()}
+            message = lambda site, secure: self._make_message(site, tasks[site], sequence, secure)  # noqa: E731
+            bases = {site: _find_base(site, work) for site, work in tasks.items()}
             answers = secure.replies(bases, hashes, message, expected)
             failed = [answer.error for answer in answers if answer.body is None]
             if needs_all and failed:
@@ -194,7 +194,7 @@ class FlowerEngine(Engine):
             self._journal_step.write()  # before the sum is opened
         self.times.seconds, self.times.lost = {}, _find_lost_sites(answers)
         try:
-            vector = secure.opened(answers, len(asked))
+            vector = secure.opened(answers, len(tasks))
         except Void as void:
             if needs_all and exchange.lasting:  # an evaluation is lost, and the run goes on
                 raise PerfedError(f"{where}: {void}; {_WAY}") from None
@@ -203,7 +203,7 @@ class FlowerEngine(Engine):
         for note in secure.notes:
             self._add_note(f"{where}: {note}")
         arrival_times = _find_arrival_times(answers)
-        self.times.seconds = {site: seconds for site, seconds in arrival_times.items() if site in asked}
+        self.times.seconds = {site: seconds for site, seconds in arrival_times.items() if site in tasks}
         totals = form.totals(vector, self.initialiser.secure.numbers(len(self.clients)))
         self._masked_sums.totals = totals
         loss = mean_loss(*(totals[term] for term in ALWAYS))[None]
@@ -216,7 +216,7 @@ class FlowerEngine(Engine):
         self._transport.note(line)
 
     def _expect_masked_replies(
-        self, asked: Mapping[str, ChunkTask], sequence: int, terms: tuple[Term, ...]
+        self, tasks: Mapping[str, ChunkTask], sequence: int, terms: tuple[Term, ...]
     ) -> tuple[dict[str, Expected], Form]:
         """Return what masked replies must be like, and what they contain.
 
@@ -225,15 +225,15 @@ class FlowerEngine(Engine):
         """
         scalar = Entry((), torch.float64)
         metrics = {REPLY + path: scalar for (path, *_) in terms if path.startswith(f"{MEASURED}/")}
-        specs = {site: {**self._rehearse_reply(work), **metrics} for site, work in asked.items()}
+        specs = {site: {**self._rehearse_reply(work), **metrics} for site, work in tasks.items()}
         forms = {site: Form.of(terms, spec) for site, spec in specs.items()}
-        first = next(iter(asked))
+        first = next(iter(tasks))
         if odd := [site for site, form in forms.items() if form != forms[first]]:
             raise SingleReplies(f"replies of other shapes of site '{odd[0]}' than of site '{first}'")
         self._masked_sums.spec, self._masked_sums.totals = specs[first], {}
-        most, program = self._limits.bytes, asked[first].exchange.program
+        most, program = self._limits.bytes, tasks[first].exchange.program
         spec = masked_spec(forms[first])
-        return {site: Expected(self._run, sequence, program, [site], spec, most) for site in asked}, forms[first]
+        return {site: Expected(self._run, sequence, program, [site], spec, most) for site in tasks}, forms[first]
 
     def cohorts(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> Iterator[Cohort]:
         """Raise an error: sites keep their models.
@@ -246,30 +246,32 @@ class FlowerEngine(Engine):
     def _choose_chunk_size(self, members: Sequence[object]) -> int:
         return 1
 
-    def _ask_sites(self, asked: Mapping[str, ChunkTask], sequence: int, wanted: Invitation, least: int) -> list[Answer]:
+    def _ask_sites(
+        self, tasks: Mapping[str, ChunkTask], sequence: int, invitation: Invitation, least: int
+    ) -> list[Answer]:
         """Send the tasks and wait for as many replies as are needed; those that cannot be used are failures."""
-        messages = {site: self._make_message(site, work, sequence) for site, work in asked.items()}
-        expected = {site: self._expect_reply(work, sequence) for site, work in asked.items()}
+        messages = {site: self._make_message(site, work, sequence) for site, work in tasks.items()}
+        expected = {site: self._expect_reply(work, sequence) for site, work in tasks.items()}
         answers: list[Answer] = []
         sizes: dict[str, dict[str, float]] = {}
-        exchange = self._transport.exchange(messages, min(self._limits.seconds, wanted.limit), least)
+        exchange = self._transport.exchange(messages, min(self._limits.seconds, invitation.limit), least)
         for answer in exchange:
-            refused = partial(self._find_refusal, asked[answer.site])
+            refused = partial(self._find_refusal, tasks[answer.site])
             answers.append(_check_answer(answer, expected, sizes, refused, self._is_discreet))
-            if answers[-1].body is not None and wanted.enough(_find_arrival_times(answers)):
-                answers = self._refuse_large_replies(answers, sizes, asked)
-                if wanted.enough(_find_arrival_times(answers)):
+            if answers[-1].body is not None and invitation.enough(_find_arrival_times(answers)):
+                answers = self._refuse_large_replies(answers, sizes, tasks)
+                if invitation.enough(_find_arrival_times(answers)):
                     return answers
-        return self._refuse_large_replies(answers, sizes, asked)
+        return self._refuse_large_replies(answers, sizes, tasks)
 
     def _refuse_large_replies(
-        self, answers: Sequence[Answer], sizes: Mapping[str, Mapping[str, float]], asked: Mapping[str, ChunkTask]
+        self, answers: Sequence[Answer], sizes: Mapping[str, Mapping[str, float]], tasks: Mapping[str, ChunkTask]
     ) -> list[Answer]:
         """Return the answers, with failures in the place of those whose entries have by far too large ``sizes``."""
         ratio, checked = self._limits.ratio, list(answers)
         if ratio is None:
             return checked
-        scales = {site: self._find_scale(asked[site]) for site in sizes}
+        scales = {site: self._find_scale(tasks[site]) for site in sizes}
         for row, answer in enumerate(answers):
             if answer.body is not None and (problem := too_large(answer.site, sizes, scales, ratio)):
                 checked[row] = Answer(answer.site, None, f"{REFUSED}{problem} (--max-ratio)", answer.seconds)
