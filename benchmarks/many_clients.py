@@ -29,8 +29,8 @@ from typing import Any
 import torch
 
 from perfed.datasets import load
-from perfed.engine.clients import RoundRecord
 from perfed.engine.initial import Initialiser
+from perfed.engine.record import RoundRecord
 from perfed.engine.server import Server
 from perfed.methods.build import build_method
 from perfed.model.chain import Model

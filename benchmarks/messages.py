@@ -23,7 +23,8 @@ import torch
 
 from perfed.codec import encode
 from perfed.datasets.catalogue import client_ids
-from perfed.engine.engine import ReplyCollector
+from perfed.engine.collector import ReplyCollector
+from perfed.engine.executor import ChunkResult
 from perfed.maths.aggregate import weighted_mean
 from perfed.sites.flower.journal import Journal
 from perfed.sites.flower.message import pack, unpack
@@ -53,11 +54,13 @@ def measure(parameters: int) -> dict[str, Any]:
     header = {"kind": "work", "run": "0" * 16, "sequence": 10_001, "ids": list(SITES)}
     data, ids = pack(header, tree), [f"{i:03d}" for i in range(CLIENTS)]
 
+    content = {"shared": [tree]}
+
     def aggregate() -> None:
         inbox = ReplyCollector(ids, {})
         for client in ids:
-            inbox.add(client, lambda: {"shared": tree})
-        weighted_mean(inbox.content()["shared"], torch.ones(CLIENTS))
+            inbox.add(ChunkResult((client,), content, ({},), torch.zeros(1)))
+        weighted_mean(inbox.stack().shared, torch.ones(CLIENTS))
 
     found: dict[str, Any] = {"parameters": parameters, "bytes": len(data)}
     found["pack"] = seconds(lambda: pack(header, tree))

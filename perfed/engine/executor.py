@@ -36,6 +36,9 @@ from perfed.training.private import ReleaseCounter
 from perfed.training.view import ExchangeId
 from perfed.tree import Tree
 
+ReplyChange = Callable[[str, dict[str, Any]], dict[str, Any]]
+"""From a client's id and its reply to the reply to use instead."""
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -70,16 +73,16 @@ class Exchange:
 
 @dataclass(frozen=True)
 class ChunkTask:
-    """What a chunk of clients is to do in an exchange.
+    """The part of an exchange that one chunk of clients does.
 
     Attributes:
-        exchange: which.
-        ids: of the clients, side by side in one cohort.
+        exchange: the exchange.
+        ids: ids of the clients, which are stacked in one cohort.
         shared: payload that is the same for all.
         rows: each client's own payload, by id; empty where there is none.
         states: each client's state to start from, by id; one without starts from its initial values.
         scoring: what is measured, where the exchange measures.
-        keeps: whether what the measured models say of every sample is wanted.
+        keep_outputs: whether the predictions of the measured models for every sample are returned.
     """
 
     exchange: Exchange
@@ -88,12 +91,12 @@ class ChunkTask:
     rows: Mapping[str, Mapping[str, Any]]
     states: Mapping[str, Tree]
     scoring: Scoring
-    keeps: bool
+    keep_outputs: bool
 
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """What a chunk of clients has done.
+    """The results of one chunk of clients.
 
     Attributes:
         ids: of the clients; row j of what follows belongs to ``ids[j]``.
@@ -103,8 +106,9 @@ class ChunkResult:
         metrics: of each client, where it was measured.
         outputs: what the measured models say of every sample, if that was wanted.
         states: each client's new state by id; empty after work on copies.
-        courses: loss of each local epoch, by id, of the clients of which it is wanted.
-        diverged: what happened at clients whose training diverged, by id; nothing else is there then.
+        loss_curves: losses of each local epoch, by id, of the clients that are watched.
+        diverged: what happened at clients whose training diverged, by id; the chunk has no replies then.
+        changes: functions of a client's id and reply that are applied, in this order, to each reply when it is read.
     """
 
     ids: tuple[str, ...]
@@ -114,14 +118,22 @@ class ChunkResult:
     metrics: Metrics = field(default_factory=dict)
     outputs: list[Outputs] = field(default_factory=list)
     states: dict[str, Tree] = field(default_factory=dict)
-    courses: dict[str, list[float]] = field(default_factory=dict)
+    loss_curves: dict[str, list[float]] = field(default_factory=dict)
     diverged: dict[str, str] = field(default_factory=dict)
+    changes: tuple[ReplyChange, ...] = ()
 
     def reply(self, row: int) -> dict[str, Any]:
-        """One client's reply, by its row."""
+        """Read one client's reply, by its row."""
         stacked = {name: value for name, value in self.content.items() if not (callable(value) or type(value) is list)}
-        made = {n: v(row) if callable(v) else v[row] for n, v in self.content.items() if n not in stacked}
-        return tree.row_of(stacked, row, self.shapes[row]) | made
+        single = {n: v(row) if callable(v) else v[row] for n, v in self.content.items() if n not in stacked}
+        reply = tree.row_of(stacked, row, self.shapes[row]) | single
+        for change in self.changes:
+            reply = change(self.ids[row], reply)
+        return reply
+
+    def map_replies(self, change: ReplyChange) -> ChunkResult:
+        """Return the same result with ``change(client, reply)`` in the place of each reply, applied when it is read."""
+        return replace(self, changes=(*self.changes, change))
 
     def whole(self) -> ChunkResult:
         """The same with everything made that is made client by client: it can be sent elsewhere."""
@@ -176,16 +188,16 @@ class LocalExecutor:
         self.background = background
         self.initialiser = initialiser
         self.plan = plan
-        self.layouts = layouts_of(background.shapes, initialiser, plan)
+        self.layouts = make_layouts(background.shapes, initialiser, plan)
         self.noise = Noise()
         self.counter: ReleaseCounter | None = None
 
     def attempt(self, work: ChunkTask) -> ChunkResult:
-        """:meth:`run`, or at which of the clients training diverged."""
+        """Return the result of :meth:`run`, or a result without replies that names the clients that diverged."""
         try:
             return self.run(work)
         except ClientsDiverged as error:
-            return ChunkResult(work.ids, {}, (), torch.empty(0), diverged=dict(error.found))
+            return ChunkResult((), {}, (), torch.empty(0), diverged=dict(error.found))
 
     def run(self, work: ChunkTask) -> ChunkResult:
         """Run the program of ``work`` on its clients.
@@ -199,7 +211,7 @@ class LocalExecutor:
 
     def _run(self, work: ChunkTask) -> ChunkResult:
         exchange = work.exchange
-        cohort, reply = self.worked(work)
+        cohort, reply = self.run_program(work)
         metrics: Metrics = {}
         outputs: list[Outputs] = []
         if exchange.measure is not None:
@@ -207,14 +219,16 @@ class LocalExecutor:
                 self.initialiser.method.in_round(exchange.round), cohort, exchange.measure, self.background.trained
             )
             metrics = score(cohort, exchange.measure, predicted, work.scoring)
-            if work.keeps and predicted is not None:
+            if work.keep_outputs and predicted is not None:
                 outputs.append(outputs_of(cohort, exchange.measure, predicted, work.scoring))
         shapes = [self.layouts[client.input_shape].shapes for client in cohort.clients]
         states = self._states(cohort, shapes) if exchange.lasting else {}
-        return ChunkResult(work.ids, reply, shapes, cohort.train_loss, metrics, outputs, states, self._courses(cohort))
+        return ChunkResult(
+            work.ids, reply, shapes, cohort.train_loss, metrics, outputs, states, self._loss_curves(cohort)
+        )
 
-    def worked(self, work: ChunkTask) -> tuple[Cohort, Reply]:
-        """The clients of ``work`` after its program, side by side, and their reply."""
+    def run_program(self, work: ChunkTask) -> tuple[Cohort, Reply]:
+        """Run the program of ``work`` and return its clients, side by side, and their stacked reply."""
         with use_threads(self.plan.untimed_threads):
             cohort = self.cohort([self.clients[i] for i in work.ids], work.exchange, work.states)
             if work.exchange.lasting and _replacing(self.initialiser.method.extensions):
@@ -250,11 +264,11 @@ class LocalExecutor:
             made.watch = LossCurve()
         return made
 
-    def _courses(self, cohort: Cohort) -> dict[str, list[float]]:
-        """What was seen of the clients that are watched."""
-        seen = cohort.watch
+    def _loss_curves(self, cohort: Cohort) -> dict[str, list[float]]:
+        """Return the losses of each local epoch of the clients that are watched."""
+        curve = cohort.watch
         rows = [(i, row) for row, i in enumerate(cohort.ids) if i in self.initialiser.watched]
-        return {i: seen.losses(row) for i, row in rows} if isinstance(seen, LossCurve) else {}
+        return {i: curve.losses(row) for i, row in rows} if isinstance(curve, LossCurve) else {}
 
     def _call(self, cohort: Cohort, exchange: Exchange, payload: dict[str, Any]) -> Reply:
         method = self.initialiser.method.in_round(exchange.round)
@@ -302,8 +316,8 @@ class LocalExecutor:
         return {i: tree.copy(tree.row_of(own, row, shapes[row])) for row, i in enumerate(cohort.ids)}
 
 
-def layouts_of(shapes: Sequence[Shape], initialiser: Initialiser, plan: Plan) -> dict[Shape, Layout]:
-    """Architecture of clients by the shape of their inputs; those that can share a stack have the same label."""
+def make_layouts(shapes: Sequence[Shape], initialiser: Initialiser, plan: Plan) -> dict[Shape, Layout]:
+    """Return the architecture of clients by the shape of their inputs; those that can share a stack have one label."""
     layouts: dict[Shape, Layout] = {}
     groups: dict[str, tuple[str, str | None]] = {}
     for shape in shapes:

@@ -1,4 +1,4 @@
-"""A new client after a run: it makes what is its own against what the others share, which stays as it is."""
+"""A new client after a run: it trains its personal parameters, and the parameters of the others stay unchanged."""
 
 from __future__ import annotations
 
@@ -10,36 +10,33 @@ from perfed.engine.clients import RoundClients
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.method.exchange import ServerState
-from perfed.method.extension import payload_of
 from perfed.participation.settings import Participation
 
 
 class _Joining(Server):
-    """A run's server while a new client makes what is its own."""
+    """The server of a run while a new client trains its personal parameters."""
 
-    def make_own(self, client: str, rounds: int) -> None:
-        """Let a client that was in no round make what is its own: the preparation, then ``rounds`` rounds alone.
+    def train_client(self, client: str, rounds: int) -> None:
+        """Let a client that was in no round do the preparation, then ``rounds`` rounds without other clients.
 
-        What the method does then is :attr:`perfed.method.method.Method.joins`. The server's sets stay as they are.
+        What it trains is :attr:`perfed.method.method.Method.joins`. The server's sets stay unchanged.
         """
         before = self.sets
         for number in range(rounds + 1):
-            kind, program = ("settle", self._catch_up) if number else ("prepare", self._prepare)
-            self._transaction(RoundClients(self.engine, [client], number, kind, None), program)
+            kind, program = ("settle", self._train_round) if number else ("prepare", self._prepare)
+            self._transaction(self._make_clients([client], number, kind), program)
             self.state = ServerState(before)
 
-    def _catch_up(self, server: ServerState, clients: RoundClients) -> None:
+    def _train_round(self, server: ServerState, clients: RoundClients) -> None:
         method = self.initialiser.method
         if method.joins == "settle":
             self._settle(server, clients)
         elif method.joins is not None:
-            clients.exchange(
-                method.joins, {"extensions": payload_of(method.extensions, server)}, extensions="penalties"
-            )
+            clients.exchange(method.joins, {}, extensions="penalties")
 
 
 def joined(server: Server, client: Client, rounds: int) -> Server:
-    """A server with one client more, which has done its preparation and ``rounds`` rounds of local training.
+    """Return a server with one more client, which has done its preparation and ``rounds`` rounds of local training.
 
     It trains what the method trains of a client that was never used (:attr:`perfed.method.method.Method.joins`), with
     its extensions, always against the newest shared parameters; parameter sets of the server and of all other
@@ -60,15 +57,15 @@ def joined(server: Server, client: Client, rounds: int) -> Server:
             "has, so that nothing is known of it; train again with it"
         )
     new = _Joining(wider, server.initialiser, server.plan, Participation(), rounds, engine=type(server.engine))
-    kept = new.snapshot()
-    sets = {name: _with_rows(value, server.sets[name], new, name) for name, value in kept.server.items()}
-    clients = {**kept.clients, **server.snapshot().clients}
-    new.restore(replace(kept, server=sets, clients=clients))
-    new.make_own(client.id, rounds)
+    initial = new.snapshot()
+    sets = {name: _with_new_rows(value, server.sets[name], new, name) for name, value in initial.server.items()}
+    clients = {**initial.clients, **server.snapshot().clients}
+    new.restore(replace(initial, server=sets, clients=clients))
+    new.train_client(client.id, rounds)
     return new
 
 
-def _with_rows(now: Any, before: Any, server: Server, name: str) -> Any:
-    """The set as it was; a table with the initial row of a client that it does not know."""
+def _with_new_rows(initial: Any, before: Any, server: Server, name: str) -> Any:
+    """Return the set as it was before; a table also has the initial rows of clients that are new to it."""
     declared = server.initialiser.sets.get(name)
-    return {**now, **before} if declared is not None and declared.home == "table" else before
+    return {**initial, **before} if declared is not None and declared.home == "table" else before

@@ -10,9 +10,8 @@ import torch
 from pydantic import BaseModel, Field, field_validator
 from torch import Tensor
 
-from perfed.codec import flatten
 from perfed.errors import PerfedError, shorten_list
-from perfed.maths.sums import CountedSums, FixedPoint, SingleReplies, Term, hidden
+from perfed.maths.sums import FixedPoint, SingleReplies, Term
 from perfed.participation.settings import Participation
 from perfed.settings import STRICT, unless
 
@@ -127,30 +126,11 @@ class SecureAggregation(BaseModel):
 
 
 def with_loss(content: Mapping[str, Any], losses: Tensor) -> dict[str, Any]:
-    """Stacked replies with what is always summed, from the training losses ``(clients,)``, NaN where there is none."""
+    """Return stacked replies with the terms of every sum, from training losses ``(clients,)``, NaN without training."""
     trained = torch.isfinite(losses)
     return {**content, LOSS: torch.where(trained, losses.double(), 0.0), TRAINED: trained.double()}
 
 
-def only_sums(content: Mapping[str, Any], counted: CountedSums) -> dict[str, Any]:
-    """Stacked replies that are here as what only their sums are known of.
-
-    Raises:
-        SingleReplies: an entry whose shapes differ between clients.
-    """
-    odd = next((name for name, value in _flat(content) if isinstance(value, list)), None)
-    if odd is not None:
-        raise SingleReplies(f"'{odd}', whose shapes differ between clients")
-    return hidden({path: (value.shape, value.dtype) for path, value in flatten(content).items()}, counted)
-
-
 def mean_loss(total: Tensor, trained: Tensor) -> Tensor:
-    """The mean training loss of those clients that have trained; NaN where none has."""
+    """Return the mean training loss of the clients that have trained; NaN if none has."""
     return torch.where(trained > 0, total / trained, torch.nan)
-
-
-def _flat(content: Mapping[str, Any], path: str = "") -> Sequence[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for name, value in content.items():
-        found += _flat(value, f"{path}{name}/") if isinstance(value, Mapping) else [(f"{path}{name}", value)]
-    return found

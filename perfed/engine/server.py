@@ -11,12 +11,13 @@ import torch
 
 from perfed.data.client import Client
 from perfed.data.federation import Federation
-from perfed.engine.clients import RoundClients, RoundRecord, Snapshot
+from perfed.engine.clients import RoundClients
 from perfed.engine.engine import Engine, InProcessEngine
 from perfed.engine.evaluate import Metrics, Outputs
 from perfed.engine.gap import linear_head
 from perfed.engine.initial import Initialiser
 from perfed.engine.metrics import Scoring
+from perfed.engine.record import RoundRecord, Snapshot
 from perfed.errors import PerfedError
 from perfed.maths.aggregate import weighted_mean
 from perfed.method.exchange import ServerState
@@ -32,18 +33,18 @@ from perfed.training.plan import Plan
 
 
 class Server:
-    """A run's server: its state, the engine, and who takes part.
+    """The server of a run: its parameter sets, its engine and its participation policy.
 
     Args:
         federation: the clients.
         initialiser: method, model, seed and dtype.
-        plan: how work is cut up.
-        participation, clock: who takes part in a round, and how long the clients take.
+        plan: how clients are divided into chunks.
+        participation, clock: which clients take part in a round, and how long they take.
         rounds: number of rounds of the whole run.
-        engine: makes what runs client programs; default: in this process.
+        engine: makes the engine that runs client programs; default: in this process.
 
-    ``working``, ``drain_notes`` and ``hold`` are the engine's own, ``hold`` its
-    :meth:`~perfed.engine.states.States.keep`.
+    ``working`` and ``drain_notes`` are methods of the engine, and ``hold`` is
+    :meth:`~perfed.engine.states.States.keep` of its states.
 
     Raises:
         PerfedError: settings of participation or clock that do not fit the clients.
@@ -74,27 +75,27 @@ class Server:
 
     @property
     def method(self) -> Method:
-        """The method whose rounds these are."""
+        """The method."""
         return self.initialiser.method
 
     @property
     def model(self) -> Model:
-        """The stages that the method works on."""
+        """The stages that the method trains."""
         return self.initialiser.model
 
     @property
     def plan(self) -> Plan:
-        """How work is cut up, with the choices made so far."""
+        """How clients are divided into chunks, with the choices made so far."""
         return self.engine.plan
 
     @property
     def seed(self) -> int:
-        """Seed of everything random in the run."""
+        """The seed of the run."""
         return self.initialiser.seed
 
     @property
     def device(self) -> torch.device:
-        """Where parameters and data are."""
+        """The device of parameters and data."""
         return self.initialiser.device
 
     @property
@@ -104,7 +105,7 @@ class Server:
 
     @property
     def clients(self) -> Mapping[str, Client]:
-        """Those of :attr:`federation` by id."""
+        """The clients of :attr:`federation` by id."""
         return self.engine.clients
 
     @property
@@ -119,26 +120,26 @@ class Server:
 
     @property
     def linear_head(self) -> str | None:
-        """Name of the weight of the linear head with which clients predict; ``None`` where they predict otherwise."""
+        """The name of the weight of the linear head with which clients predict; ``None`` if they predict otherwise."""
         return linear_head(self.method, self.initialiser.chain(self.federation.clients[0].input_shape))
 
     @property
     def speeds(self) -> str:
-        """The clock's model of the clients' speeds; ``none`` where there is none."""
+        """The clock's model of the clients' speeds; ``none`` if it has no such model."""
         return self.clock.speeds
 
     def measure(self, scoring: Scoring) -> None:
-        """From here on evaluations measure what ``scoring`` says."""
+        """Set which metrics later evaluations compute."""
         self.engine.scoring = scoring
 
     def snapshot(self) -> Snapshot:
-        """The state of now, for :meth:`restore`; by reference, for rounds put new values in the place of old ones."""
+        """Return the current state for :meth:`restore`, by reference: rounds replace values and do not change them."""
         engine, selection = self.engine, self.selection
         changed, policy = frozenset(engine.changed), copy.deepcopy(selection.policy.state)
         return Snapshot(self.sets, dict(engine.states), changed, policy, selection.timer.fingerprint)
 
     def restore(self, before: Snapshot) -> None:
-        """Go back to ``before``: what came after it never happened.
+        """Return to the state ``before`` and discard everything that came after it.
 
         Raises:
             PerfedError: it followed a trace with other times or dropouts; nothing is changed then.
@@ -150,53 +151,55 @@ class Server:
         self.engine.discard()
         self.engine.states = dict(before.clients)
         self.engine.changed = set(before.changed)
-        self._recall(before.policy)
+        self._restore_policy(before.policy)
 
-    def _recall(self, policy: Mapping[str, Any]) -> None:
-        """Give the policy back what it remembered."""
+    def _restore_policy(self, policy: Mapping[str, Any]) -> None:
+        """Restore what the policy remembered."""
         state = self.selection.policy.state
         state.clear()
         state.update(copy.deepcopy(dict(policy)))
 
     def put_states_in(self, folder: Path | None) -> None:
-        """From here on the folder of states that memory need not hold is made in ``folder``, if it is not there yet."""
+        """Set where the folder of states that memory need not hold is created, unless it exists already."""
         self.engine.holder.place = folder
 
     def forget_changes(self) -> None:
-        """From here on clients count as changed anew: the states of now are kept elsewhere."""
+        """Mark all client states as saved."""
         self.engine.changed.clear()
 
     def prepare(self) -> RoundRecord:
-        """What the method does before the first round, with all clients."""
-        clients = RoundClients(self.engine, [*self.engine.clients], 0, "prepare", None)
+        """Do what the method does before the first round, with all clients."""
+        clients = self._make_clients([*self.engine.clients], 0, "prepare")
         return self._transaction(clients, self._prepare)
 
-    def round(self, number: int, *, measure: str | None = None, keeps: bool = False) -> RoundRecord:
-        """Round ``number`` (from 1), then the method's work with all clients after it.
+    def round(self, number: int, *, measure: str | None = None, keep_outputs: bool = False) -> RoundRecord:
+        """Run round ``number`` (from 1), then the method's work with all clients after it.
 
         Args:
             number: of the round.
-            measure: split on which participants score their models right after local training.
-            keeps: whether what these models say of every sample is kept in the record.
+            measure: the split on which participants score their models right after local training.
+            keep_outputs: whether the predictions of these models for every sample are kept in the record.
         """
         policy = copy.deepcopy(self.selection.policy.state)
         choice = self.selection.choose(number)
         if not choice.ids:  # no reply in time
             return RoundRecord([], float("nan"), seconds=choice.seconds, replied=choice.replied)
-        clients = RoundClients(self.engine, choice.ids, number, "round", measure, len(choice.replied), keeps)
+        clients = self._make_clients(
+            choice.ids, number, "round", split=measure, invited=len(choice.replied), keep_outputs=keep_outputs
+        )
         try:
             record = self._transaction(clients, self._round)
         except BaseException:
-            self._recall(policy)
+            self._restore_policy(policy)
             raise
-        return self._ended(record, number, choice)
+        return self._finish_round(record, number, choice)
 
-    def _ended(self, record: RoundRecord, number: int, choice: Choice) -> RoundRecord:
-        """Tell the policy, do the method's work with all clients after the round, and count the time."""
+    def _finish_round(self, record: RoundRecord, number: int, choice: Choice) -> RoundRecord:
+        """Inform the policy, do the method's work with all clients after the round, and add up the time."""
         self._observe(record, number)
         record.seconds = choice.seconds + self.clock.communication * max(0, record.exchanges - 1)
         if self._finishes:
-            everyone = RoundClients(self.engine, [*self.engine.clients], number, "finish", None)
+            everyone = self._make_clients([*self.engine.clients], number, "finish")
             extra = self._transaction(everyone, self._finish)
             record.bytes_up += extra.bytes_up
             record.bytes_down += extra.bytes_down
@@ -206,11 +209,10 @@ class Server:
         return record
 
     def _observe(self, record: RoundRecord, number: int) -> None:
-        """Let the policy take note of the finished round, with the gradient if it measures that."""
+        """Inform the policy about the finished round, with the gradient if the policy measures it."""
         policy, gradient = self.selection.policy, None
         if policy.measures_gradient(policy.settings):
-            clients = RoundClients(self.engine, record.participants, number, "observe", None)
-            clients.state = self.state
+            clients = self._make_clients(record.participants, number, "observe")
             reply = clients.exchange(":gradient", {"shared": self.state.shared})
             self.engine.discard()
             mean = weighted_mean(reply.gradient, reply.num_samples)
@@ -222,23 +224,22 @@ class Server:
         policy.observe(record.train_loss, gradient, num_samples)
 
     def settle(self, ids: Sequence[str], number: int) -> int:
-        """Let clients that were never used fit what is their own, where the policy says so.
+        """Let clients that were never used fit their personal parameters, if the policy asks for it.
 
         Args:
             ids: the clients that were never used.
             number: of the last round.
 
         Returns:
-            Bytes sent to them.
+            The number of bytes sent to them.
         """
         if not ids or not self.participation.fits_unused:
             return 0
-        clients = RoundClients(self.engine, list(ids), number, "settle", None)
+        clients = self._make_clients(ids, number, "settle")
         return self._transaction(clients, self._settle).bytes_down
 
     def _settle(self, server: ServerState, clients: RoundClients) -> None:
-        sent = {"shared": server.shared, "extensions": payload_of(clients.method.extensions, server)}
-        clients.exchange(":settle", sent, extensions="penalties")
+        clients.exchange(":settle", {"shared": server.shared}, extensions="penalties")
 
     def _prepare(self, server: ServerState, clients: RoundClients) -> None:
         method = clients.method
@@ -250,8 +251,7 @@ class Server:
     def _round(self, server: ServerState, clients: RoundClients) -> None:
         method, before = clients.method, server.tree()
         method.round(server, clients)
-        if method.extensions:
-            end_round(method.extensions, server, clients.carrying, before)
+        end_round(method.extensions, server, clients.extension_replies, before)
 
     def _finish(self, server: ServerState, clients: RoundClients) -> None:
         method = clients.method
@@ -261,7 +261,6 @@ class Server:
 
     def _transaction(self, clients: RoundClients, program: Callable[..., None]) -> RoundRecord:
         before = self.state.tree()
-        clients.state = self.state
         try:
             program(self.state, clients)
         except BaseException:
@@ -269,10 +268,13 @@ class Server:
             self.engine.discard()
             raise
         self.engine.commit(clients.ids if clients.record.exchanges else ())  # else nothing is pending
-        return clients.ended()
+        return clients.finish_record()
+
+    def _make_clients(self, ids: Sequence[str], number: int, kind: str, **options: Any) -> RoundClients:
+        return RoundClients(self.engine, self.state, ids, number, kind, **options)
 
     def own_models(self, ids: Sequence[str], round_: int) -> Iterator[Cohort]:
-        """Cohorts of ``ids`` with the clients' own models, as evaluation after ``round_`` uses them; on copies."""
+        """Return cohorts of ``ids`` with the clients' personalised models after ``round_``, on copies."""
         return self.engine.cohorts(ids, self.method.download(self.state), round_)
 
     def evaluate(
@@ -283,16 +285,16 @@ class Server:
         outputs: list[Outputs] | None = None,
         never_used: Collection[str] = (),
     ) -> Metrics:
-        """Metrics of each client's own model, made by the method's ``personalise``, on ``split``.
+        """Return metrics of each client's personalised model on ``split``.
 
-        What the models say of every sample is appended to ``outputs``, if given. Where the policy lets clients that
-        were ``never_used`` fit what is their own (:meth:`settle`), they do so before, on a copy.
+        The predictions for every sample are appended to ``outputs``, if it is given. If the policy lets clients that
+        were ``never_used`` fit their personal parameters (:meth:`settle`), they do so first, on a copy.
         """
-        method, chosen = self.initialiser.method, [*self.engine.clients] if ids is None else ids
+        method, evaluated = self.initialiser.method, [*self.engine.clients] if ids is None else ids
         unused = set(never_used) if self.participation.fits_unused else set()
-        fitted, rest = [i for i in chosen if i in unused], [i for i in chosen if i not in unused]
+        fitted, trained = [i for i in evaluated if i in unused], [i for i in evaluated if i not in unused]
         payload = method.download(self.state)
-        metrics = self.engine.evaluate(payload, rest, split, round_, outputs)
+        metrics = self.engine.evaluate(payload, trained, split, round_, outputs)
         if fitted:
             payload |= {
                 "unused": {"shared": self.state.shared, "extensions": payload_of(method.extensions, self.state)}

@@ -8,7 +8,7 @@
 | client | ``gradient`` | what is made of every gradient of the loss before it is used |
 | client | ``client_update`` | after local training: what is added to the reply |
 | client | ``outgoing`` | what leaves the client in the place of the reply |
-| client | masks | under secure aggregation, once all of the above is done (:mod:`perfed.engine.secure_aggregation`) |
+| client | masks | under secure aggregation, once all of the above is done (:mod:`perfed.engine.steps.secure_sums`) |
 | server | ``refuses`` | where clients are elsewhere: why a reply is none that ``outgoing`` makes |
 | server | ``incoming`` | its inverse, for one client's reply where it arrives, before anything is folded or stacked |
 | server | ``on_replies`` | what the server learns from the replies |

@@ -15,7 +15,7 @@ from pydantic import BaseModel, PrivateAttr
 from torch import Tensor
 
 from perfed.data.federation import Federation
-from perfed.engine.clients import RoundRecord
+from perfed.engine.record import RoundRecord
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.run.directory import RunDirectory

@@ -8,7 +8,6 @@ from typing import Any
 
 from perfed.data.federation import Federation
 from perfed.data.held_out import scored_apart
-from perfed.engine.clients import RoundRecord
 from perfed.engine.evaluate import (
     Metrics,
     Outputs,
@@ -21,6 +20,7 @@ from perfed.engine.evaluate import (
 )
 from perfed.engine.gap import GAP, generalisation_gaps
 from perfed.engine.metrics import Scoring, chosen
+from perfed.engine.record import RoundRecord
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.method.method import Method

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from perfed.engine.clients import RoundRecord
+from perfed.engine.record import RoundRecord
 from perfed.engine.server import Server
 from perfed.run.callbacks.best import BestModels
 from perfed.run.evaluation import Evaluator
@@ -50,7 +50,7 @@ class Rounds:
         due = evaluator.is_due(number)
         with _timed(progress):
             measure = evaluator.split if due else None
-            done = self._server.round(number, measure=measure, keeps=evaluator.keeps(number, "after"))
+            done = self._server.round(number, measure=measure, keep_outputs=evaluator.keeps(number, "after"))
             totals.add(done)
             if number == self._rounds:
                 done.bytes_down += self.settle(progress, number)

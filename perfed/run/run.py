@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from perfed.data.federation import Federation
-from perfed.engine.clients import RoundRecord
 from perfed.engine.evaluate import Metrics
 from perfed.engine.initial import Initialiser
 from perfed.engine.ray.engine import RayEngine
+from perfed.engine.record import RoundRecord
 from perfed.engine.rehearsal import check_sums_suffice
 from perfed.engine.secure_aggregation import SecureAggregation
 from perfed.engine.server import Server

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from perfed.engine.clients import RoundRecord
 from perfed.engine.evaluate import Metrics
+from perfed.engine.record import RoundRecord
 from perfed.errors import PerfedError
 
 

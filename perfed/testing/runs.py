@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from perfed.engine.executor import ChunkResult, ChunkTask, LocalExecutor
 from perfed.engine.initial import Initialiser
 from perfed.engine.secure_aggregation import SecureAggregation
 from perfed.engine.server import Server
+from perfed.engine.steps.step import ExchangeTask
 from perfed.errors import PerfedError
 from perfed.method.extension import Extension
 from perfed.method.method import Method
@@ -26,29 +27,21 @@ from perfed.model.chain import Model
 from perfed.model.columns import by_columns
 from perfed.model.presets import hidden_layer, linear, mlp
 from perfed.participation.clock import Clock
-from perfed.participation.invitation import Invitation
 from perfed.participation.settings import Participation
 from perfed.training.plan import Plan
 from perfed.tree import leaves, split_path
 
 
-class Sent(ChunkResult):
-    """Replies that cross a wire, one client's at a time."""
-
-    def reply(self, row: int) -> dict[str, Any]:
-        """One client's reply, as bytes bring it."""
-        return decode(encode(super().reply(row)))
-
-
 class CodecEngine(InProcessEngine):
     """Every payload, reply and client state becomes bytes and is read back, as it would over a network."""
 
-    def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
-        """One chunk after the other."""
-        for work in works:
+    def perform(self, task: ExchangeTask) -> Iterator[ChunkResult]:
+        """Run one chunk after the other."""
+        for work in self.make_chunk_tasks(task):
             rows, states = ({i: decode(encode(v)) for i, v in of.items()} for of in (work.rows, work.states))
             done = self.executor.attempt(replace(work, shared=decode(encode(work.shared)), rows=rows, states=states))
-            yield Sent(**{**vars(done), "states": {i: decode(encode(s)) for i, s in done.states.items()}})
+            received = replace(done, states={i: decode(encode(s)) for i, s in done.states.items()})
+            yield received.map_replies(lambda client, reply: decode(encode(reply)))
 
 
 class ForgetfulEngine(InProcessEngine):
@@ -58,9 +51,9 @@ class ForgetfulEngine(InProcessEngine):
         super().__init__(federation, initialiser, plan)
         self._before = copy.deepcopy(initialiser.method)
 
-    def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
-        """One chunk after the other."""
-        for work in works:
+    def perform(self, task: ExchangeTask) -> Iterator[ChunkResult]:
+        """Run one chunk after the other."""
+        for work in self.make_chunk_tasks(task):
             initialiser = copy.copy(self.initialiser)
             initialiser.method = copy.deepcopy(self._before)
             yield LocalExecutor(self.federation, self.background, initialiser, self.plan).attempt(work)
@@ -73,9 +66,9 @@ class RecordingEngine(InProcessEngine):
         super().__init__(federation, initialiser, plan)
         self.record: list[tuple[ChunkTask, ChunkResult]] = []
 
-    def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
-        """One chunk after the other."""
-        for work in works:
+    def perform(self, task: ExchangeTask) -> Iterator[ChunkResult]:
+        """Run one chunk after the other."""
+        for work in self.make_chunk_tasks(task):
             self.record.append((work, self.executor.attempt(work)))
             yield self.record[-1][1]
 

@@ -59,8 +59,8 @@ class Watched(InProcessEngine):
         super().__init__(*args)
         self.seen = Seen()
 
-    def perform(self, works, invitation=None):
-        for done in super().perform(works, invitation):
+    def perform(self, task):
+        for done in super().perform(task):
             for state in done.states.values():
                 self.seen.add(state)
             yield done

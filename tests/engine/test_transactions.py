@@ -324,9 +324,9 @@ def test_a_cohort_has_at_most_so_many_clients_and_says_the_same(monkeypatch):
     server.round(1)
     together = server.evaluate("test")
     monkeypatch.setattr("perfed.engine.engine.COHORT_CLIENTS", 2)
-    works = []
+    results = []
     perform = server.engine.perform
-    server.engine.perform = lambda given, invitation: perform(works.extend(given) or works, invitation)
+    server.engine.perform = lambda task: results.extend(perform(task)) or iter(results)
     apart = server.evaluate("test")
-    assert sorted(len(work.ids) for work in works) == [2, 2, 2]
+    assert sorted(len(result.ids) for result in results) == [2, 2, 2]
     assert {i: m["loss"] for i, m in apart.items()} == pytest.approx({i: m["loss"] for i, m in together.items()})

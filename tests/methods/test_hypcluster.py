@@ -8,6 +8,7 @@ from engines import ENGINES, assert_same_metrics, blobs, make, mean_accuracy, op
 
 from perfed.data.federation import Federation
 from perfed.engine.executor import Exchange
+from perfed.engine.steps.step import ExchangeTask
 from perfed.methods.extensions.proximal import Proximal
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.hypcluster import HypCluster
@@ -61,7 +62,8 @@ def test_each_model_becomes_the_mean_of_its_own_clients_weighted_by_samples():
             for j in range(3)
         ]
         expected_choice[client.id] = int(torch.stack(losses).argmin())
-    reply, _ = server.engine.run(Exchange("train", 1, 0), {"models": before, "extensions": {}}, federation.ids)
+    task = ExchangeTask(Exchange("train", 1, 0), {"models": before}, federation.ids)
+    reply = server.engine.run(task, steps=[])
     server.engine.discard()
     assert dict(zip(reply.ids, reply.choice.tolist(), strict=True)) == expected_choice
     assert len(set(expected_choice.values())) == 2  # so that one model is chosen by nobody

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,11 +10,11 @@ from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.files import optional_package
 from perfed.engine.engine import Engine
-from perfed.engine.executor import ChunkResult, ChunkTask, Exchange, LocalExecutor
+from perfed.engine.executor import ChunkResult, Exchange, LocalExecutor
 from perfed.engine.initial import Initialiser
 from perfed.engine.ray.where import chosen
+from perfed.engine.steps.step import ExchangeTask
 from perfed.errors import PerfedError
-from perfed.participation.invitation import Invitation
 from perfed.training.cohort import Cohort
 from perfed.training.plan import Path, Plan
 
@@ -54,8 +54,8 @@ class RayEngine(Engine):
         finally:
             self.close()
 
-    def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
-        """Chunks on all workers at once; what was done, in the order of ``works``.
+    def perform(self, task: ExchangeTask) -> Iterator[ChunkResult]:
+        """Run chunks on all workers at once and return their results in the order of the chunks.
 
         Raises:
             PerfedError: Ray is not installed or not there, a chunk's workers died again and again, or what the clients'
@@ -63,15 +63,15 @@ class RayEngine(Engine):
         """
         if self._pool is None:
             self._pool = self._connected()
-        found: Iterator[ChunkResult] = self._pool.perform(works)
-        return found
+        results: Iterator[ChunkResult] = self._pool.perform(self.make_chunk_tasks(task))
+        return results
 
     def cohorts(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> Iterator[Cohort]:
-        """Cohorts of the clients' own models, personalised on copies in this process, one at a time."""
+        """Return cohorts of the clients' personalised models, on copies in this process, one at a time."""
         if self._host is None:
             self._host = LocalExecutor(self.federation, self.background, self.initialiser, self.plan)
-        for work in self._works(Exchange("personalise", round_, -1), payload, self._chunks(ids), keeps=False):
-            yield self._host.worked(work)[0]
+        for chunk in self.make_chunk_tasks(ExchangeTask(Exchange("personalise", round_, -1), payload, ids)):
+            yield self._host.run_program(chunk)[0]
 
     def close(self) -> None:
         """Let the workers go; further work starts others."""
@@ -87,11 +87,11 @@ class RayEngine(Engine):
 
         return Pool(chosen(), self.clients, self.background, self.initialiser, self.plan, self.notes, self.holder)
 
-    def _size(self, members: Sequence[Client]) -> int:
+    def _choose_chunk_size(self, members: Sequence[Client]) -> int:
         if self.plan.chunk:
             return self.plan.chunk
         if CHUNK not in self.plan.paths:
-            size = min(-(-len(members) // _CHUNKS), _LARGEST, self._fitting(members))
+            size = min(-(-len(members) // _CHUNKS), _LARGEST, self._count_fitting_clients(members))
             self.plan.paths[CHUNK] = Path(size, self.plan.threads)
             self.plan.on_choice()
         return self.plan.paths[CHUNK].chunk

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from perfed.engine.clients import Snapshot
+from perfed.engine.record import Snapshot
 from perfed.engine.server import Server
 from perfed.run.callback import Callback, Running
 from perfed.tree import Tree

@@ -28,7 +28,7 @@ class LocalLosses(Callback):
 
     def _keep(self, run: Running) -> None:
         if run.latest is not None:
-            write_arrays(run, by_epoch(run.latest.courses))
+            write_arrays(run, by_epoch(run.latest.loss_curves))
 
 
 def by_epoch(courses: Mapping[str, Sequence[float]]) -> dict[str, dict[str, NDArray[Any]]]:

@@ -43,7 +43,7 @@ class Here(Server):
     def own_models(self, ids: Sequence[str], round_: int) -> Iterator[Cohort]:
         """The site's own, by the last message that was of it."""
         work, executor = self._last
-        cohort = executor.worked(work)[0]
+        cohort = executor.run_program(work)[0]
         if self._part.has_other_versions and executor.counter is not None and executor.counter.releases:
             raise PerfedError(
                 f"{self._folder}: this model is fine-tuned with noise, by {self._part.versions or 'an older perfed'}; "
@@ -57,7 +57,7 @@ class Here(Server):
         work, executor = self._last
         if work.exchange.measure != "test":
             return None
-        done = executor.run(replace(work, keeps=True, scoring=replace(work.scoring, scale=None)))
+        done = executor.run(replace(work, keep_outputs=True, scoring=replace(work.scoring, scale=None)))
         return done.outputs[0] if done.outputs else None
 
     @property

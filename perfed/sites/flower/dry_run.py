@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,16 +15,17 @@ from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
 from perfed.engine.clients import FIRST_EXCHANGE
 from perfed.engine.engine import InProcessEngine
-from perfed.engine.executor import Background, ChunkResult, ChunkTask, Exchange, LocalExecutor
+from perfed.engine.executor import Background, ChunkResult, ChunkTask, LocalExecutor
 from perfed.engine.initial import Initialiser
 from perfed.engine.metrics import ALWAYS as ALWAYS_MEASURED
 from perfed.engine.metrics import Scoring, chosen
 from perfed.engine.rehearsal import make_up_federation
 from perfed.engine.secure_aggregation import ALWAYS
 from perfed.engine.server import Server
-from perfed.maths.sums import CountedSums, Term
+from perfed.engine.steps.secure_sums import SecureSums
+from perfed.engine.steps.step import ExchangeStep, ExchangeTask
+from perfed.maths.sums import Term
 from perfed.method.declared import FederationInfo
-from perfed.participation.invitation import Invitation
 from perfed.participation.settings import Participation
 from perfed.rng import key, uniform
 from perfed.sites.flower.allowed import Allowed, Answered, Asked, Form, with_form
@@ -77,11 +78,11 @@ class _Noting(InProcessEngine):
     """Notes every exchange; what it has done once for payloads of the same form it does not do again."""
 
     def __init__(self, federation: Federation, initialiser: Initialiser, plan: Plan, notes: _Notes) -> None:
-        super().__init__(federation, initialiser, plan)
         self._noted = notes
+        super().__init__(federation, initialiser, plan)
 
-    def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
-        for work in works:
+    def perform(self, task: ExchangeTask) -> Iterator[ChunkResult]:
+        for work in self.make_chunk_tasks(task):
             asked, noted = Asked.of(work.exchange), self._noted
             sent = [Form.of({"shared": work.shared, "row": work.rows.get(i, {})}, finite=True) for i in work.ids]
             known = asked, work.ids, *(tuple(form.spec.items()) for form in sent)
@@ -93,11 +94,11 @@ class _Noting(InProcessEngine):
                     noted.replies[asked] = with_form(noted.replies.get(asked, ()), Form.of(reply, finite=False))
             yield noted.done[known]
 
-    def _counted(self, exchange: Exchange, content: Mapping[str, Any], losses: Tensor) -> CountedSums:
-        """The sums, which are noted once they are asked for."""
-        counted = super()._counted(exchange, content, losses)
-        counted.asked = self._noted.terms.setdefault(Asked.of(exchange), {})
-        return counted
+    def make_secure_sums(self) -> ExchangeStep:
+        """Return the step of secure aggregation, which notes the sums that the method asks for."""
+        assert self.initialiser.secure is not None
+        numbers = self.initialiser.secure.numbers(len(self.clients))
+        return SecureSums(numbers, lambda exchange: self._noted.terms.setdefault(Asked.of(exchange), {}))
 
 
 def allowed_by(client: Client, info: FederationInfo, initialiser: Initialiser, protocol: Protocol) -> Allowed:

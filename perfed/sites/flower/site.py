@@ -185,7 +185,7 @@ class Site:
             if work.exchange.round != header["round"]:  # another reply than in that round must have other noise
                 content = f"{content} as in round {work.exchange.round}"
         noisy = self._tells_metrics(header)
-        exact = self._run(header, replace(work, keeps=noisy), hash_request(content, state))
+        exact = self._run(header, replace(work, keep_outputs=noisy), hash_request(content, state))
         done = self._told(header, exact)
         if problem := self._allowed.wrong_reply(header, reply_tree(done)):
             raise Refused(Said.MESSAGE, problem)

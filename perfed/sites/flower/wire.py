@@ -112,7 +112,7 @@ def work_of(
     exchange = exchange_of(header)
     scoring = Scoring(tuple(header["scoring"]["metrics"]), header["scoring"]["held"], scale)
     states = {} if state is None else {site: state}
-    return ChunkTask(exchange, (site,), tree["shared"], {site: tree["row"]}, states, scoring, keeps=False)
+    return ChunkTask(exchange, (site,), tree["shared"], {site: tree["row"]}, states, scoring, keep_outputs=False)
 
 
 def done_message(done: ChunkResult, header: Mapping[str, Any]) -> bytes:

@@ -124,7 +124,7 @@ def test_crafted_weights_bring_rows_back_from_a_gradient_which_no_site_of_fedavg
     engine, client = sites.server.engine, federation.clients[0].to(torch.float64, "cpu")
     initialiser = engine.initialiser
     exchange = Exchange(":gradient", 1, 2000)
-    work = ChunkTask(exchange, ("c0",), {"shared": crafted(initialiser, client)}, {}, {}, Scoring(), keeps=False)
+    work = ChunkTask(exchange, ("c0",), {"shared": crafted(initialiser, client)}, {}, {}, Scoring(), keep_outputs=False)
     done = LocalExecutor([client], Background.of(federation, engine.info), initialiser, Plan("sequential")).run(work)
     found = rows_in(done.content["gradient"])
     near = (client.train.x[:, None] - found.nan_to_num(1e9)[None]).abs().amax(2).amin(1)

@@ -1,0 +1,67 @@
+"""The steps that carry a method's extensions: what they send, and what they make of replies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from perfed.engine.executor import ChunkResult
+from perfed.engine.steps.step import ExchangeStep, ExchangeTask
+from perfed.errors import PerfedError
+from perfed.method.exchange import Replies, ServerState
+from perfed.method.extension import Extension, payload_of, received
+
+
+class ExtensionPayloads(ExchangeStep):
+    """Adds what the extensions send to the payload, and keeps the replies from which they learn after the round.
+
+    Args:
+        extensions: those of the method, with the numbers of the round.
+        state: the server's parameter sets.
+        replies: receives the replies of each exchange in which the extensions added to them.
+    """
+
+    def __init__(self, extensions: Sequence[Extension], state: ServerState, replies: list[Replies]) -> None:
+        self._extensions, self._state, self._replies = extensions, state, replies
+        self._adds_to_replies = False
+
+    def send(self, task: ExchangeTask) -> ExchangeTask:
+        """Return the task with the entry ``extensions`` in its payload, if they take part in this exchange."""
+        self._adds_to_replies = task.extensions == "all"
+        if task.extensions == "nothing":
+            return task
+        payload = {**task.payload, "extensions": payload_of(self._extensions, self._state)}
+        return replace(task, payload=payload, exchange=replace(task.exchange, extensions=task.extensions))
+
+    def collect(self, replies: Replies) -> Replies:
+        """Keep the replies, if the extensions have added to them."""
+        if self._adds_to_replies:
+            self._replies.append(replies)
+        return replies
+
+
+class ExtensionReplies(ExchangeStep):
+    """Undoes, in each reply, what extensions did to it when it left the client (``incoming`` of ``outgoing``).
+
+    Args:
+        extensions: those of the method, with the numbers of the round.
+        state: the server's parameter sets.
+    """
+
+    def __init__(self, extensions: Sequence[Extension], state: ServerState) -> None:
+        self._extensions, self._state = extensions, state
+
+    def receive(self, result: ChunkResult) -> ChunkResult:
+        """Return the result with replies as the client programs made them.
+
+        Raises:
+            PerfedError: when a reply is read that is none of ``outgoing``; names the client.
+        """
+        return result.map_replies(self._restore_reply)
+
+    def _restore_reply(self, client: str, reply: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return received(self._extensions, self._state, reply)
+        except PerfedError as error:
+            raise PerfedError(f"the reply of client '{client}': {error}") from None

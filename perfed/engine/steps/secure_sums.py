@@ -1,0 +1,71 @@
+"""The step of secure aggregation in a simulation: the server gets sums over clients, and no single reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from perfed.codec import flatten
+from perfed.engine.executor import Exchange
+from perfed.engine.secure_aggregation import ALWAYS, mean_loss, with_loss
+from perfed.engine.steps.step import ExchangeStep, ExchangeTask
+from perfed.maths.sums import CountedSums, FixedPoint, SingleReplies, Term, hidden
+from perfed.method.exchange import Replies
+
+
+def refuse_folds(task: ExchangeTask) -> None:
+    """Raise an error if replies of ``task`` are folded, which needs one after the other.
+
+    Raises:
+        SingleReplies: names the entries.
+    """
+    if task.reduce:
+        raise SingleReplies(f"{', '.join(map(repr, task.reduce))} of one client after the other")
+
+
+class SecureSums(ExchangeStep):
+    """Replaces the replies by entries of which only sums over clients are known, as masks would at real sites.
+
+    Args:
+        numbers: how values are rounded before they are summed.
+        note_terms: returns, for an exchange, the dictionary to which every sum that the method asks for is added.
+    """
+
+    def __init__(
+        self, numbers: FixedPoint, note_terms: Callable[[Exchange], dict[Term, None]] = lambda exchange: {}
+    ) -> None:
+        self._numbers, self._note_terms = numbers, note_terms
+        self._terms: dict[Term, None] = {}
+
+    def send(self, task: ExchangeTask) -> ExchangeTask:
+        """Return the task, if its replies are not folded.
+
+        Raises:
+            SingleReplies: they are.
+        """
+        refuse_folds(task)
+        self._terms = self._note_terms(task.exchange)
+        return task
+
+    def collect(self, replies: Replies) -> Replies:
+        """Return replies without values of single clients; each loss is the mean of all.
+
+        Raises:
+            SingleReplies: an entry whose shapes differ between clients.
+        """
+        if not replies.ids:
+            return replies
+        _check_equal_shapes(replies.content)
+        sums = CountedSums(with_loss(replies.content, replies.train_loss), self._numbers)
+        sums.asked = self._terms
+        loss = mean_loss(*(sums.total(term) for term in ALWAYS))
+        shapes = {path: (value.shape, value.dtype) for path, value in flatten(replies.content).items()}
+        return Replies(replies.ids, hidden(shapes, sums), loss.expand(len(replies.ids)))
+
+
+def _check_equal_shapes(content: Mapping[str, Any], path: str = "") -> None:
+    for name, value in content.items():
+        if isinstance(value, list):
+            raise SingleReplies(f"'{path}{name}', whose shapes differ between clients")
+        if isinstance(value, Mapping):
+            _check_equal_shapes(value, f"{path}{name}/")
