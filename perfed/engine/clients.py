@@ -121,6 +121,10 @@ class RoundClients:
         """Randomness of the server in this round for ``purpose``."""
         return rng.key(self._engine.initialiser.seed, "server", purpose, self.round)
 
+    def mean(self, stacked: Tree, weights: torch.Tensor | None = None, *, current: Tree) -> dict[str, Any]:
+        """Return the mean over clients or its replacement (:meth:`perfed.method.exchange.Clients.mean`)."""
+        return self._engine.initialiser.aggregator.aggregate(stacked, weights, current)
+
     def show(self, name: str, **arrays: Any) -> None:
         """Keep ``arrays`` for the run, under ``name``."""
         self.record.arrays[name] = arrays
@@ -178,6 +182,7 @@ class RoundClients:
         replies, record.after = self._engine.run(
             exchange, payload, self.ids, reduce, kept, self._asked(), self._arriving
         )
+        replies.aggregator = self._engine.initialiser.aggregator
         if self.invitation is not None:
             self._arrived(replies)
         record.exchanges += 1

@@ -24,11 +24,14 @@ from pydantic import (
     model_validator,
 )
 
+from perfed.aggregation.aggregator import aggregator_id
+from perfed.aggregation.settings import Aggregation
 from perfed.data.federation import Federation
 from perfed.datasets import Data, dataset_id, located
 from perfed.engine.secure_aggregation import SecureAggregation
 from perfed.errors import PerfedError, did_you_mean, first_problem
 from perfed.experiment.build import Stages
+from perfed.method.aggregation import check_aggregation, refuse_aggregation
 from perfed.method.extension import extension_id
 from perfed.method.method import Method
 from perfed.method.registry import entry, method_id
@@ -41,6 +44,7 @@ from perfed.participation.settings import Participation, table_fields
 from perfed.plugins import bare_name, known_as
 from perfed.privacy.apply import PrivateMethod, privately
 from perfed.privacy.before import UNCOUNTED, check_public
+from perfed.privacy.client import ClientPrivacy
 from perfed.privacy.metrics import Measured
 from perfed.privacy.settings import Privacy
 from perfed.run.callbacks import build_callbacks
@@ -90,6 +94,9 @@ class Experiment(BaseModel):
         description="the server gets sums over clients, and no client's reply",
         exclude_if=lambda given: given is None,
     )
+    aggregation: Aggregation = Field(
+        Aggregation(), description="what takes the place of the mean over clients", exclude_if=unless(Aggregation())
+    )
     privacy: Privacy | None = Field(None, description="differential privacy", exclude_if=unless(None))
 
     _built: dict[str, tuple[Method, Stages]] = PrivateAttr(default_factory=dict)
@@ -105,6 +112,9 @@ class Experiment(BaseModel):
             stages = _checked(Stages, {**self.model.given, **own}, "model")
             stages.build(num_outputs=1)
             self._built[name] = method, stages
+        check_aggregation(self.aggregation, self.built_method, sums_only=self.secure_aggregation is not None)
+        if not self.aggregation.aggregator.is_mean and self.privacy is not None and self.privacy.unit == "client":
+            raise refuse_aggregation(self.aggregation, ClientPrivacy.needs_mean)
         self.build_participation()
         build_callbacks(self.callbacks)
         return self
@@ -339,7 +349,8 @@ def merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def canonical(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``table`` with the names of its methods, extensions, data set and policy as perfed writes them.
+    """Return ``table`` with the names of its methods, extensions, data set, policy and kind of aggregation
+    as perfed writes them.
 
     Tables of a method under two spellings become one, of which what comes later wins. What is not known stays as it
     is: validation says so.
@@ -351,7 +362,11 @@ def canonical(table: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(table)
     if "method" in result:
         result["method"] = _known(method_id, result["method"])
-    for section, key, known in (("data", "name", dataset_id), ("participation", "policy", policy_id)):
+    for section, key, known in (
+        ("data", "name", dataset_id),
+        ("participation", "policy", policy_id),
+        ("aggregation", "kind", aggregator_id),
+    ):
         if isinstance(found := result.get(section), Mapping) and key in found:
             result[section] = {**found, key: _known(known, found[key])}
     if isinstance(participation := result.get("participation"), Mapping):
