@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 import perfed.aggregation.kinds  # noqa: F401 - registers the kinds
 from perfed.aggregation.aggregator import Aggregator, aggregator_entry, aggregator_id, check_settings
+from perfed.errors import PerfedError
 from perfed.settings import STRICT
 
 
@@ -37,6 +38,8 @@ class Aggregation(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_settings(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise PerfedError(f"aggregation must be a table (given: {value!r}); write aggregation.kind = {value!r}")
         if not isinstance(value, Mapping) or not isinstance(kind := value.get("kind", "mean"), str):
             return value
         kind = aggregator_id(kind)
