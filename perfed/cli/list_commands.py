@@ -64,7 +64,7 @@ def show_command(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="print JSON: kind and facts")] = False,
 ) -> None:
-    """Show what a method, data set, experiment, policy or kind of aggregation is, its settings, and a command to try."""
+    """Show what a method, data set, experiment or policy is, its settings, what it needs, and a command to try."""
     hits = found(name)
     if as_json:
         return print_json(hits)

@@ -31,7 +31,6 @@ from perfed.datasets import Data, dataset_id, located
 from perfed.engine.secure_aggregation import SecureAggregation
 from perfed.errors import PerfedError, did_you_mean, first_problem
 from perfed.experiment.build import Stages
-from perfed.method.aggregation import check_aggregation, refuse_aggregation
 from perfed.method.extension import extension_id
 from perfed.method.method import Method
 from perfed.method.registry import entry, method_id
@@ -44,7 +43,6 @@ from perfed.participation.settings import Participation, table_fields
 from perfed.plugins import bare_name, known_as
 from perfed.privacy.apply import PrivateMethod, privately
 from perfed.privacy.before import UNCOUNTED, check_public
-from perfed.privacy.client import ClientPrivacy
 from perfed.privacy.metrics import Measured
 from perfed.privacy.settings import Privacy
 from perfed.run.callbacks import build_callbacks
@@ -112,9 +110,6 @@ class Experiment(BaseModel):
             stages = _checked(Stages, {**self.model.given, **own}, "model")
             stages.build(num_outputs=1)
             self._built[name] = method, stages
-        check_aggregation(self.aggregation, self.built_method, sums_only=self.secure_aggregation is not None)
-        if not self.aggregation.aggregator.is_mean and self.privacy is not None and self.privacy.unit == "client":
-            raise refuse_aggregation(self.aggregation, ClientPrivacy.needs_mean)
         self.build_participation()
         build_callbacks(self.callbacks)
         return self
