@@ -3,10 +3,10 @@
     python benchmarks/robust.py [SEEDS]
 
 Twenty clients have 200 pictures of Fashion-MNIST each, 80 % of them of four classes. In every round all of them train.
-A share of the clients, 0, 10 or 30 %, is dishonest in one of two ways. "sign": such a client trains as all do, and sends
-the server's model moved by -10 times its change. "labels": it trains on wrong labels, 9 - y in place of y. The score is
-the mean test accuracy of the honest clients' models after the last round; none where training diverged. ``docs/results/robust.json`` keeps the scores;
-runs that are in it are not repeated. Needs ``PERFED_DATA``.
+A share of the clients, 0, 10 or 30 %, is dishonest in one of two ways. "sign": such a client trains as all do, and
+sends the server's model moved by -10 times its change. "labels": it trains on wrong labels, 9 - y in place of y. The
+score is the mean test accuracy of the honest clients' models after the last round; it is missing where training
+diverged. ``docs/results/robust.json`` keeps the scores; runs that are in it are not repeated. Needs ``PERFED_DATA``.
 """
 
 from __future__ import annotations

@@ -24,9 +24,6 @@ class Aggregation(BaseModel):
     Example:
         >>> Aggregation(kind="trimmed-mean").trim
         0.1
-        >>> Aggregation(kind="median", trim=0.2)
-        Traceback (most recent call last):
-        perfed.errors.PerfedError: unknown key 'aggregation.trim'; allowed with kind = 'median': kind
     """
 
     model_config = ConfigDict(**{**STRICT, "extra": "allow"})

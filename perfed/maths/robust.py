@@ -94,7 +94,7 @@ def bound_updates(stacked: Tree, current: Tree, bound: float) -> dict[str, Any]:
     changes = {path: x - now[path] for path, x in leaves(stacked) if x.is_floating_point()}
     if not changes:
         return dict(stacked)
-    norms = torch.stack([t.double().flatten(1).square().sum(1) for t in changes.values()]).sum(0).sqrt()
+    norms = torch.stack([t.double().reshape(len(t), -1).square().sum(1) for t in changes.values()]).sum(0).sqrt()
     factors = torch.where(torch.isfinite(norms), (bound / norms).clamp(max=1), 0.0)
 
     def cut(path: str, x: Tensor) -> Tensor:
