@@ -16,6 +16,7 @@ GROUND = {"errors", "rng", "tree", "codec", "settings", "plugins", "system"}
 ROOMS = (  # from the bottom to the top; a room may use those before it
     "data",
     "maths",
+    "aggregation",
     "participation",
     "datasets",
     "model",

@@ -18,7 +18,7 @@ from typing import Any
 from perfed.errors import PerfedError
 from perfed.system import write_atomic
 
-LISTS = ("methods", "datasets", "experiments", "extensions", "leaderboards", "policies")
+LISTS = ("methods", "datasets", "experiments", "extensions", "leaderboards", "policies", "aggregations")
 """What can be listed."""
 
 _PACKAGE = Path(__file__).parents[1]

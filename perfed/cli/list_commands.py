@@ -35,6 +35,7 @@ _KINDS = {
     "extensions": "extension",
     "leaderboards": "leaderboard",
     "policies": "policy",
+    "aggregations": "aggregation",
 }
 
 
@@ -56,11 +57,14 @@ def list_command(
 @app.command("show", epilog="Example: perfed show fedpac")
 def show_command(
     name: Annotated[
-        str, typer.Argument(help="a method, data set, experiment, extension or policy", autocompletion=complete.shown)
+        str,
+        typer.Argument(
+            help="a method, data set, experiment, extension, policy or aggregation", autocompletion=complete.shown
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="print JSON: kind and facts")] = False,
 ) -> None:
-    """Say what a method, data set, experiment or policy is, its settings, what it needs, and a command to try."""
+    """Show what a method, data set, experiment or policy is, its settings, what it needs, and a command to try."""
     hits = found(name)
     if as_json:
         return print_json(hits)
@@ -150,7 +154,7 @@ def found(name: str) -> dict[str, dict[str, Any]]:
     hint = (
         f"did you mean: {', '.join(near)}?"
         if near
-        else "see 'perfed list methods', 'datasets', 'experiments' or 'policies'"
+        else "see 'perfed list methods', 'datasets', 'experiments', 'policies' or 'aggregations'"
     )
     raise PerfedError(f"nothing is called '{name}'; {hint}")
 
@@ -255,10 +259,19 @@ def _policy(item: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _aggregation(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("in files and settings", f'[aggregation] kind = "{item["name"]}"'),
+        ("about", item["about"]),
+        ("paper", item["paper"]),
+    ]
+
+
 _FACTS = {
     "method": _method,
     "data set": _dataset,
     "experiment": _experiment,
     "leaderboard": _leaderboard,
     "policy": _policy,
+    "aggregation": _aggregation,
 }

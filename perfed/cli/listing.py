@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 import perfed.methods.presets  # noqa: F401 - registers methods and presets
+from perfed.aggregation.aggregator import aggregator_entry, aggregator_id, aggregator_names
 from perfed.cli.index import digest_of_sources
 from perfed.datasets import dataset_id, dataset_names, describe
 from perfed.datasets.catalogue import DATASETS, in_words
@@ -109,23 +110,28 @@ def _command(name: str, item: Entry, differs: str) -> str:
     return f"perfed compare {item.example or _TRY[differs]} --methods {methods}"
 
 
-def _settings(fields: Mapping[str, FieldInfo], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Default, what is allowed, and meaning of each."""
+def _settings(
+    fields: Mapping[str, FieldInfo], defaults: Mapping[str, Any], *, schedules: bool = True
+) -> dict[str, Any]:
+    """Return the default, the allowed values and the meaning of each setting.
+
+    ``schedules``: whether a number may be a schedule, as among the settings of methods and extensions.
+    """
     return {
         key: {
             "default": defaults.get(
                 key, "needed" if field.is_required() else field.get_default(call_default_factory=True)
             ),
-            "allowed": _allowed(key, field),
+            "allowed": _allowed(key, field, schedules),
             "description": field.description,
         }
         for key, field in fields.items()
     }
 
 
-def _allowed(key: str, field: FieldInfo) -> str:
+def _allowed(key: str, field: FieldInfo, schedules: bool) -> str:
     words = _ALLOWED.get(key) or in_words(field.rebuild_annotation())
-    return f"{words}, or schedule" if takes_schedule(field.annotation) else words
+    return f"{words}, or schedule" if schedules and takes_schedule(field.annotation) else words
 
 
 def _extension(name: str) -> dict[str, Any]:
@@ -144,7 +150,20 @@ def _describe_policy(name: str) -> dict[str, Any]:
         "about": " ".join(_plain(part) for part in paragraphs),
         "paper": _paper_in(item.summary),
         "try": f"perfed compare digits-label-skew {item.example} --methods fedavg,fedavg+{name}".replace("  ", " "),
-        "settings": _settings(item.settings.model_fields, {}),
+        "settings": _settings(item.settings.model_fields, {}, schedules=False),
+    }
+
+
+def _describe_aggregator(name: str) -> dict[str, Any]:
+    item = aggregator_entry(name)
+    paragraphs = (item.aggregator.__doc__ or "").split("\n\n")[1:]
+    return {
+        "name": aggregator_id(name),
+        "summary": item.summary,
+        "about": " ".join(_plain(part) for part in paragraphs),
+        "paper": _paper_in(item.summary),
+        "try": f"perfed compare digits-label-skew aggregation.kind={name} --methods local,fedavg,ditto",
+        "settings": _settings(item.settings.model_fields, {}, schedules=False),
     }
 
 
@@ -190,6 +209,7 @@ def facts_of(name: str) -> dict[str, dict[str, Any]]:
         ("data set", dataset_id, _dataset),
         ("extension", extension_id, _extension),
         ("policy", policy_id, _describe_policy),
+        ("aggregation", aggregator_id, _describe_aggregator),
     ):
         try:
             found[kind] = facts(known(name))
@@ -262,6 +282,7 @@ def all_lists() -> dict[str, Any]:
     lists |= {"experiments": _experiments(), "extensions": [_extension(name) for name in extension_names()]}
     lists["leaderboards"] = _leaderboards()
     lists["policies"] = [_describe_policy(name) for name in policy_names()]
+    lists["aggregations"] = [_describe_aggregator(name) for name in aggregator_names()]
     tables: tuple[type[BaseModel], ...] = (Experiment, *SECTIONS.values())
     named = {
         "training": list(Method.model_fields),

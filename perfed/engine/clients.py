@@ -80,6 +80,10 @@ class RoundClients:
         """Return the server's random key in this round for ``purpose``."""
         return rng.key(self._engine.initialiser.seed, "server", purpose, self.round)
 
+    def mean(self, stacked: Tree, weights: torch.Tensor | None = None, *, current: Tree) -> dict[str, Any]:
+        """Return the mean over clients or its replacement (:meth:`perfed.method.exchange.Clients.mean`)."""
+        return self._engine.initialiser.aggregator.aggregate(stacked, weights, current)
+
     def show(self, name: str, **arrays: Any) -> None:
         """Keep ``arrays`` for the run, under ``name``."""
         self.record.arrays[name] = arrays
@@ -122,6 +126,7 @@ class RoundClients:
         """Run one exchange; see :class:`perfed.engine.steps.step.ExchangeTask` for the arguments."""
         exchange = Exchange(program, self.round, self._first_exchange + self.record.exchanges)
         replies = self._engine.run(ExchangeTask(exchange, payload, self.ids, reduce, extensions), self.steps)
+        replies.aggregator = self._engine.initialiser.aggregator
         self.ids = self.record.participants = replies.ids
         self.record.exchanges += 1
         self._losses.append(replies.train_loss)

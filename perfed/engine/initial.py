@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from perfed import rng
+from perfed.aggregation.settings import Aggregation
 from perfed.data.client import Client
 from perfed.data.columns import Columns
 from perfed.data.federation import Federation
@@ -22,6 +23,7 @@ from perfed.data.inputs import check_names
 from perfed.engine.secure_aggregation import SecureAggregation
 from perfed.errors import PerfedError
 from perfed.maths.sums import SingleReplies
+from perfed.method.aggregation import check_aggregation, refuse_aggregation
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import ServerState
 from perfed.method.extension import Extension
@@ -44,9 +46,11 @@ class Initialiser:
         dtype, device: of parameters and inputs.
         watched: ids of the clients whose loss of each local epoch is wanted.
         secure: how replies are summed where the server sees their sums alone; ``None``: it sees the replies.
+        aggregation: what the server makes of replies that are averaged; default: their mean.
 
     Raises:
-        PerfedError: with ``secure``, an extension that must see single replies; a set that is declared twice.
+        PerfedError: a kind of aggregation that the method cannot use; with ``secure``, an extension that must see
+            single replies; a set that is declared twice.
     """
 
     def __init__(
@@ -58,7 +62,11 @@ class Initialiser:
         device: torch.device | str = "cpu",
         watched: Collection[str] = (),
         secure: SecureAggregation | None = None,
+        aggregation: Aggregation | None = None,
     ) -> None:
+        self.aggregation = aggregation or Aggregation()
+        check_aggregation(self.aggregation, method, sums_only=secure is not None)
+        self.aggregator = self.aggregation.aggregator
         self.method = method
         self.model = method.adapt(model)
         self.seed = seed
@@ -165,6 +173,10 @@ class Initialiser:
             PerfedError: shared parameters whose shapes differ between clients; names two of them.
         """
         info = self.info(federation)
+        if not self.aggregator.is_mean and any(not all(client.held or ()) for client in federation):
+            raise refuse_aggregation(
+                self.aggregation, "clients share columns by name (data.columns = 'named'), and some lack a column"
+            )
         self._check_shared(federation)
         self._check_outputs(federation)
         shape = federation.clients[0].input_shape

@@ -24,6 +24,8 @@ from pydantic import (
     model_validator,
 )
 
+from perfed.aggregation.aggregator import aggregator_id
+from perfed.aggregation.settings import Aggregation
 from perfed.data.federation import Federation
 from perfed.datasets import Data, dataset_id, located
 from perfed.engine.secure_aggregation import SecureAggregation
@@ -90,6 +92,9 @@ class Experiment(BaseModel):
         None,
         description="the server gets sums over clients, and no client's reply",
         exclude_if=lambda given: given is None,
+    )
+    aggregation: Aggregation = Field(
+        Aggregation(), description="what takes the place of the mean over clients", exclude_if=unless(Aggregation())
     )
     privacy: Privacy | None = Field(None, description="differential privacy", exclude_if=unless(None))
 
@@ -341,7 +346,8 @@ def merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def canonical(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``table`` with the names of its methods, extensions, data set and policy as perfed writes them.
+    """Return ``table`` with the names of its methods, extensions, data set, policy and kind of aggregation
+    as perfed writes them.
 
     Tables of a method under two spellings become one, of which what comes later wins. What is not known stays as it
     is: validation says so.
@@ -353,7 +359,11 @@ def canonical(table: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(table)
     if "method" in result:
         result["method"] = _known(method_id, result["method"])
-    for section, key, known in (("data", "name", dataset_id), ("participation", "policy", policy_id)):
+    for section, key, known in (
+        ("data", "name", dataset_id),
+        ("participation", "policy", policy_id),
+        ("aggregation", "kind", aggregator_id),
+    ):
         if isinstance(found := result.get(section), Mapping) and key in found:
             result[section] = {**found, key: _known(known, found[key])}
     if isinstance(participation := result.get("participation"), Mapping):

@@ -247,6 +247,7 @@ def _build(
         checkpoint_seconds=experiment.checkpoint_seconds,
         server=server,
         secure=experiment.secure_aggregation,
+        aggregation=experiment.aggregation,
         callbacks=[
             *([PrivacyBudget(plan=private)] if private else []),
             *build_callbacks(experiment.callbacks),

@@ -27,7 +27,12 @@ def client_mean(stacked: Tree, num_samples: Tensor, average: Average) -> dict[st
         >>> [client_mean(stacked, num_samples, average)["w"].item() for average in ("samples", "uniform")]
         [0.25, 0.5]
     """
-    return weighted_mean(stacked, num_samples if average == "samples" else torch.ones_like(num_samples))
+    return weighted_mean(stacked, average_weights(num_samples, average))
+
+
+def average_weights(num_samples: Tensor, average: Average) -> Tensor:
+    """Return the weights of a mean over clients: ``num_samples``, or ones."""
+    return num_samples if average == "samples" else torch.ones_like(num_samples)
 
 
 def weighted_mean(stacked: Tree, weights: Tensor | None = None) -> dict[str, Any]:
@@ -47,10 +52,10 @@ def weighted_mean(stacked: Tree, weights: Tensor | None = None) -> dict[str, Any
 
     def mean(_: str, x: Tensor) -> Tensor:
         if isinstance(x, Hidden):
-            return _rounded(x.mean_by(weights), x)
+            return convert_like(x.mean_by(weights), x)
         given = torch.ones(len(x)) if weights is None else weights
         shares = given.double() / given.double().sum()
-        return _rounded(_weighted_sum(shares.to(x.device), x), x)
+        return convert_like(_weighted_sum(shares.to(x.device), x), x)
 
     return map_leaves(stacked, mean)
 
@@ -61,7 +66,7 @@ def _weighted_sum(weights: Tensor, x: Tensor) -> Tensor:
     return torch.cat([torch.tensordot(weights, block.double(), 1) for block in columns]).view(x.shape[1:])
 
 
-def _rounded(value: Tensor, like: Tensor) -> Tensor:
+def convert_like(value: Tensor, like: Tensor) -> Tensor:
     """``value`` in the dtype of ``like``."""
     return value.to(like.dtype) if torch.is_floating_point(like) else value.round().to(like.dtype)
 

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from perfed.aggregation.aggregator import Aggregator
+from perfed.aggregation.settings import Aggregation
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo
 from perfed.tree import Tree
@@ -113,6 +115,7 @@ class Replies:
         ids: sorted client ids; row j of every tensor belongs to ``ids[j]``. Tensors whose shapes differ between
             clients are lists.
         train_loss: mean training loss of each client ``(clients,)``, NaN where nothing was trained.
+        aggregator: how the run combines replies (``[aggregation]``), for extensions.
 
     An entry that was folded (``reduce``) is its total.
 
@@ -127,6 +130,7 @@ class Replies:
         self.ids = list(ids)
         self.content = dict(content)
         self.train_loss = train_loss
+        self.aggregator: Aggregator[Any] = Aggregation().aggregator
 
     def __getattr__(self, name: str) -> Any:
         content = self.__dict__.get("content", {})
@@ -191,6 +195,21 @@ class Clients(Protocol):
 
     def key(self, purpose: str) -> Tensor:
         """Randomness of the server in this round for ``purpose``."""
+
+    def mean(self, stacked: Tree, weights: Tensor | None = None, *, current: Tree) -> dict[str, Any]:
+        """Return the weighted mean over clients of every tensor, or what ``[aggregation]`` puts in its place.
+
+        Args:
+            stacked: nested dictionary of ``(clients, ...)`` tensors, from replies.
+            weights: ``(clients,)``, not negative, not all zero; ``None``: equal weights. ``(clients, entries)``: the
+                clients' weights in every entry k of tensors ``(clients, entries, ...)``, such as a class; 0 where a
+                client lacks it.
+            current: the server's values that the mean replaces, without the client axis. A bounded update is one from
+                these values. An entry without any weight keeps them.
+
+        Returns:
+            The same structure without the client axis.
+        """
 
     def show(self, name: str, **arrays: Tensor | Sequence[str]) -> None:
         """Let the run keep ``arrays`` of this round, if it is an evaluated one, in ``NAME/round-NNNN.npz``."""

@@ -56,6 +56,9 @@ class Extension(Scheduled):
     server sees sums alone it is then left out; an extension with any other ``incoming`` is refused there."""
     discreet: ClassVar[bool] = False
     """Whether clients that are elsewhere keep their losses and metrics, and draw noise with secrets of their own."""
+    needs_mean: ClassVar[str] = ""
+    """Why the extension needs the mean over clients, so that ``[aggregation]`` can have no other kind; a clause for the
+    message."""
     disclosure: ClassVar[Disclosure | None] = None
     """What the class sends, for ``[privacy]``; it is not inherited. ``[privacy]`` refuses classes without one."""
 

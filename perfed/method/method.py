@@ -24,6 +24,9 @@ from perfed.settings import LISTED
 from perfed.training.cohort import Cohort
 from perfed.training.settings import LocalTraining
 
+UNDECLARED = "this method does not declare that its rounds average replies with clients.mean (Method.needs_mean)"
+"""Why a method without a declaration refuses every kind of aggregation but the mean."""
+
 
 class Method(LocalTraining):
     """Base of all methods. A subclass declares hyper-parameters as fields, its placement, and its programs.
@@ -31,13 +34,14 @@ class Method(LocalTraining):
     Local training settings are fields of every method. Unknown settings are an error.
 
     Example:
-        >>> from perfed import PERSONAL, Reply, Run, linear, load, mlp, weighted_mean
+        >>> from perfed import PERSONAL, Reply, Run, linear, load, mlp
         >>> class MyFedPer(Method):
         ...     default_placement = {"embedding": SHARED, "body": SHARED, "head": PERSONAL}
+        ...     needs_mean = ""
         ...
         ...     def round(self, server, clients):  # on the server
         ...         reply = clients.train(self.train, shared=server.shared)
-        ...         server.shared = weighted_mean(reply.shared, reply.num_samples)
+        ...         server.shared = clients.mean(reply.shared, reply.num_samples, current=server.shared)
         ...
         ...     def train(self, cohort, shared):  # at the clients, with a leading client axis
         ...         cohort.load(shared)
@@ -48,6 +52,10 @@ class Method(LocalTraining):
         2
     """
 
+    needs_mean: ClassVar[str] = UNDECLARED
+    """Why the server needs the mean over clients, so that ``[aggregation]`` can have no other kind; a clause for the
+    message. Empty: the rounds average replies with :meth:`Clients.mean <perfed.method.exchange.Clients.mean>` only, or
+    average nothing, and every kind can be used. A class that defines ``round`` declares it anew."""
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": SHARED}
     layer_placement: ClassVar[dict[str, Placement]] = {}
     """Of parameters and buffers by name, or a pattern of names, where they do not live with their stage: those of the

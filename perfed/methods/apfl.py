@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from perfed.maths.aggregate import weighted_mean
 from perfed.method.declared import ParameterSet
 from perfed.method.disclosure import PARAMETERS, Disclosure
 from perfed.method.exchange import Clients, Reply, ServerState
@@ -31,6 +30,7 @@ class APFL(Method):
     Departures: alpha is fixed, not learnt; w is averaged after every round of local epochs.
     """
 
+    needs_mean: ClassVar[str] = ""
     disclosure: ClassVar[Disclosure | None] = Disclosure({"shared": PARAMETERS})
     fits_unused: ClassVar[str] = "train"
 
@@ -47,7 +47,7 @@ class APFL(Method):
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange; w is the plain mean over the round's clients."""
         reply = clients.train(self.train, shared=server.shared)
-        server.shared = weighted_mean(reply.shared)
+        server.shared = clients.mean(reply.shared, current=server.shared)
 
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """w and v together, each mini-batch for both."""

@@ -34,6 +34,7 @@ class Blending(Method):
     It has no name for experiments: who knows the candidates makes it.
     """
 
+    needs_mean: ClassVar[str] = "the pooled weights of a blend follow sums over all rows"
     default_placement: ClassVar[dict[str, Placement]] = dict.fromkeys(STAGES, FROZEN)
     moves_shared: ClassVar[bool] = False
     fits_unused: ClassVar[str] = ""

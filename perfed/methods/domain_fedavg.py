@@ -30,6 +30,7 @@ class DomainFedAvg(Method):
     experiments begin with ``warmup_rounds`` of FedAvg (appendix B.3).
     """
 
+    needs_mean: ClassVar[str] = "it averages by domain, with each client's share of a domain"
     default_placement: ClassVar[dict[str, Placement]] = dict.fromkeys(STAGES, SHARED)
     needs_domains: ClassVar[bool] = True
 

@@ -36,6 +36,7 @@ class FedAMP(Method):
     ``sigma`` is in units of squared distances of models; clients much farther apart than that do not meet.
     """
 
+    needs_mean: ClassVar[str] = "FedAMP mixes the clients' models pair by pair"
     disclosure: ClassVar[Disclosure | None] = Disclosure(
         {"shared": PARAMETERS}, refused={"client": "its server needs single replies, and noise is on their mean"}
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from perfed.maths.aggregate import Average, client_mean
+from perfed.maths.aggregate import Average, average_weights
 from perfed.method.disclosure import PARAMETERS, ROWS, Disclosure
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
@@ -49,6 +49,7 @@ from perfed.training.cohort import Cohort
 class FedAvg(Method):
     """Federated averaging: mean of the clients' models weighted by n_i (McMahan et al. 2017, Algorithm 1)."""
 
+    needs_mean: ClassVar[str] = ""
     disclosure: ClassVar[Disclosure | None] = Disclosure({"shared": PARAMETERS, "num_samples": ROWS})
 
     average: Average = "samples"
@@ -56,7 +57,9 @@ class FedAvg(Method):
     def round(self, server: ServerState, clients: Clients) -> None:
         """E local epochs from the global model, then the weighted mean."""
         reply = clients.train(self.train, shared=server.shared)
-        server.shared = client_mean(reply.shared, reply.num_samples, self.average)
+        server.shared = clients.mean(
+            reply.shared, average_weights(reply.num_samples, self.average), current=server.shared
+        )
 
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """Train all stages together, from the server's model."""

@@ -8,7 +8,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from perfed.maths.aggregate import weighted_mean
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
@@ -55,7 +54,8 @@ class FedDBE(FedAvg):
     def prepare(self, server: ServerState, clients: Clients) -> None:
         """The consensus: mean of the features over all clients' samples."""
         reply = clients.run(self.first_means, shared=server.shared)
-        server.shared = {**server.shared, **weighted_mean(reply.means, reply.num_samples)}
+        current = {name: server.shared[name] for name in reply.means}
+        server.shared = {**server.shared, **clients.mean(reply.means, reply.num_samples, current=current)}
 
     def first_means(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """Mean of each client's features after training a copy of the model."""

@@ -11,7 +11,6 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed.errors import PerfedError
-from perfed.maths.aggregate import weighted_mean
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
@@ -36,6 +35,7 @@ class FedEM(Method):
     training starts from the same values, and the mean of the results weighted by the mixture weights is kept.
     """
 
+    needs_mean: ClassVar[str] = ""
     moves_shared: ClassVar[bool] = False
     fits_unused: ClassVar[str] = ""
 
@@ -68,7 +68,7 @@ class FedEM(Method):
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the mean of each component."""
         reply = clients.train(self.train, components=server.components)
-        server.components = weighted_mean(reply.components, reply.num_samples)
+        server.components = clients.mean(reply.components, reply.num_samples, current=server.components)
 
     def download(self, server: ServerState) -> dict[str, Any]:
         """Every client gets all the components."""

@@ -34,6 +34,7 @@ class FedFomo(Method):
     Before evaluation a client combines what P likes best now. Personal parameters are neither sent nor combined.
     """
 
+    needs_mean: ClassVar[str] = "FedFomo sends clients each other's models and averages none"
     moves_shared: ClassVar[bool] = False
     uses_validation: ClassVar[bool] = True
     fits_unused: ClassVar[str] = ""

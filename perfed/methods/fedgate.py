@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from perfed.maths.aggregate import weighted_mean
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.registry import register
@@ -36,6 +35,8 @@ class FedGATE(Scaffold):
     :class:`~perfed.methods.scaffold.Scaffold`.
     """
 
+    needs_mean: ClassVar[str] = ""
+
     def sets(self) -> dict[str, ParameterSet]:
         """``control``: Delta on the server; ``own_control``: ``delta_j + Delta_j``, and whether there is one."""
         sets = super().sets()
@@ -44,8 +45,9 @@ class FedGATE(Scaffold):
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the server's step and the mean Delta."""
         reply = clients.train(self.train, shared=server.shared, control=server.control)
-        server.shared = self.stepped(server.shared, weighted_mean(reply.shared))
-        server.control = {**server.control, **weighted_mean(reply.mean)}
+        server.shared = self.stepped(server.shared, clients.mean(reply.shared, current=server.shared))
+        current = {name: server.control[name] for name in reply.mean}
+        server.control = {**server.control, **clients.mean(reply.mean, current=current)}
 
     def train(self, cohort: Cohort, shared: dict[str, Any], control: dict[str, Any]) -> Reply:
         """Corrected local steps, and the mean of the client's own gradients in them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -28,6 +30,8 @@ class FedHeNN(Local):
     received models, then local training towards their mean. Inputs pass in evaluation mode. CKA is the centred one;
     the authors of FLIC used it without centring and with the other sign, which hardly mattered at their eta.
     """
+
+    needs_mean: ClassVar[str] = "FedHeNN's common kernel is a mean of similarities"
 
     eta: float = Field(0.1, ge=0, description="weight of the alignment of kernels")
     points: int = Field(100, ge=2, description="common inputs per round")

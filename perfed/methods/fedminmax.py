@@ -33,6 +33,7 @@ class FedMinMax(Method):
     ascend on the simplex of what is left.
     """
 
+    needs_mean: ClassVar[str] = "FedMinMax follows sums of the domains' losses over clients"
     needs_domains: ClassVar[bool] = True
 
     domain_lr: float = Field(0.1, ge=0, description="eta_mu, learning rate of the domains' weights")

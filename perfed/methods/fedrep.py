@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from perfed.maths.aggregate import Average, client_mean
+from perfed.maths.aggregate import Average, average_weights
 from perfed.method.disclosure import PARAMETERS, ROWS, Disclosure
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
@@ -23,6 +23,7 @@ class FedRep(Method):
     where it is shared, and trained together with the head where it is personal.
     """
 
+    needs_mean: ClassVar[str] = ""
     disclosure: ClassVar[Disclosure | None] = Disclosure({"shared": PARAMETERS, "num_samples": ROWS})
     default_placement: ClassVar[dict[str, Placement]] = {
         "embedding": SHARED,
@@ -45,7 +46,9 @@ class FedRep(Method):
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the mean of the representations."""
         reply = clients.train(self.train, shared=server.shared)
-        server.shared = client_mean(reply.shared, reply.num_samples, self.average)
+        server.shared = clients.mean(
+            reply.shared, average_weights(reply.num_samples, self.average), current=server.shared
+        )
 
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """Head (with a personal embedding), then representation."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from perfed.maths.aggregate import weighted_mean
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
 from perfed.method.registry import register
@@ -29,6 +28,8 @@ class HFMAML(Method):
     every evaluation of a gradient, also those at the shifted points.
     """
 
+    needs_mean: ClassVar[str] = ""
+
     alpha: float = Field(0.01, ge=0, description="rate of the inner step and of adaptation")
     variant: Literal["hessian-free", "first-order", "exact"] = Field(
         "hessian-free",
@@ -45,7 +46,7 @@ class HFMAML(Method):
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the plain mean over the round's clients."""
         reply = clients.train(self.train, shared=server.shared)
-        server.shared = weighted_mean(reply.shared)
+        server.shared = clients.mean(reply.shared, current=server.shared)
 
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """Local steps along the meta-gradient, all stages together."""

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from perfed.maths.aggregate import weighted_mean
 from perfed.method.declared import ParameterSet
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
@@ -27,6 +26,7 @@ class HypCluster(Method):
     Personal parameters, if the placement has any, stay one per client and are used with whichever model is chosen.
     """
 
+    needs_mean: ClassVar[str] = ""
     moves_shared: ClassVar[bool] = False
     fits_unused: ClassVar[str] = ""
 
@@ -40,9 +40,10 @@ class HypCluster(Method):
         """One exchange, then the mean per cluster."""
         reply = clients.train(self.train, models=server.models)
         weights = F.one_hot(reply.choice, self.clusters) * reply.num_samples[:, None]
+        entries = [entry_of(server.models, j) for j in range(self.clusters)]
         entries = [
-            weighted_mean(reply.model, weights[:, j]) if weights[:, j].any() else entry_of(server.models, j)
-            for j in range(self.clusters)
+            clients.mean(reply.model, weights[:, j], current=entry) if weights[:, j].any() else entry
+            for j, entry in enumerate(entries)
         ]
         server.models = {name: torch.stack([entry[name] for entry in entries]) for name in server.models}
 

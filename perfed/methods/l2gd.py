@@ -11,7 +11,6 @@ from torch import Tensor
 
 from perfed import rng
 from perfed.data.federation import Federation
-from perfed.maths.aggregate import weighted_mean
 from perfed.method.declared import ParameterSet
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
@@ -40,6 +39,7 @@ class L2GD(Method):
     mean is over the round's clients. Parameters that are placed personal are trained along and not averaged.
     """
 
+    needs_mean: ClassVar[str] = ""
     moves_shared: ClassVar[bool] = False  # it keeps the mean there, and clients go on from models of their own
     fits_unused: ClassVar[str] = "train_anew"
 
@@ -72,7 +72,7 @@ class L2GD(Method):
         count = geometric(clients.key("local iterations"), self.probability)
         repeats = geometric(clients.key("averaging iterations"), 1 - self.probability)
         reply = clients.train(self.train, epochs=torch.tensor(count))
-        server.shared = weighted_mean(reply.local)
+        server.shared = clients.mean(reply.local, current=server.shared)
         clients.run(self.average, mean=server.shared, repeats=torch.tensor(repeats))
 
     def train(self, cohort: Cohort, epochs: Tensor) -> Reply:

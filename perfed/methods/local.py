@@ -26,6 +26,7 @@ class Local(Method):
     Takes part like every other method (equal local steps): a client trains in the rounds it is chosen for.
     """
 
+    needs_mean: ClassVar[str] = ""
     disclosure: ClassVar[Disclosure | None] = Disclosure()
     default_placement: ClassVar[dict[str, Placement]] = dict.fromkeys(STAGES, PERSONAL)
 

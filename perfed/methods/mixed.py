@@ -60,6 +60,7 @@ class Mixed(Local):
     Sources: Breslow and Clayton 1993 (penalised quasi-likelihood); MacKay 1992 (evidence); Gelman and Hill 2007.
     """
 
+    needs_mean: ClassVar[str] = "a mixed model combines Hessians and minima of the clients, not models"
     fits_unused: ClassVar[str] = ""
 
     shared_pull: Literal["empirical"] | Number = Field(

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from perfed.data.federation import Federation
-from perfed.maths.aggregate import weighted_mean
 from perfed.method.declared import ParameterSet
 from perfed.method.disclosure import PARAMETERS, Disclosure
 from perfed.method.exchange import Clients, Reply, ServerState
@@ -30,6 +29,7 @@ class MRMTL(Method):
     trained along, without a pull.
     """
 
+    needs_mean: ClassVar[str] = ""
     disclosure: ClassVar[Disclosure | None] = Disclosure({"shared": PARAMETERS})
     fits_unused: ClassVar[str] = "train"
 
@@ -43,7 +43,7 @@ class MRMTL(Method):
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the plain mean of the models."""
         reply = clients.train(self.train, shared=server.shared)
-        server.shared = weighted_mean(reply.shared)
+        server.shared = clients.mean(reply.shared, current=server.shared)
 
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """Train all stages together, from the client's own model, near the mean."""

@@ -39,6 +39,7 @@ class PFedHN(Method):
     Buffers (batch-norm statistics) are not generated but personal; personal parameters stay with the client.
     """
 
+    needs_mean: ClassVar[str] = "pFedHN's hypernetwork follows a sum of the clients' gradients"
     moves_shared: ClassVar[bool] = False
     fits_unused: ClassVar[str] = ""
     joins: ClassVar[str | None] = None

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 from pydantic import Field, ValidationInfo, field_validator
 
 from perfed.data.federation import Federation
-from perfed.maths.aggregate import weighted_mean
 from perfed.method.declared import ParameterSet
 from perfed.method.disclosure import PARAMETERS, Disclosure
 from perfed.method.exchange import Clients, Reply, ServerState
@@ -34,6 +33,7 @@ class PFedMe(Method):
     (``proximal = "implicit"``) are stable for any ``lam``; their fixed point, the same, is not reached in a few steps.
     """
 
+    needs_mean: ClassVar[str] = ""
     disclosure: ClassVar[Disclosure | None] = Disclosure({"shared": PARAMETERS})
     fits_unused: ClassVar[str] = "train"
 
@@ -67,7 +67,7 @@ class PFedMe(Method):
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the server's step to the plain mean over the round's clients."""
         reply = clients.train(self.train, shared=server.shared)
-        mean = weighted_mean(reply.shared)
+        mean = clients.mean(reply.shared, current=server.shared)
         old = server.shared
         server.shared = {
             name: (1 - self.beta) * old[name] + self.beta * t if t.is_floating_point() else t

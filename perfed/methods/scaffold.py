@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -39,6 +39,8 @@ class Scaffold(Method):
     Parameters that are placed personal are trained without correction. For those per domain K is the number of
     mini-batches with a sample of the domain.
     """
+
+    needs_mean: ClassVar[str] = "SCAFFOLD's control variate is a sum of the clients' changes"
 
     optimizer: Literal["adam", "sgd"] = Field("sgd", description="local optimiser; only sgd is possible")
     lr: float | dict[str, float] = Field(1e-2, description="learning rate, or one per stage (missing stages: 1e-3)")

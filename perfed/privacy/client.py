@@ -39,6 +39,7 @@ class ClientPrivacy(Extension):
     name: ClassVar[str] = "client-privacy"
     checks_again: ClassVar[bool] = True
     discreet: ClassVar[bool] = True
+    needs_mean: ClassVar[str] = "the noise of privacy.unit = 'client' is accounted for a mean over clients"
 
     clip: float = Field(1.0, gt=0, description="C, largest norm of a client's change")
     noise: float = Field(0.0, ge=0, description="z, noise of the sum of changes in units of C")

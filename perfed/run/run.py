@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from perfed.aggregation.settings import Aggregation
 from perfed.data.federation import Federation
 from perfed.engine.evaluate import Metrics
 from perfed.engine.initial import Initialiser
@@ -58,6 +59,7 @@ class Run(OwnModels):
         directory: where results and checkpoints go (``None``: kept in memory), these ``checkpoint_seconds`` apart.
         server: makes the run's server, in place of one whose clients are here, in this process or on Ray's workers.
         secure: how replies are summed where the server sees their sums alone; ``None``: it sees the replies.
+        aggregation: what the server makes of replies that are averaged; default: their mean.
         callbacks: that ride along, in their order, behind those that evaluation and snapshots ask for.
 
     Attributes:
@@ -94,6 +96,7 @@ class Run(OwnModels):
         checkpoint_seconds: float = 30.0,
         server: Callable[..., Server] | None = None,
         secure: SecureAggregation | None = None,
+        aggregation: Aggregation | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         if rounds < 1:
@@ -109,7 +112,7 @@ class Run(OwnModels):
         watched = federation.ids[: self.snapshots.clients] if self.snapshots.losses else ()
         model = by_columns(model, federation.named_inputs)
         device = usable_device(str(device), f"device = '{device}'")
-        initialiser = Initialiser(method, model, seed, dtype, device, watched, secure)
+        initialiser = Initialiser(method, model, seed, dtype, device, watched, secure, aggregation)
         if secure is not None:
             secure.check(participation or Participation(), len(federation), federation.clients[0].held is not None)
             check_sums_suffice(self.federation, initialiser)

@@ -19,11 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from perfed.aggregation.settings import Aggregation
 from perfed.data.federation import Federation
 from perfed.engine.evaluate import Metrics
 from perfed.engine.executor import LocalExecutor
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
+from perfed.method.aggregation import find_reason_for_mean
 from perfed.method.disclosure import disclosure_of
 from perfed.method.extension import Extension
 from perfed.method.method import Method
@@ -307,6 +309,41 @@ def declared_entries_are_sent(make: Make) -> None:
             demand(sent == declared, f"{name} sends {sorted(sent)}, and its disclosure declares {sorted(declared)}")
 
 
+ROBUST = (
+    Aggregation(kind="median"),
+    Aggregation(kind="trimmed-mean", trim=0.2),
+    Aggregation(kind="norm-bound", bound=1e-3),
+)
+"""Kinds of aggregation whose results differ from the mean in almost every round."""
+
+
+def aggregation_is_replaced_or_refused(make: Make) -> None:
+    """Check that each kind of aggregation replaces the mean, or is refused in one line with the declared reason."""
+    reason = find_reason_for_mean(make())
+
+    def served(aggregation: Aggregation, options: Mapping[str, Any]) -> Server:
+        method = make()
+        return serve(method, blobs((8, 7, 6)), model=network_for(method), aggregation=aggregation, **options)
+
+    for engine, options in TWO_ENGINES.items():
+        mean = served(Aggregation(), options)
+        before = dict(leaves(mean.sets))
+        after = dict(leaves(train(mean, 2).sets))
+        averages = any(not torch.equal(tensor, after[path]) for path, tensor in before.items())
+        for aggregation in ROBUST:
+            where = f"{engine}, aggregation.kind = '{aggregation.kind}'"
+            if reason:
+                message = refusal(partial(served, aggregation, options))
+                demand(reason in message, f"{where}: it is not refused with the declared reason (needs_mean)")
+                continue
+            server = train(served(aggregation, options), 2)
+            for path, tensor in every_tensor(server).items():
+                demand(bool(torch.isfinite(tensor.double()).all()), f"{where}: {'/'.join(path)} is not finite")
+            finite(server.evaluate("test"), where)
+            same = all(torch.equal(tensor, after[path]) for path, tensor in leaves(server.sets))
+            demand(not (averages and same), f"{where}: the result is that of the mean; use clients.mean")
+
+
 class _Stop(Exception):
     """Ends a run in the middle."""
 
@@ -401,6 +438,7 @@ CHECKS: dict[str, Callable[[Make], object]] = {
     "clients are not mixed": clients_are_not_mixed,
     "state is declared": state_is_declared,
     "declared entries are sent": declared_entries_are_sent,
+    "aggregation is replaced or refused": aggregation_is_replaced_or_refused,
     "a resumed run ends with the same bits": a_resumed_run_ends_with_the_same_bits,
     "evaluation changes nothing": evaluation_changes_nothing,
     "engines agree": engines_agree,

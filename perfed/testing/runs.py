@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from perfed.aggregation.settings import Aggregation
 from perfed.codec import decode, encode
 from perfed.data.federation import Federation
 from perfed.engine.engine import Engine, InProcessEngine
@@ -136,10 +137,11 @@ def serve(
     participation: Participation | None = None,
     clock: Clock | None = None,
     secure: SecureAggregation | None = None,
+    aggregation: Aggregation | None = None,
 ) -> Server:
     """Return a server before its preparation; ``participation`` is in place of ``rate``."""
     model = by_columns(model or network_for(method, federation.num_classes or 1), federation.named_inputs)
-    initialiser = Initialiser(method, model, seed, dtype, device, secure=secure)
+    initialiser = Initialiser(method, model, seed, dtype, device, secure=secure, aggregation=aggregation)
     plan = plan or Plan(engine, chunk, remember=False)
     policy = participation or Participation(rate=rate)
     return Server(federation, initialiser, plan, policy, rounds, engine=runner, clock=clock)

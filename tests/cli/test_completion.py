@@ -43,7 +43,10 @@ def here(tmp_path, monkeypatch) -> Path:
         ("perfed resume runs/o", {"runs/one"}),
         ("perfed report runs/one runs/t", {"runs/three"}),
         ("perfed report run", {"runs/"}),
-        ("perfed list ", {"methods", "datasets", "experiments", "extensions", "leaderboards", "policies"}),
+        (
+            "perfed list ",
+            {"methods", "datasets", "experiments", "extensions", "leaderboards", "policies", "aggregations"},
+        ),
         ("perfed run x --engine s", {"sequential", "stacked"}),
     ],
 )

@@ -129,6 +129,11 @@ def test_evaluation_changes_no_state(name):
     checks.evaluation_changes_nothing(METHODS[name])
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_every_kind_of_aggregation_replaces_the_mean_or_is_refused_in_one_line(name):
+    checks.aggregation_is_replaced_or_refused(METHODS[name])
+
+
 def normed(shape):
     return nn.Sequential(nn.Linear(shape[0], 5), nn.BatchNorm1d(5), nn.ReLU())
 

@@ -10,6 +10,7 @@ from engines import blobs, cohort, difference, every_tensor, make, serve, train
 from planes import LINEAR, flat, planes, quadratic
 
 from perfed.experiment.config import validate
+from perfed.maths.aggregate import weighted_mean
 from perfed.method.exchange import Replies, ServerState
 from perfed.methods.build import build_method
 from perfed.methods.extensions.prototypes import Prototypes
@@ -187,6 +188,9 @@ class TwoReplies:
     def train(self, program, **payload):
         content = {"shared": {"w": torch.tensor([0.0, 1.0])}, "num_samples": torch.tensor([12.0, 3.0])}
         return Replies(["a", "b"], content, torch.zeros(2))
+
+    def mean(self, stacked, weights=None, *, current):
+        return weighted_mean(stacked, weights)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedavg-ft", "fedprox", "fedrep", "lg-fedavg"])

@@ -11,10 +11,10 @@ from engines import ENGINES, blobs, cohort, difference, every_tensor, make, netw
 from wasserstein import plain_w2
 
 from perfed import rng
+from perfed.engine.clients import RoundClients
 from perfed.errors import PerfedError
 from perfed.maths.divergence import sample_w2
 from perfed.method.registry import entry
-from perfed.methods import fedrep
 from perfed.methods.flic.anchors import Anchors, validated_epochs
 from perfed.methods.flic.classes import ClassAnchors
 from perfed.methods.flic.hetfedrep import HetFedRep
@@ -252,8 +252,13 @@ def test_clients_weigh_the_same_or_by_their_samples(monkeypatch):
     reply = method.extensions[0].client_update(plain, {"mean": torch.ones(2, CLASSES, LATENT).double()})
     assert reply["weight"].tolist() == [[9, 9, 0], [0, 3, 0]]
     bodies = []
-    real = fedrep.client_mean
-    monkeypatch.setattr(fedrep, "client_mean", lambda stacked, *rest: bodies.append(stacked) or real(stacked, *rest))
+    mean = RoundClients.mean
+
+    def record(clients, stacked, weights=None, *, current):
+        bodies.append(stacked)
+        return mean(clients, stacked, weights, current=current)
+
+    monkeypatch.setattr(RoundClients, "mean", record)
     for settings, shares in (({}, (0.5, 0.5)), ({"average": "samples"}, (0.75, 0.25))):
         server = train(serve(make("hetfedrep", **settings), federation), 1)
         own = bodies[-1]["body.0.weight"]

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from perfed.data.labels import no_labels
 from perfed.errors import PerfedError
-from perfed.maths.aggregate import masked_mean
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.disclosure import CLASS_COUNTS, CLASS_MEANS, Disclosure
 from perfed.method.exchange import Replies, ServerState
@@ -93,7 +92,8 @@ class Prototypes(Extension):
             return
         means, counts, old = content["means"], content["counts"], server.centroids
         known = old["known"] | (counts.sum(0) > 0)
-        server.centroids = {"mean": masked_mean(means, counts, old["mean"]), "known": known}
+        mean = replies.aggregator.aggregate({"mean": means}, counts, {"mean": old["mean"]})
+        server.centroids = {**mean, "known": known}
 
 
 def _no_centroids(info: FederationInfo, key: Tensor) -> dict[str, Any]:

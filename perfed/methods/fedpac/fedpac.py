@@ -54,6 +54,7 @@ class FedPAC(Method):
     :mod:`perfed.methods.fedpac.combination` and compared with brute force in ``tests/methods/test_combination.py``.
     """
 
+    needs_mean: ClassVar[str] = "FedPAC combines heads by second moments of the clients' features"
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": PERSONAL}
 
     collaboration: bool = Field(True, description="combine the heads of the round's clients")

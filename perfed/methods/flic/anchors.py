@@ -120,6 +120,7 @@ class Anchors(Extension):
         0.01
     """
 
+    needs_mean: ClassVar[str] = "anchors are means and covariances over the clients' classes"
     disclosure: ClassVar[Disclosure | None] = Disclosure(
         {"mean": ANCHORS, "weight": PRESENT_CLASSES, "factor": NONE["second moments"]},
         counts=(CLASS_COUNTS,),

@@ -68,6 +68,7 @@ class Forest(Method):
     The experiment's network is not used, nor are settings of its training. One round is enough.
     """
 
+    needs_mean: ClassVar[str] = "forests collect the clients' trees and average nothing"
     default_placement: ClassVar[dict[str, Placement]] = dict.fromkeys(STAGES, FROZEN)
     moves_shared: ClassVar[bool] = False
     fits_unused: ClassVar[str] = ""

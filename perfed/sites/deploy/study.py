@@ -10,9 +10,11 @@ from perfed.data.tables.public import NOTHING_OF_ROWS
 from perfed.engine.gap import GAP
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, validate
+from perfed.method.aggregation import check_aggregation, refuse_aggregation
+from perfed.methods.blending import Blending
 from perfed.sites.deploy.candidates import candidate_runs, checked_candidates, mixes
 from perfed.sites.deploy.part import table_options
-from perfed.sites.deploy.trial import private_in, task_of
+from perfed.sites.deploy.trial import method_of, private_in, task_of
 
 FASTEST = 5.0
 """Seconds that Flower itself needs for an exchange."""
@@ -67,6 +69,9 @@ def study_of(experiment: Experiment, sites: Sequence[str]) -> Experiment:
         experiment.secure_aggregation.check_sites(sites)
     study = validate({**table, "data": {**table["data"], "files": list(sites)}})
     private_in(study)
+    if mixes(study) and not study.aggregation.aggregator.is_mean:
+        raise refuse_aggregation(study.aggregation, Blending.needs_mean)
+    check_aggregation(study.aggregation, method_of(study), sums_only=study.secure_aggregation is not None)
     return study
 
 

@@ -1,0 +1,53 @@
+"""Which methods and extensions a robust kind of aggregation can be used with."""
+
+from __future__ import annotations
+
+from perfed.aggregation.settings import Aggregation
+from perfed.errors import PerfedError
+from perfed.method.method import UNDECLARED, Method
+
+
+def find_reason_for_mean(method: Method) -> str:
+    """Return why the method or one of its extensions needs the mean over clients; empty if neither does.
+
+    A class whose ``round`` is not the one that :attr:`Method.needs_mean <perfed.method.method.Method.needs_mean>` was
+    declared for counts as undeclared.
+    """
+    for cls in type(method).__mro__:
+        if "needs_mean" in vars(cls):
+            reason = str(vars(cls)["needs_mean"])
+            break
+        if "round" in vars(cls):
+            reason = UNDECLARED
+            break
+    else:
+        reason = UNDECLARED
+    if reason:
+        return reason
+    reasons = ((extension.name, extension.needs_mean) for extension in method.extensions)
+    return next((f"in the extension '{name}', {reason}" for name, reason in reasons if reason), "")
+
+
+def check_aggregation(aggregation: Aggregation, method: Method, *, sums_only: bool) -> None:
+    """Check that ``aggregation`` can take the place of the mean in the method's rounds.
+
+    Args:
+        aggregation: the ``[aggregation]`` table.
+        method: the method with its extensions.
+        sums_only: whether the server sees only sums of replies (``[secure_aggregation]``).
+
+    Raises:
+        PerfedError: it cannot; gives the reason.
+    """
+    if aggregation.aggregator.is_mean:
+        return
+    reason = find_reason_for_mean(method)
+    if sums_only:
+        reason = "it needs the replies of single clients, and under [secure_aggregation] the server sees only their sum"
+    if reason:
+        raise refuse_aggregation(aggregation, reason)
+
+
+def refuse_aggregation(aggregation: Aggregation, reason: str) -> PerfedError:
+    """Return the error that ``aggregation`` cannot take the place of the mean, with the reason."""
+    return PerfedError(f"aggregation.kind = '{aggregation.kind}' cannot replace the mean here: {reason}; allowed: mean")
