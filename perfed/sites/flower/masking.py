@@ -176,10 +176,12 @@ class Masking:
 
         Raises:
             Refused: there is no sum, it is not the one that is going on here, the message is not the one that all
-                members have agreed on, other sites were asked before for this exchange or payload, or other members
-                than this site start from another state than before.
+                members have agreed on, other sites were asked before for this exchange or payload, other members
+                than this site start from another state than before, or the message holds too large numbers.
         """
         with refusing(Said.SUM):
+            if self._allowed.discreet:
+                self._check_room(tree)
             attempt = secure.get("attempt") if isinstance(secure, dict) else None
             now = self._going_on({"sequence": header["sequence"], "attempt": attempt})
             if (request_hash(header, tree), payload_hash(header, tree)) != (now.request, now.payload):
@@ -246,6 +248,20 @@ class Masking:
             sealed = _numbered(given.get("sealed"))
             values = going.member.masked(vector.numpy().view(np.uint64), sealed)
         return torch.from_numpy(values.view(np.int64))
+
+    def _check_room(self, received: Tree) -> None:
+        """Refuse numbers of which a private reply could be too large for a sum.
+
+        The refusal of a reply would depend on the change of this site and its own share of the noise, which is less
+        than the noise of a sum. This one depends on what the server has sent and on nothing else.
+        """
+        most = self._secure.numbers(self._allowed.clients).largest / 2
+        for name, tensor in flatten(received).items():
+            if tensor.numel() and float(tensor.double().abs().max()) > most:
+                raise PerfedError(
+                    f"'{name}' of the server's message holds {float(tensor.double().abs().max()):.6g}; a private reply "
+                    f"under masks starts from at most {most:.6g} (fewer secure_aggregation.bits allow more)"
+                )
 
     def _check(self, header: Mapping[str, Any]) -> None:
         needed = {"run": str, "sequence": int, "attempt": str}

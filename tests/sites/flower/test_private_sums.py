@@ -93,6 +93,20 @@ def test_a_sum_has_the_noise_that_is_counted_also_with_the_fewest_sites(there, l
     assert torch.corrcoef(torch.stack(draws)).fill_diagonal_(0).abs().max() < 0.6
 
 
+@pytest.mark.parametrize(("part", "refusals"), [(1.0, 3), (0.6, 3), (0.4, 0)])
+def test_whether_a_site_refuses_a_sum_does_not_depend_on_its_share_of_the_noise(part, refusals, tmp_path):
+    """A server sends a number near the largest that fits, so that only replies above it would not fit."""
+    own, secure = ClientPrivacy(clip=0.5, noise=2.0, shares=3, entries=SENT), SecureAggregation(threshold=3)
+    sites = Sites(tmp_path, quick(FedAvg, extensions=(own,)), FEDERATION, secure=secure, secrets=SECRETS)
+    sites.server.prepare()
+    shared_parameters = sites.server.state.shared
+    next(iter(shared_parameters.values())).view(-1)[0] = part * secure.numbers(3).largest
+    sites.server.round(1)
+    refused = {site for site, reply in sites.transport.came if "a private reply under masks" in str(unpack(reply)[0])}
+    answered = {site for site, reply in sites.transport.came if "masked" in unpack(reply)[1]}
+    assert len(refused) == refusals and len(answered) == 3 - refusals
+
+
 def test_a_site_without_a_secret_does_not_take_part_in_a_private_study(tmp_path):
     with pytest.raises(PerfedError, match="a private study needs a secret and a budget"):
         Sites(tmp_path, quick(FedAvg, extensions=(SamplePrivacy(entries=SENT),)), FEDERATION)
