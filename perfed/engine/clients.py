@@ -18,6 +18,7 @@ from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo
 from perfed.method.exchange import Fold, Replies, Reply, ServerState
 from perfed.method.method import Method
+from perfed.tree import Tree
 
 FIRST_EXCHANGE = {"prepare": 0, "round": 0, "finish": 1000, "observe": 2000, "settle": 3000}
 """Number of the first exchange of each transaction of a round: they must not share random keys."""
