@@ -1,4 +1,4 @@
-"""Where clients are: their data, and client programs run on cohorts of them, one chunk of clients at a time."""
+"""The place of clients: runs client programs where their data are, on one chunk of clients at a time."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class ChunkResult:
         return replace(self, changes=(*self.changes, change))
 
     def whole(self) -> ChunkResult:
-        """The same with everything made that is made client by client: it can be sent elsewhere."""
+        """Return the same result with all entries that are made client by client, so that it can be sent elsewhere."""
         rows = range(len(self.ids))
         made = {name: [value(row) for row in rows] for name, value in self.content.items() if callable(value)}
         return replace(self, content={**self.content, **made})
@@ -144,7 +144,7 @@ class ChunkResult:
 
 @dataclass(frozen=True)
 class Background:
-    """What a host knows of the federation beyond its own clients.
+    """What the place of some clients knows of the federation besides these clients.
 
     Attributes:
         info: what the server knows before the first round.
@@ -160,21 +160,21 @@ class Background:
 
     @classmethod
     def of(cls, federation: Federation, info: FederationInfo) -> Background:
-        """Of all its clients."""
+        """Return the background of all clients of the federation."""
         shapes = tuple(dict.fromkeys(client.input_shape for client in federation))
         return cls(info, shapes, tuple(federation.domains_in("train")), federation.augment)
 
 
 class LocalExecutor:
-    """Some of the clients, at one place: runs client programs where their data are.
+    """Runs client programs on some of the clients, where their data are.
 
-    It keeps nothing between exchanges: states come with the work and go back with what was done.
+    It keeps nothing between exchanges: states come with the task and leave with its result.
 
     Args:
         clients: inputs must already have the run's dtype.
         background: of the federation.
         initialiser: method, model, seed.
-        plan: how work is cut up.
+        plan: how clients are divided into chunks.
 
     Attributes:
         layouts: architecture of clients by the shape of their inputs; those that can share a stack have one label.
@@ -232,22 +232,24 @@ class LocalExecutor:
         with use_threads(self.plan.untimed_threads):
             cohort = self.cohort([self.clients[i] for i in work.ids], work.exchange, work.states)
             if work.exchange.lasting and _replacing(self.initialiser.method.extensions):
-                cohort.delivered = self._delivered(work)  # apart: programs may train in place what they get
-            return cohort, self._call(cohort, work.exchange, self._delivered(work))
+                cohort.delivered = self._expand_payload(work)  # apart: programs may train in place what they get
+            return cohort, self._call_program(cohort, work.exchange, self._expand_payload(work))
 
     def cohort(self, clients: Sequence[Client], exchange: Exchange, states: Mapping[str, Tree]) -> Cohort:
-        """``clients`` of one architecture, side by side, as ``exchange`` finds them."""
+        """Return ``clients`` of one architecture, stacked, with their states before ``exchange``."""
         layout, info = self.layouts[clients[0].input_shape], self.background.info
-        frozen = "frozen" in layout.places.values()
-        own = [self.initialiser.client_model(client) if frozen else {} for client in clients]
-        found = [self._state(client, states.get(client.id)) for client in clients]
-        model = tree.stack_padded([{**frozen, **state["model"]} for frozen, state in zip(own, found, strict=True)])
-        rest = [{name: value for name, value in state.items() if name != "model"} for state in found]
-        made = Cohort(
+        has_frozen = "frozen" in layout.places.values()
+        frozen_models = [self.initialiser.client_model(client) if has_frozen else {} for client in clients]
+        client_states = [self._read_state(client, states.get(client.id)) for client in clients]
+        model = tree.stack_padded(
+            [{**frozen, **state["model"]} for frozen, state in zip(frozen_models, client_states, strict=True)]
+        )
+        sets = [{name: value for name, value in state.items() if name != "model"} for state in client_states]
+        cohort = Cohort(
             clients,
             layout,
             model,
-            tree.stack_padded(rest),
+            tree.stack_padded(sets),
             settings=self.initialiser.method.in_round(exchange.round),
             plan=self.plan,
             where=ExchangeId(self.initialiser.seed, exchange.round, exchange.index),
@@ -257,12 +259,12 @@ class LocalExecutor:
             augment=self.background.augment,
         )
         private = next((p for e in self.initialiser.method.extensions if (p := e.private())), None)
-        made.private = None if private is None else private.at(made.num_samples, self.noise, self.counter)
-        made.noise, made.counter = self.noise, self.counter
-        made.discreet = any(extension.discreet for extension in self.initialiser.method.extensions)
-        if exchange.lasting and self.initialiser.watched.intersection(made.ids):
-            made.watch = LossCurve()
-        return made
+        cohort.private = None if private is None else private.at(cohort.num_samples, self.noise, self.counter)
+        cohort.noise, cohort.counter = self.noise, self.counter
+        cohort.discreet = any(extension.discreet for extension in self.initialiser.method.extensions)
+        if exchange.lasting and self.initialiser.watched.intersection(cohort.ids):
+            cohort.watch = LossCurve()
+        return cohort
 
     def _loss_curves(self, cohort: Cohort) -> dict[str, list[float]]:
         """Return the losses of each local epoch of the clients that are watched."""
@@ -270,12 +272,12 @@ class LocalExecutor:
         rows = [(i, row) for row, i in enumerate(cohort.ids) if i in self.initialiser.watched]
         return {i: curve.losses(row) for i, row in rows} if isinstance(curve, LossCurve) else {}
 
-    def _call(self, cohort: Cohort, exchange: Exchange, payload: dict[str, Any]) -> Reply:
+    def _call_program(self, cohort: Cohort, exchange: Exchange, payload: dict[str, Any]) -> Reply:
         method = self.initialiser.method.in_round(exchange.round)
         cohort.carried = payload.pop("extensions", {})
         if exchange.extensions != "nothing":
             cohort.extensions = BoundExtensions(method.extensions)
-        where, program = self._program(exchange.program, method)
+        where, program = self._find_program(exchange.program, method)
         reply = Reply.of(program(cohort, **payload), where)
         if exchange.extensions == "all":
             reply["extensions"] = cohort.extensions_reply()
@@ -285,28 +287,28 @@ class LocalExecutor:
             check_rows(reply, "what extensions made of a reply", cohort.ids)
         return reply
 
-    def _program(self, name: str, method: Method) -> tuple[str, Callable[..., Reply | None]]:
-        """What messages call a program of ``method``, and the program itself."""
+    def _find_program(self, name: str, method: Method) -> tuple[str, Callable[..., Reply | None]]:
+        """Return the name of a program of ``method`` in error messages, and the program itself."""
         if name.startswith(":"):
             return name[1:], partial(BUILTIN_PROGRAMS[name[1:]], method)
         extension, _, own = name.rpartition(".")
         owner: Any = next(t for t in method.extensions if t.name == extension) if extension else method
         return f"{extension or type(owner).__name__}.{own}", getattr(owner, own)
 
-    def _delivered(self, work: ChunkTask) -> dict[str, Any]:
-        """The payload with a leading client axis: what is shared is expanded, each client's own stacked."""
+    def _expand_payload(self, work: ChunkTask) -> dict[str, Any]:
+        """Return the payload with a leading client axis: shared entries are expanded, rows of clients are stacked."""
         arrived: dict[str, Any] = tree.map_leaves(work.shared, lambda _, t: _broadcast(t, len(work.ids)))
         if work.rows:
             arrived.update(tree.stack_padded([work.rows[i] for i in work.ids]))
         return arrived
 
-    def _state(self, client: Client, state: Tree | None) -> Mapping[str, Any]:
+    def _read_state(self, client: Client, state: Tree | None) -> Mapping[str, Any]:
         if state is None:
             return self.initialiser.client_state(client, self.background.info)
         return state.read() if isinstance(state, State) else state
 
     def _states(self, cohort: Cohort, shapes: Sequence[Mapping[str, torch.Size]]) -> dict[str, Tree]:
-        """Each client's own parameters and sets, which share no memory with the cohort."""
+        """Return each client's personal parameters and sets, which share no memory with the cohort."""
         for name in cohort.state:
             if name not in self.initialiser.sets or self.initialiser.sets[name].home != "client":
                 raise PerfedError(
@@ -336,7 +338,7 @@ def make_layouts(shapes: Sequence[Shape], initialiser: Initialiser, plan: Plan) 
 
 
 def _broadcast(tensor: Tensor, clients: int) -> Tensor:
-    """``tensor`` for each of ``clients`` clients."""
+    """Return ``tensor`` for each of ``clients`` clients."""
     # A program may train what it received in place. For one client that would be the server's own tensor.
     return tensor.unsqueeze(0).clone() if clients == 1 else tensor.unsqueeze(0).expand(clients, *tensor.shape)
 

@@ -60,6 +60,11 @@ def test_options(tmp_path, options, said):
         ((FLIC, FLIC + "[snapshots]\nlosses = true\n"), "snapshots.losses: losses of single sites would leave"),
         ((FLIC, FLIC + '[evaluation]\nmetrics = ["generalisation-gap"]\n'), "own models, which stay there"),
         (('"flic-hl"', '"fedrep-tsne"'), "fedrep-tsne cannot be deployed"),
+        (
+            (FLIC, FLIC + '[aggregation]\nkind = "median"\n'),
+            "aggregation.kind = 'median' cannot replace the mean here: in the extension 'anchors', anchors are means",
+        ),
+        ((FLIC, FLIC + '[aggregation]\nkind = "krum"\n'), "there is no such kind; allowed: mean, median"),
         (('"flic-hl"', '"fedbn"'), "tried on made-up tables: fedbn keeps batch-norm personal"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -11,6 +11,7 @@ import pytest
 import torch
 from engines import network_for
 
+from perfed.aggregation import Aggregation
 from perfed.data.federation import Federation, federation_of
 from perfed.data.lazy import lazy_clients, refuse_read
 from perfed.engine.initial import Initialiser
@@ -109,9 +110,13 @@ class Sites:
         secrets: Mapping[str, bytes] | None = None,
         signers: Mapping[str, SigningKey] | None = None,
         run: str = RUN,
+        aggregation: Aggregation | None = None,
     ) -> None:
         model = model or network_for(method, federation.num_classes or 1)
-        initialisers = [Initialiser(method, model, seed, dtype, secure=secure) for _ in range(len(federation) + 1)]
+        initialisers = [
+            Initialiser(method, model, seed, dtype, secure=secure, aggregation=aggregation)
+            for _ in range(len(federation) + 1)
+        ]
         who = participation or Participation()
         protocol = Protocol(rounds, len(federation), federation.num_domains, who, validated=validated)
         self.stores = {c.id: SiteStore(path / c.id, run) for c in federation}

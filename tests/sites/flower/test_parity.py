@@ -7,6 +7,7 @@ import torch
 from engines import blobs, leaves, make, serve, train
 from in_process_sites import Sites
 
+from perfed.aggregation import Aggregation
 from perfed.method.registry import known_names
 
 
@@ -36,6 +37,19 @@ def test_every_method_ends_with_the_same_bits(name, tmp_path):
     same(sites, simulated)
     a, b = simulated.evaluate("test", round_=2), sites.server.evaluate("test", round_=2)
     assert a == b
+
+
+@pytest.mark.parametrize("kind", ["median", "trimmed-mean", "norm-bound"])
+def test_robust_aggregation_is_the_same_as_in_a_simulation(kind, tmp_path):
+    federation, aggregation = blobs((12, 7, 5), dims=(4,)), Aggregation(kind=kind)
+    options = {"engine": "sequential", "plan": None, "rounds": 2}
+    simulated = train(serve(make("ditto"), federation, aggregation=aggregation, **options), 2)
+    mean = train(serve(make("ditto"), federation, **options), 2)
+    sites = Sites(tmp_path, make("ditto"), federation, rounds=2, aggregation=aggregation)
+    train(sites.server, 2)
+    same(sites, simulated)
+    differs = kind != "norm-bound"  # honest updates are shorter than 1
+    assert differs == any(not torch.equal(t, mean.state.shared[n]) for n, t in simulated.state.shared.items())
 
 
 @pytest.mark.long
