@@ -24,6 +24,7 @@ ROOMS = (  # from the bottom to the top; a room may use those before it
     "methods",
     "engine",
     "privacy",
+    "client_model",
     "run",
     "report",
     "experiment",

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfed.client_model.load import joined_sites, load_site
+from perfed.client_model.mixture import BlendSite
+from perfed.client_model.site_model import SiteModel
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.held_out import fold_as_test
 from perfed.data.names import find_name
-from perfed.data.reading import read_json
+from perfed.data.reading import read_json, to_json_values
 from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.blend import FILE, own_among
 from perfed.experiment.config import Experiment, readable, validate
@@ -25,12 +28,9 @@ from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.start import opened
 from perfed.maths.blending import ROWS, Prior, evidence, few, guarded, site_weights
 from perfed.plugins import BLEND
-from perfed.run.blend_site import BlendSite
-from perfed.run.directory import RunDirectory, plain
+from perfed.run.directory import RunDirectory
 from perfed.run.own_model import measured
 from perfed.run.run import Run
-from perfed.run.saved_site import joined_sites, load_site
-from perfed.run.site import SiteModel
 
 
 @dataclass
@@ -153,7 +153,7 @@ class BlendedModels:
     def _blended(self, client: Client, parts: dict[str, SiteModel], weights: list[float], **about: Any) -> BlendSite:
         settings = {name: self.content[name] for name in ("folds", "prior_rows")}
         made = BlendSite.of(parts, weights, settings=settings, seed=self.seed, **about)
-        return replace(made, facts={**made.facts, "metrics": plain(measured(made, client, self.federation))})
+        return replace(made, facts={**made.facts, "metrics": to_json_values(measured(made, client, self.federation))})
 
 
 def opened_models(

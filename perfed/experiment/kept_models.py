@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from perfed.client_model.estimator import EstimatorSite, keep_estimator, kept_estimator
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.names import find_name
+from perfed.data.reading import to_json_values
 from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.estimators import is_pooled
-from perfed.run.directory import RunDirectory, plain
-from perfed.run.estimator_site import EstimatorSite, keep_estimator, kept_estimator
+from perfed.run.directory import RunDirectory
 from perfed.run.own_model import facts_of, measured
-from perfed.run.summary import versions
-from perfed.system import private_files
+from perfed.system import private_files, versions
 
 FOLDER, POOLED_FILE = "estimators", "pooled.skops"
 MOST = 200
@@ -137,10 +137,10 @@ def estimator_site(
     estimator, scale = plain_estimator(fitted), federation.target_scale
     made = EstimatorSite(
         None,  # type: ignore[arg-type]
-        plain(facts),
+        to_json_values(facts),
         client.table,
         estimator,
         scale,
         training_rows=client.train,
     )
-    return replace(made, facts={**made.facts, "metrics": plain(measured(made, client, federation))})
+    return replace(made, facts={**made.facts, "metrics": to_json_values(measured(made, client, federation))})

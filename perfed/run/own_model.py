@@ -13,11 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from perfed import tree
+from perfed.client_model.card import data_facts, metrics_with_intervals, today
+from perfed.client_model.load import joined_sites, load_site
+from perfed.client_model.network import ClientModule
+from perfed.client_model.onnx_table import output_name
+from perfed.client_model.site_model import SiteModel
 from perfed.data.checks import new_inputs
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.labels import Classes
 from perfed.data.names import find_name
+from perfed.data.reading import to_json_values
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column
 from perfed.engine import evaluate
 from perfed.engine.joining import joined
@@ -28,13 +34,7 @@ from perfed.model.chain import Chain, Parameters
 from perfed.run.callback import Callback
 from perfed.run.callbacks.best import BestModels
 from perfed.run.callbacks.budget import PrivacyBudget
-from perfed.run.card import data_facts, metrics_with_intervals, today
-from perfed.run.client_module import ClientModule
-from perfed.run.directory import plain
-from perfed.run.onnx_table import output_name
-from perfed.run.saved_site import joined_sites, load_site
-from perfed.run.site import SiteModel
-from perfed.run.summary import versions
+from perfed.system import versions
 from perfed.training.cohort import Cohort
 
 
@@ -102,7 +102,7 @@ class OwnModels:
         return next((found for found in self.callbacks if isinstance(found, PrivacyBudget)), None)
 
     def site(self, client: str, trust: bool = False) -> SiteModel:
-        """Return one client's own model, apart from the run: it predicts, is saved, exported (:mod:`perfed.run.site`).
+        """Return the model of one client, which needs no run: it predicts, and can be saved and exported.
 
         Args:
             client: its id, or the name of a site that has joined the run (``perfed join``).
@@ -135,7 +135,7 @@ class OwnModels:
         rounds = self.done if rounds is None else rounds
         site = self._site(joined(self.server, client, rounds), client.id)
         budget = self._budget
-        privacy = {"privacy": plain(budget.joined(client.id, rounds))} if budget else {}
+        privacy = {"privacy": to_json_values(budget.joined(client.id, rounds))} if budget else {}
         return replace(site, facts={**site.facts, "joined": rounds, **privacy})
 
     def model(self, client: str) -> tuple[Chain, Parameters]:
@@ -163,8 +163,8 @@ class OwnModels:
         about |= {"dtype": str(cohort.dtype).removeprefix("torch."), "contributors": dict(self.contributors) or None}
         about |= {} if (spent := self.spent_by(client)) is None else {"privacy": spent}
         facts = facts_of(own, federation, domains=domains, **about)
-        made = SiteModel(network, plain(facts), own.table, training_rows=own.train)
-        return replace(made, facts={**made.facts, "metrics": plain(measured(made, own, federation))})
+        made = SiteModel(network, to_json_values(facts), own.table, training_rows=own.train)
+        return replace(made, facts={**made.facts, "metrics": to_json_values(measured(made, own, federation))})
 
     def _of(self, server: Server, client: str) -> Cohort:
         """The client alone with its own model, of a method that has one for new samples."""

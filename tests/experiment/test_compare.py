@@ -15,13 +15,13 @@ from command_line import perfed as perfed_command
 from sklearn.linear_model import LogisticRegression
 
 import perfed
+from perfed.client_model.card import card
 from perfed.datasets import dataset_names, load
 from perfed.errors import PerfedError
 from perfed.experiment.comparison import command_of
 from perfed.experiment.config import find_experiment, validate
 from perfed.experiment.overrides import override
 from perfed.experiment.start import start
-from perfed.run.card import card
 
 MODEL = {"head": "linear"}
 PLAN = {"engine": "stacked", "threads": 1}  # the same bits

@@ -11,13 +11,13 @@ from engines import blobs
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
+from perfed.client_model.estimator import keep_estimator, kept_estimator, outputs_of
+from perfed.client_model.export import export, onnx_file
 from perfed.errors import PerfedError
 from perfed.experiment import kept_models
 from perfed.experiment.config import validate
 from perfed.experiment.kept_models import KeptModels
 from perfed.experiment.sklearn_run import SklearnRun
-from perfed.run.estimator_site import keep_estimator, kept_estimator, outputs_of
-from perfed.run.export import export, onnx_file
 from perfed.testing.federations import survival
 
 TABLE = {"method": "local", "rounds": 1, "data": {"name": "digits"}, "model": {"head": "linear"}}

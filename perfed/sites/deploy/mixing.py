@@ -13,21 +13,20 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import log_softmax  # type: ignore[import-untyped]
 
+from perfed.client_model.estimator import outputs_of, rows_of
+from perfed.client_model.mixture import BlendSite
+from perfed.client_model.site_model import SiteModel
+from perfed.data.checksums import find_damage, read_checksums, write_checksums_of
 from perfed.data.client import Client, Split
 from perfed.data.federation import Federation, federation_of
-from perfed.data.reading import read_arrays
+from perfed.data.reading import read_arrays, to_json_values
 from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.factory import by_loss
 from perfed.experiment.kept_models import estimator_site
 from perfed.experiment.sklearn_run import SklearnRun
-from perfed.run.blend_site import BlendSite
-from perfed.run.checksums import find_damage, read_checksums, write_checksums_of
-from perfed.run.directory import plain
-from perfed.run.estimator_site import outputs_of, rows_of
 from perfed.run.own_model import measured
-from perfed.run.site import SiteModel
 from perfed.sites.deploy.candidates import (
     in_fold,
     mixed_at_sites,
@@ -122,7 +121,9 @@ class MixingPart(Part):
             seed=self.experiment.seed,
         )
         federation = self._whole.rows
-        return replace(made, facts={**made.facts, "metrics": plain(measured(made, federation.clients[0], federation))})
+        return replace(
+            made, facts={**made.facts, "metrics": to_json_values(measured(made, federation.clients[0], federation))}
+        )
 
     # Candidates --------------------------------------------------------------------------------------------
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from perfed.client_model.mixture import PARTS, load_blend
+from perfed.client_model.site_model import FACTS, SiteModel, load_network
 from perfed.errors import PerfedError
-from perfed.run.blend_site import PARTS, load_blend
-from perfed.run.site import FACTS, SiteModel, load_network
 
 
 def load_site(path: Path | str, trust: bool = False) -> SiteModel:

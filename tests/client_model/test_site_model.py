@@ -19,6 +19,9 @@ from sklearn.compose import ColumnTransformer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import perfed
+from perfed.client_model.card import card, metrics_with_intervals, shown_metrics
+from perfed.client_model.export import export, onnx_file, onnx_inputs
+from perfed.client_model.site_model import SiteModel
 from perfed.data.client import Client
 from perfed.data.domain_input import with_domain_input
 from perfed.data.federation import Federation
@@ -28,10 +31,7 @@ from perfed.method.registry import entry, method_names
 from perfed.model.chain import Model
 from perfed.model.lstm import lstm
 from perfed.model.presets import cnn, linear, mlp
-from perfed.run.card import card, metrics_with_intervals, shown_metrics
-from perfed.run.export import export, onnx_file, onnx_inputs
 from perfed.run.run import Run
-from perfed.run.site import SiteModel
 from perfed.training.plan import Plan
 
 NAMES = [name for name in method_names() if entry(name).method.local_data is Method.local_data]

@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from perfed.client_model.estimator import ESTIMATOR, SCALE, EstimatorSite, kept_estimator
+from perfed.client_model.facts import read_facts, read_file_checksums
+from perfed.client_model.onnx_table import onnx_package
+from perfed.client_model.site_model import DOMAIN, FACTS, SiteModel, load_network, write_site
+from perfed.data.reading import to_json_values
 from perfed.data.target_scale import TargetScale
 from perfed.errors import PerfedError
 from perfed.plugins import BLEND
-from perfed.run.directory import plain
-from perfed.run.estimator_site import ESTIMATOR, SCALE, EstimatorSite, kept_estimator
-from perfed.run.onnx_table import onnx_package
-from perfed.run.site import DOMAIN, FACTS, SiteModel, load_network, write_site
-from perfed.run.site_facts import read_facts, read_file_checksums
 
 PARTS = "parts"
 """Folder of the models that a mixture is of."""
@@ -58,7 +58,7 @@ class BlendSite(SiteModel):
         facts = {**first.facts, "method": BLEND, "rounds": 0, "dtype": wide, "domains": domains, "weights": named}
         facts["settings"] = {}
         facts["versions"] = {key: value for part in parts.values() for key, value in part.facts["versions"].items()}
-        made = {**facts, **plain(about)}
+        made = {**facts, **to_json_values(about)}
         return cls(
             None,  # type: ignore[arg-type]
             made,

@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from perfed.client_model.onnx_table import ML, ML_VERSION, OPSET, onnx_package
+from perfed.client_model.site_model import SiteModel
 from perfed.data.files import optional_package
 from perfed.data.reading import reason_of, refuse_unpacked
 from perfed.data.target_scale import TargetScale
 from perfed.errors import PerfedError
-from perfed.run.onnx_table import ML, ML_VERSION, OPSET, onnx_package
-from perfed.run.site import SiteModel
 from perfed.system import write_atomic
 
 ESTIMATOR, SCALE = "model.skops", "scale.json"

@@ -22,11 +22,11 @@ from safetensors.torch import save_file
 from sklearn.base import BaseEstimator, TransformerMixin
 
 import perfed as package
+from perfed.client_model.site_model import SiteModel, write_program
 from perfed.data.federation import Federation
 from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
 from perfed.run.run import Run
-from perfed.run.site import SiteModel, write_program
 from perfed.training.plan import Plan
 
 

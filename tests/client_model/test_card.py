@@ -8,7 +8,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from perfed import Federation, start, validate
-from perfed.run.card import card
+from perfed.client_model.card import card
 
 NAMES = [
     "<img src=x onerror=alert(1)>",

@@ -17,6 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from perfed.client_model.facts import read_facts, read_file_checksums, write_facts
+from perfed.client_model.graph import NotData, read_graph, write_graph
+from perfed.client_model.network import ClientModule
+from perfed.data.checksums import find_damage, hash_file, refuse_damage
 from perfed.data.client import Split
 from perfed.data.inputs import as_tensor, column_names, native_columns
 from perfed.data.names import compose_text
@@ -24,10 +28,6 @@ from perfed.data.reading import reason_of, refuse_untrusted
 from perfed.data.tables.problems import columns_named, pandas
 from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
-from perfed.run.checksums import find_damage, hash_file, refuse_damage
-from perfed.run.client_module import ClientModule
-from perfed.run.graph import NotData, read_graph, write_graph
-from perfed.run.site_facts import read_facts, read_file_checksums, write_facts
 
 FACTS, NETWORK, PROGRAM, TABLE = "site.json", "network.safetensors", "network.pt2", "table.zip"
 EXAMPLES = 3
@@ -42,7 +42,7 @@ class SiteModel:
 
     Attributes:
         module: from inputs of the site's shape (and domain ids, where the method needs them) to class probabilities
-            or values (:class:`~perfed.run.client_module.ClientModule`).
+            or values (:class:`~perfed.client_model.network.ClientModule`).
         facts: what ``site.json`` holds: site, method, settings, classes, features, counts of its data, metrics.
         table: the site's preprocessing, for sites that are tables; ``None`` where inputs are arrays.
         training_rows: the site's preprocessed training samples, on which exported files are checked; ``None`` where

@@ -126,7 +126,7 @@ def card(facts: dict[str, Any]) -> str:
     """Return the model card of a site, Markdown.
 
     Args:
-        facts: of its :class:`~perfed.run.site.SiteModel`.
+        facts: of its :class:`~perfed.client_model.site_model.SiteModel`.
     """
     parts = [
         f"# Model of site {markdown_text(facts['site'])}",

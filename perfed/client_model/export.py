@@ -12,15 +12,15 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save
 
+from perfed.client_model.card import card
+from perfed.client_model.estimator import EstimatorSite
+from perfed.client_model.mixture import BlendSite, mixed_network
+from perfed.client_model.onnx_table import OPSET, example_columns, onnx_package, output_name, with_preprocessing
+from perfed.client_model.site_model import DOMAIN, SiteModel, quiet, write_program
 from perfed.data.reading import reason_of
 from perfed.data.tables.problems import pandas
 from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
-from perfed.run.blend_site import BlendSite, mixed_network
-from perfed.run.card import card
-from perfed.run.estimator_site import EstimatorSite
-from perfed.run.onnx_table import OPSET, example_columns, onnx_package, output_name, with_preprocessing
-from perfed.run.site import DOMAIN, SiteModel, quiet, write_program
 from perfed.system import write_atomic
 
 Format = Literal["onnx", "pt2", "safetensors"]
