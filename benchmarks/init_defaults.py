@@ -29,7 +29,7 @@ from perfed.datasets.heart import CODES, hospitals
 from perfed.engine.metrics import metric_of
 from perfed.report import load_runs
 from perfed.report.against import needs_no_federation
-from perfed.report.intervals import interval
+from perfed.report.intervals import estimate_gain
 from perfed.report.paired import ClientTable
 from perfed.report.run_results import RunResults, main_metric
 
@@ -134,7 +134,7 @@ def measured(folder: Path, metric: str) -> dict[str, Any]:
     means = [{name: table.mean(name) for name in names} for table in tables]
     known, apart, same, against = metric_of(metric), 0, 0, 0
     for one, other in combinations(names, 2):
-        init, tuned = (interval(table.gains(one, other, known), table.weights) for table in tables)
+        init, tuned = (estimate_gain(table.gains(one, other, known), table.weights) for table in tables)
         apart += tuned.sign != 0
         same += tuned.sign != 0 and init.mean * tuned.mean > 0
         against += tuned.sign * init.sign < 0

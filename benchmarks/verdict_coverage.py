@@ -1,7 +1,10 @@
 """How often the verdict is wrong where no method differs from another, and how often it finds a gain, by simulation.
 
-``python benchmarks/verdict_coverage.py`` (fifteen minutes on one core) asks the program itself, and keeps the shares
-in ``docs/results/verdict-coverage.json``; ``python docs/build_docs.py --render`` writes the tables of docs/results.md.
+``python benchmarks/verdict_coverage.py [PART...]`` (half an hour on one core for all parts) simulates with the
+program's own functions and keeps the shares in ``docs/results/verdict-coverage.json``; without the name of a part
+(``two``, ``family``, ``unequal``, ``skewed``, ``sites``, ``sites_power``) it simulates all of them. ``python
+docs/build_docs.py --render`` writes the tables of docs/results.md.
+
 A method's value at a client with a seed is that of the client, the same for all methods, plus random effects of the
 seed, of the client and of the cell, so that differences between two methods have the standard deviations a, b and e.
 """
@@ -43,6 +46,8 @@ UNEQUAL = {
     "one method and the reference vary a third as much": ((1, 1, 3), (1, 1, 1)),
     "seeds of the reference vary three times as much": ((1, 1, 1), (3, 1, 1)),
     "seeds of one method vary three times as much": ((1, 1, 1), (1, 3, 1)),
+    "seeds of the reference vary a third as much": ((1, 1, 1), (1 / 3, 1, 1)),
+    "seeds of one method vary a third as much": ((1, 1, 1), (1, 1 / 3, 1)),
     "seeds of the reference alone vary": ((1, 1, 1), (1, 0, 0)),
     "seeds of one method alone vary": ((1, 1, 1), (0, 1, 0)),
 }
@@ -56,6 +61,7 @@ SITES = (
 SITES_POWER = tuple((federated, seeds, 20, 200) for federated in (1, 5) for seeds in (1, 2, 3, 5))
 STANDARD_ERRORS = 4.0  # of a gain that is to be detected
 TIES, COMPARISONS = 1000, 40
+SEVERAL_TIES = 1000  # of several methods: the standard error of a share of 5 % is 0.7 %
 
 
 def table(
@@ -129,16 +135,23 @@ def _shift(seeds: int, a: float) -> float:
     return float(STANDARD_ERRORS * np.sqrt(a**2 / seeds + b**2 / clients + e**2 / (seeds * clients)))
 
 
-def of_unequal(kind: str, federated: int, seeds: int, a: float, ties: int) -> dict[str, float]:
-    """How often some of several methods that differ in their variances alone is ahead of the reference, or behind."""
+def of_unequal(kind: str, federated: int, seeds: int, a: float, ties: int) -> float:
+    """Return how often some of several methods that differ only in their variances is ahead of the reference or behind.
+
+    Args:
+        kind: a key of :data:`UNEQUAL`.
+        federated: the number of methods beside the reference.
+        seeds: the number of seeds.
+        a: the standard deviation of the seeds' effects in a difference, before the factors of ``kind``.
+        ties: the number of simulated comparisons.
+    """
     methods = ["local", *(f"method-{n}" for n in range(federated))]
     factors = [[first, second, *[others] * (federated - 1)] for first, second, others in UNEQUAL[kind]]
-    rng, ahead, behind = np.random.default_rng([list(UNEQUAL).index(kind), federated, seeds, int(1000 * a)]), 0, 0
+    rng, wrong = np.random.default_rng([list(UNEQUAL).index(kind), federated, seeds, int(1000 * a)]), 0
     for _ in range(ties):
         values = table(rng, methods, seeds, a, USUAL, (factors[0], factors[1]))
-        signs = {of.gain.sign for of in compare_methods("local", values, VALUE).values()}
-        ahead, behind = ahead + (1 in signs), behind + (-1 in signs)
-    return {"ahead": ahead / ties, "behind": behind / ties}
+        wrong += any(method.gain.sign for method in compare_methods("local", values, VALUE).values())
+    return wrong / ties
 
 
 def of_skewed(seeds: int, clients: int, e: float, ties: int) -> dict[str, float]:
@@ -220,47 +233,77 @@ def run(folder: Path, method: str, seed: int, right: NDArray[np.bool_]) -> Path:
     return where
 
 
-def measured(ties: int = TIES, comparisons: int = COMPARISONS) -> dict[str, Any]:
-    """All shares, by setting."""
-    two = [
-        {"seeds": seeds, "clients": of[0], "b": of[1], "e": of[2], "a": a, **of_two(seeds, a, of, ties)}
+def _simulate_two() -> list[dict[str, Any]]:
+    return [
+        {"seeds": seeds, "clients": of[0], "b": of[1], "e": of[2], "a": a, **of_two(seeds, a, of, TIES)}
         for seeds in SEEDS
         for of in CLIENTS
         for a in (SEED_EFFECTS if seeds > 1 else (0.0,))
     ]
-    print("two methods: done", file=sys.stderr)
-    family = [
-        {"alone": alone, "federated": n, "seeds": seeds, "a": a, **of_family(alone, n, seeds, a, ties // 2)}
+
+
+def _simulate_family() -> list[dict[str, Any]]:
+    return [
+        {"alone": alone, "federated": n, "seeds": seeds, "a": a, **of_family(alone, n, seeds, a, SEVERAL_TIES)}
         for alone, n in FAMILIES
         for seeds in SEEDS[1:]
         for a in (0.0, 0.35, 1.0)
     ]
-    print("several methods: done", file=sys.stderr)
-    unequal = [
-        {"kind": kind, "federated": n, "seeds": 3, "a": 0.35, **of_unequal(kind, n, 3, 0.35, ties // 2)}
+
+
+def _simulate_unequal() -> list[dict[str, Any]]:
+    return [
+        {"kind": kind, "federated": n, "seeds": 3, "a": a, "wrong": of_unequal(kind, n, 3, a, SEVERAL_TIES)}
         for kind in UNEQUAL
         for n in (3, 8)
+        for a in (0.35, 1.0)
     ]
-    print("unequal variances: done", file=sys.stderr)
-    skewed = [
-        {"seeds": seeds, "clients": clients, "e": 0.3, **of_skewed(seeds, clients, 0.3, ties)}
+
+
+def _simulate_skewed() -> list[dict[str, Any]]:
+    return [
+        {"seeds": seeds, "clients": clients, "e": 0.3, **of_skewed(seeds, clients, 0.3, TIES)}
         for seeds in SEEDS
         for clients in (3, 6, 20, 100)
     ]
-    print("skewed effects: done", file=sys.stderr)
-    sites = [
-        {"federated": n, "seeds": seeds, "of": number, "rows": rows, **of_sites(n, seeds, number, rows, comparisons)}
+
+
+def _simulate_sites() -> list[dict[str, Any]]:
+    return [
+        {"federated": n, "seeds": seeds, "of": number, "rows": rows, **of_sites(n, seeds, number, rows, COMPARISONS)}
         for n, seeds, number, rows in SITES
     ]
-    print("sites without a gain: done", file=sys.stderr)
-    power = [
+
+
+def _simulate_sites_power() -> list[dict[str, Any]]:
+    return [
         {"federated": n, "seeds": seeds, "of": of, "rows": rows, "detected": of_sites_power(n, seeds, of, rows, 10)}
         for n, seeds, of, rows in SITES_POWER
     ]
-    shares = {"two": two, "family": family, "unequal": unequal, "skewed": skewed, "sites": sites, "sites_power": power}
-    return {"ties": ties, "comparisons": comparisons, **shares}
+
+
+PARTS = {
+    "two": _simulate_two,
+    "family": _simulate_family,
+    "unequal": _simulate_unequal,
+    "skewed": _simulate_skewed,
+    "sites": _simulate_sites,
+    "sites_power": _simulate_sites_power,
+}
+
+
+def main(*names: str) -> None:
+    """Simulate the named parts, or all of them, and write the shares of each part as soon as they are known."""
+    if unknown := set(names) - set(PARTS):
+        sys.exit(f"unknown part: {', '.join(sorted(unknown))}; parts are: {', '.join(PARTS)}")
+    for name in names or PARTS:
+        rows = PARTS[name]()
+        shares = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+        shares |= {"ties": TIES, "several_ties": SEVERAL_TIES, "comparisons": COMPARISONS, name: rows}
+        KEPT.write_text(json.dumps(shares, indent=1) + "\n")
+        print(f"{name}: done", file=sys.stderr)
 
 
 if __name__ == "__main__":
     usage(__doc__)
-    KEPT.write_text(json.dumps(measured(), indent=1) + "\n")
+    main(*sys.argv[1:])

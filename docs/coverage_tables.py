@@ -50,8 +50,12 @@ def _family(rows: list[Row]) -> str:
 
 
 def _unequal(rows: list[Row]) -> str:
-    lines, numbers = _pivot(rows, "kind", "federated", ["ahead", "behind"])
-    return table(["unequal variances", *(f"some ahead, some behind, {n} methods" for n in numbers)], lines)
+    lines = []
+    columns = sorted({(row["a"], row["federated"]) for row in rows})
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        shares = {(row["a"], row["federated"]): row["wrong"] for row in rows if row["kind"] == kind}
+        lines.append([kind, *(_percent(shares[column]) for column in columns)])
+    return table(["unequal variances", *(f"{number} methods, a = {a:g}" for a, number in columns)], lines)
 
 
 def _skewed(rows: list[Row]) -> str:

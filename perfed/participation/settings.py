@@ -97,8 +97,9 @@ def _with_tables(value: Mapping[str, Any], fixed: set[str]) -> dict[str, Any]:
     for key, table in value.items():
         if key not in fixed:
             name = _table_name(key, used, table)
-            before = tables.get(name)
-            tables[name] = {**before, **table} if isinstance(table, Mapping) and isinstance(before, Mapping) else table
+            before = tables.get(name, {})
+            both = isinstance(table, Mapping) and isinstance(before, Mapping)
+            tables[name] = {**before, **table} if both else table
     for name, table in tables.items():
         model = policy_entry(name).settings
         settings = TypeAdapter(dict[str, model]).validate_python({name: table})[name]  # type: ignore[valid-type]

@@ -10,7 +10,7 @@ import numpy as np
 from perfed.engine.metrics import ALWAYS, Metric, metric_of
 from perfed.methods.titles import display_name
 from perfed.plugins import BLEND, POOLED, SKLEARN
-from perfed.report.intervals import Chances, Gain, intervals
+from perfed.report.intervals import ComparisonCounts, Gain, estimate_gains
 from perfed.report.paired import ClientTable
 from perfed.report.run_results import RunResults
 from perfed.report.text import amount, format_short, listed, megabytes
@@ -49,7 +49,7 @@ def best_reference(values: ClientTable, known: Metric) -> str:
     return max(alone, key=lambda method: known.direction * values.mean(method), default=first)
 
 
-def chances_of(base: str, values: ClientTable, known: Metric) -> Chances:
+def count_comparisons(base: str, values: ClientTable, known: Metric) -> ComparisonCounts:
     """Return the numbers of comparisons among which "ahead of" or "behind" ``base`` could be claimed.
 
     Any other method can be ahead or behind. If ``base`` is the best of m methods that need no federation, the others of
@@ -60,8 +60,8 @@ def chances_of(base: str, values: ClientTable, known: Metric) -> Chances:
     others = len(values.of_method) - 1
     alone = sum(map(needs_no_federation, values.of_method))
     if not needs_no_federation(base) or base != best_reference(values, known):
-        return Chances(max(1, others), max(1, others))
-    return Chances(max(1, others - alone + 1), max(1, others * alone))
+        return ComparisonCounts(max(1, others), max(1, others))
+    return ComparisonCounts(max(1, others - alone + 1), max(1, others * alone))
 
 
 def compare_methods(
@@ -69,9 +69,9 @@ def compare_methods(
 ) -> dict[str, MethodVerdict]:
     """Compare each other method with ``base`` over their common clients and seeds.
 
-    The intervals are simultaneous (:func:`perfed.report.intervals.intervals`) and corrected for the number of methods
-    in ``values`` (:func:`chances_of`): if no method differs, some interval excludes 0 in at most 5 % of the
-    comparisons. The intervals are clipped to the range of the metric's differences.
+    The intervals are simultaneous (:func:`perfed.report.intervals.estimate_gains`) and corrected for the number of
+    methods in ``values`` (:func:`count_comparisons`): if no method differs, some interval excludes 0 in at most 5 % of
+    the comparisons. The intervals are clipped to the range of the metric's differences.
 
     Args:
         base: the method that the others are compared with.
@@ -83,7 +83,7 @@ def compare_methods(
     noise = {method: values.noise_of(method, base) for method in gains}
     limited = {
         method: gain.limit(known.widest)
-        for method, gain in intervals(gains, values.weights, chances_of(base, values, known), noise).items()
+        for method, gain in estimate_gains(gains, values.weights, count_comparisons(base, values, known), noise).items()
     }
     verdicts = {}
     for method, cells in gains.items():

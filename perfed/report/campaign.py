@@ -13,7 +13,7 @@ import numpy as np
 from perfed.engine.metrics import metric_of
 from perfed.methods.titles import display_name
 from perfed.report.comparison import ComparisonRow, best_rows, compare_with_reference
-from perfed.report.intervals import Gain, interval
+from perfed.report.intervals import Gain, estimate_gain
 from perfed.report.paired import ClientTable
 from perfed.report.papers import CSV_COLUMNS, csv_of, csv_rows, escape_latex, latex_table, make_label
 from perfed.report.run_results import RunResults, list_methods, main_metric
@@ -203,7 +203,7 @@ def _mean(part: Part, method: str, metric: str) -> Gain | None:
     """With the verdict's kind of interval, over clients and seeds, as far as the metric can have such values."""
     table, scale = ClientTable.from_runs(part.members(method), metric), metric_of(metric).scale
     if method in table.of_method:
-        gain, (least, most) = interval(table.of_method[method], table.weights), metric_of(metric).span
+        gain, (least, most) = estimate_gain(table.of_method[method], table.weights), metric_of(metric).span
         low, high = (None if end is None else min(max(end, least), most) for end in (gain.low, gain.high))
         return _scaled(Gain(gain.mean, low, high), scale)
     row = part.of(metric).get(method)

@@ -1,8 +1,10 @@
 """Simultaneous confidence intervals of mean differences that vary between trainings and between clients.
 
 Each difference between a method and the reference is modelled as d_sc = mean + A_s + B_c + E_sc, with random effects of
-the seed s, the client c and their combination. Variances are estimated for all methods together (:func:`pool_spreads`),
-since with three seeds a single method has only two degrees of freedom. The quantiles are Dunnett's.
+the seed s, the client c and their combination. Variances are estimated for all methods together
+(:func:`pool_variances`), since with three seeds a single method has only two degrees of freedom. The part of the
+variance that all differences share, which contains that of the reference, is estimated separately from the rest. The
+quantiles are Dunnett's.
 """
 
 from __future__ import annotations
@@ -17,8 +19,6 @@ from numpy.typing import NDArray
 from scipy import special  # type: ignore[import-untyped]
 
 Numbers = NDArray[np.float64]
-Quantile = Callable[[float], float]
-"""A function from degrees of freedom to a quantile."""
 
 ERROR = 0.025
 """The probability with which each end of an interval may be on the wrong side of the true value."""
@@ -35,10 +35,10 @@ FEWEST_FOR_SKEWNESS = 5.5
 MOST_WIDENED = 1.75
 """Largest factor on Student's quantile for skewness; a larger one costs width and hardly improves the coverage."""
 
-# The constants of the pooled variances were chosen by simulation (benchmarks/verdict_coverage.py): they keep the
-# family-wise error below 5 % where the methods have equal variances or proportional ones.
+# The constants of the pooled variances were chosen by simulation (benchmarks/verdict_coverage.py), so that the
+# family-wise error is at most 5 % and a gain of four standard errors is detected in 60 % of the comparisons.
 _LARGER, _SMALLER = 2.0, 20.0  # prior degrees of freedom of the pooled variance if the method's is larger or smaller
-_SHARED = 1.5  # common variation, relative to that of independent rows, up to which rows count as independent
+_FLOOR_LOSS = 3.0  # degrees of freedom by which the lower bound of the shared variance is reduced
 _COMMON_REFERENCE = 0.5  # correlation of differences to the same reference where it cannot be estimated
 _MOST_CORRELATION = 0.95
 
@@ -78,7 +78,7 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Chances:
+class ComparisonCounts:
     """The numbers of comparisons for which the two ends of an interval are corrected.
 
     Attributes:
@@ -89,12 +89,12 @@ class Chances:
     better: float = 1
     worse: float = 1
 
-    def times(self, more: float) -> Chances:
-        """Return both numbers multiplied by ``more``."""
-        return Chances(more * self.better, more * self.worse)
+    def multiply(self, factor: float) -> ComparisonCounts:
+        """Return both numbers multiplied by ``factor``."""
+        return ComparisonCounts(factor * self.better, factor * self.worse)
 
 
-ONE = Chances()
+SINGLE_COMPARISON = ComparisonCounts()
 
 
 def student_quantile(freedom: float, error: float) -> float:
@@ -125,25 +125,77 @@ def dunnett_quantile(number: float, freedom: float, correlation: float, error: f
         scale = np.sqrt(special.chdtri(freedom, 1 - nodes**2 * (3 - 2 * nodes)) / freedom)
         scale_weights = steps * 6 * nodes * (1 - nodes)
 
-    def excess(bound: float) -> float:
+    def tail_excess(bound: float) -> float:
         below = special.ndtr((bound * scale[:, None] + sqrt(correlation) * common) / sqrt(1 - correlation))
         return float(scale_weights @ (1 - below**number) @ common_weights) - error
 
     low, high = student_quantile(freedom, error), student_quantile(freedom, error / number)
-    return float(brentq(excess, low - 1e-3 * abs(low), high * 1.001, xtol=1e-6))
+    return float(brentq(tail_excess, low - 1e-3 * abs(low), high * 1.001, xtol=1e-6))
+
+
+@dataclass(frozen=True)
+class Variance:
+    """An estimated variance of a mean difference, as the sum of two parts.
+
+    Attributes:
+        separate: the part that is estimated for this difference, or from the deviations of several differences from
+            their mean.
+        separate_freedom: the degrees of freedom of ``separate``; 0 if it cannot be estimated.
+        shared: the part that is estimated from the mean of several differences and contains the variance of their
+            common reference; 0 unless variances were pooled.
+        shared_freedom: the degrees of freedom of ``shared``.
+    """
+
+    separate: float
+    separate_freedom: float
+    shared: float = 0.0
+    shared_freedom: float = 0.0
+
+    @property
+    def value(self) -> float:
+        """The sum of both parts."""
+        return self.shared + self.separate
+
+    @property
+    def freedom(self) -> float:
+        """The degrees of freedom of the sum (Satterthwaite 1946)."""
+        if self.shared == 0:
+            return self.separate_freedom
+        return self.value**2 / (self.shared**2 / self.shared_freedom + self.separate**2 / self.separate_freedom)
+
+    def student_quantile(self, error: float) -> float:
+        """Return Student's quantile at probability ``error`` for the degrees of freedom of the sum."""
+        return student_quantile(self.freedom, error)
+
+    def simultaneous_quantile(self, number: float, correlation: float) -> float:
+        """Return a quantile, at probability ``ERROR``, that holds for ``number`` differences to the same reference.
+
+        It is the larger of two: Dunnett's with all degrees of freedom, which is right if the reference varies like the
+        methods, and that of a single difference in which each part has its own Student's quantile (Cochran 1964), which
+        holds if the reference varies more.
+        """
+        simultaneous = dunnett_quantile(number, self.shared_freedom + self.separate_freedom, correlation)
+        if self.shared == 0:
+            return simultaneous
+        parts = ((self.shared, self.shared_freedom), (self.separate, self.separate_freedom))
+        single = sum(student_quantile(freedom, ERROR) ** 2 * part for part, freedom in parts)
+        return max(simultaneous, sqrt(single / self.value))
+
+
+Quantile = Callable[[Variance], float]
+"""A function from an estimated variance to the quantile that belongs to it."""
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
+class VarianceComponents:
     """The mean of the differences of all cells (pairs of a seed and a client), and the components of its variance.
 
     All variances are variances of the mean.
 
     Attributes:
-        seeds: the variance due to A and E together, from the means of the seeds; 0 with one seed.
-        clients: the variance due to B and E together, from the means of the clients; 0 with one client.
-        cells: the variance due to E; 0 with one seed or one client.
-        of_seeds, of_clients: the degrees of freedom of ``seeds`` and ``clients``.
+        seed_variance: the variance due to A and E together, from the means of the seeds; 0 with one seed.
+        client_variance: the variance due to B and E together, from the means of the clients; 0 with one client.
+        cell_variance: the variance due to E; 0 with one seed or one client.
         noise: the known variance of noise that was added to the differences; the other estimates include it.
         skewness: the skewness of the mean over clients (third cumulant over the variance to the power 3/2).
         seed_effects, client_effects, cell_effects: ``(seeds,)``, ``(clients,)`` and ``(seeds, clients)``, the
@@ -151,11 +203,9 @@ class Spread:
     """
 
     mean: float
-    seeds: float
-    clients: float
-    cells: float
-    of_seeds: float
-    of_clients: float
+    seed_variance: Variance
+    client_variance: Variance
+    cell_variance: float
     noise: float
     skewness: float
     seed_effects: Numbers
@@ -163,7 +213,9 @@ class Spread:
     cell_effects: Numbers
 
     @classmethod
-    def from_differences(cls, differences: Numbers, weights: Numbers, noise: Numbers | None = None) -> Spread:
+    def from_differences(
+        cls, differences: Numbers, weights: Numbers, noise: Numbers | None = None
+    ) -> VarianceComponents:
         """Estimate the components from the differences.
 
         Args:
@@ -178,27 +230,33 @@ class Spread:
         mean = float((share * values).sum())
         centred = np.where(is_measured, values - mean, 0.0)
         seed_share, client_share = share.sum(1), share.sum(0)
-        seed_effects, of_seeds = _marginal_effects((share * centred).sum(1), seed_share)
-        client_effects, of_clients = _marginal_effects((share * centred).sum(0), client_share)
+        seed_effects, seed_freedom = _estimate_marginal_effects((share * centred).sum(1), seed_share)
+        client_effects, client_freedom = _estimate_marginal_effects((share * centred).sum(0), client_share)
         cell_effects = np.zeros(share.shape)
-        if of_seeds and of_clients:
+        if seed_freedom and client_freedom:
             measured = np.ix_(seed_share > 0, client_share > 0)
             remainder = np.outer(
                 _remainder_factor(seed_share[seed_share > 0]), _remainder_factor(client_share[client_share > 0])
             )
             cell_effects[measured] = (
-                share[measured] * _residuals(centred[measured], share[measured]) / np.sqrt(remainder)
+                share[measured] * _remove_marginal_effects(centred[measured], share[measured]) / np.sqrt(remainder)
             )
-        seeds, clients, cells = (
-            float(np.square(effects_of_source).sum())
-            for effects_of_source in (seed_effects, client_effects, cell_effects)
+        seed_variance, client_variance, cell_variance = (
+            float(np.square(effects).sum()) for effects in (seed_effects, client_effects, cell_effects)
         )
-        if cells <= _ROUNDING * (share * values**2).sum():
-            cells = 0.0
-        known_noise = 0.0 if noise is None else float((share**2 * np.where(is_measured, noise, 0.0)).sum())
-        skewness = _estimate_skewness((share * centred).sum(0), of_clients, clients)
-        effects = (seed_effects, client_effects, cell_effects)
-        return cls(mean, seeds, clients, cells, of_seeds, of_clients, known_noise, skewness, *effects)
+        if cell_variance <= _ROUNDING * (share * values**2).sum():
+            cell_variance = 0.0
+        return cls(
+            mean,
+            Variance(seed_variance, seed_freedom),
+            Variance(client_variance, client_freedom),
+            cell_variance,
+            noise=0.0 if noise is None else float((share**2 * np.where(is_measured, noise, 0.0)).sum()),
+            skewness=_estimate_skewness((share * centred).sum(0), client_freedom, client_variance),
+            seed_effects=seed_effects,
+            client_effects=client_effects,
+            cell_effects=cell_effects,
+        )
 
     def half_width(self, quantile: Quantile, side: int = 0) -> float:
         """Return the distance from the mean to the upper (``side = 1``) or lower (-1) end of an interval.
@@ -210,45 +268,46 @@ class Spread:
 
         With a ``side``, the quantile of the clients allows for their skewness (:func:`widen_for_skewness`).
         """
-        seed_quantile = quantile(self.of_seeds) if self.of_seeds > 0 else 0.0
-        client_quantile = quantile(self.of_clients) if self.of_clients > 0 else 0.0
+        seeds, clients = self.seed_variance, self.client_variance
+        seed_quantile = quantile(seeds) if seeds.freedom > 0 else 0.0
+        client_quantile = quantile(clients) if clients.freedom > 0 else 0.0
         client_quantile = widen_for_skewness(client_quantile, side * self.skewness)
-        seeds_without_cells = max(self.seeds - self.cells, 0.0)
-        clients_without_cells = max(self.clients - self.cells, 0.0)
-        seeds_first = seed_quantile**2 * self.seeds + client_quantile**2 * clients_without_cells
-        clients_first = client_quantile**2 * self.clients + seed_quantile**2 * seeds_without_cells
-        noise_part = quantile(inf) ** 2 * self.noise if self.noise > 0 else 0.0
+        seeds_without_cells = max(seeds.value - self.cell_variance, 0.0)
+        clients_without_cells = max(clients.value - self.cell_variance, 0.0)
+        seeds_first = seed_quantile**2 * seeds.value + client_quantile**2 * clients_without_cells
+        clients_first = client_quantile**2 * clients.value + seed_quantile**2 * seeds_without_cells
+        noise_part = quantile(Variance(self.noise, inf)) ** 2 * self.noise if self.noise > 0 else 0.0
         return sqrt(max(seeds_first, clients_first, noise_part))
 
     @property
-    def is_point(self) -> bool:
-        """Whether no component of the variance can be estimated."""
-        return max(self.of_seeds, self.of_clients, self.noise) <= 0
+    def lacks_variance(self) -> bool:
+        """Whether no component of the variance can be estimated, so that there is no interval."""
+        return max(self.seed_variance.freedom, self.client_variance.freedom, self.noise) <= 0
 
-    def gain(self, chances: Chances = ONE) -> Gain:
+    def to_gain(self, counts: ComparisonCounts = SINGLE_COMPARISON) -> Gain:
         """Return the mean with its Bonferroni-corrected interval: each end errs with ``ERROR`` over its comparisons."""
-        if self.is_point:
+        if self.lacks_variance:
             return Gain(self.mean, None, None)
-        below, above = (
-            self.half_width(lambda freedom, number=number: student_quantile(freedom, ERROR / number))  # type: ignore[misc]
-            for number in (chances.better, chances.worse)
-        )
+        below, above = (self._student_half_width(ERROR / number) for number in (counts.better, counts.worse))
         return Gain(self.mean, self.mean - below, self.mean + above)
 
-    def p_value(self, chances: Chances = ONE) -> float:
-        """Return the smallest two-sided error for which the interval of :meth:`gain` would exclude 0."""
-        if self.is_point or self.mean == 0:
+    def p_value(self, counts: ComparisonCounts = SINGLE_COMPARISON) -> float:
+        """Return the smallest two-sided error for which the interval of :meth:`to_gain` would exclude 0."""
+        if self.lacks_variance or self.mean == 0:
             return 1.0
-        distance, number = abs(self.mean), chances.better if self.mean > 0 else chances.worse
+        distance, number = abs(self.mean), counts.better if self.mean > 0 else counts.worse
 
-        def beyond(error: float) -> float:
-            return self.half_width(lambda freedom: student_quantile(freedom, error)) - distance
+        def width_excess(error: float) -> float:
+            return self._student_half_width(error) - distance
 
-        if beyond(_LEAST) <= 0:
+        if width_excess(_LEAST) <= 0:
             return min(1.0, 2 * number * _LEAST)
         from scipy.optimize import brentq
 
-        return min(1.0, 2 * number * exp(brentq(lambda error: beyond(exp(error)), log(_LEAST), log(0.5))))
+        return min(1.0, 2 * number * exp(brentq(lambda log_error: width_excess(exp(log_error)), log(_LEAST), log(0.5))))
+
+    def _student_half_width(self, error: float) -> float:
+        return self.half_width(lambda variance: variance.student_quantile(error))
 
 
 def widen_for_skewness(quantile: float, skewness: float) -> float:
@@ -269,57 +328,82 @@ def widen_for_skewness(quantile: float, skewness: float) -> float:
     return min(max(quantile, widened), MOST_WIDENED * quantile)
 
 
-def pool_spreads(spreads: Sequence[Spread], correlation: float, *, clients: bool = True) -> list[Spread]:
-    """Return the spreads with pooled variances and the corresponding degrees of freedom.
+def pool_variances(
+    components: Sequence[VarianceComponents], correlation: float, *, clients: bool = True
+) -> list[VarianceComponents]:
+    """Return the components with pooled variances of the seeds and of the clients.
 
-    The seed variance of each spread is pooled as the ratio V_s / V_e to its variance between cells, so that spreads
-    which differ by a factor in all variances are comparable; without cells it is pooled unscaled. The variances of
+    The seed variance of each difference is pooled as the ratio V_s / V_e to its variance between cells, so that
+    differences whose variances are proportional are comparable; without cells it is pooled unscaled. The variances of
     clients are treated in the same way.
 
     Args:
-        spreads: the spreads of all methods against one reference, or of all sites.
-        correlation: the mean correlation between the cells of two spreads.
+        components: the components of all methods against one reference, or of all sites.
+        correlation: the mean correlation between the cells of two differences.
         clients: whether the variances of clients are pooled, too.
     """
-    if len(spreads) < 2:
-        return list(spreads)
-    scales = np.array([spread.cells if spread.cells > 0 else 1.0 for spread in spreads])
-    effects = np.stack([spread.seed_effects for spread in spreads]) / np.sqrt(scales)[:, None]
-    seeds, of_seeds = _pool_ratios(effects, np.array([spread.of_seeds for spread in spreads]), correlation)
+    if len(components) < 2:
+        return list(components)
+    scales = np.array([component.cell_variance if component.cell_variance > 0 else 1.0 for component in components])
+    seed_effects = np.stack([component.seed_effects for component in components])
+    seed_freedom = np.array([component.seed_variance.freedom for component in components])
+    seed_variances = _pool_scaled(seed_effects, scales, seed_freedom, correlation)
     pooled = [
-        replace(spread, seeds=float(variance), of_seeds=float(freedom))
-        for spread, variance, freedom in zip(spreads, scales * seeds, of_seeds, strict=True)
+        replace(component, seed_variance=variance)
+        for component, variance in zip(components, seed_variances, strict=True)
     ]
     if not clients:
         return pooled
-    effects = np.stack([spread.client_effects for spread in spreads]) / np.sqrt(scales)[:, None]
-    ratios, of_clients = _pool_ratios(effects, np.array([spread.of_clients for spread in spreads]), correlation)
+    client_effects = np.stack([component.client_effects for component in components])
+    client_freedom = np.array([component.client_variance.freedom for component in components])
+    client_variances = _pool_scaled(client_effects, scales, client_freedom, correlation)
     return [
-        replace(spread, clients=float(variance), of_clients=float(freedom))
-        for spread, variance, freedom in zip(pooled, scales * ratios, of_clients, strict=True)
+        replace(component, client_variance=variance)
+        for component, variance in zip(pooled, client_variances, strict=True)
     ]
 
 
-def _pool_ratios(effects: Numbers, freedom: Numbers, correlation: float) -> tuple[Numbers, Numbers]:
-    """Return a pooled variance for each row of ``effects`` ``(rows, levels)``, and its degrees of freedom.
-
-    The pooled variance is the mean square of the effects after removal of their correlation, or the mean of the rows'
-    variances if this is larger, as it is if the reference varies more than the other methods. The variance of each row
-    is shrunk towards it (Smyth 2004): slightly if it is larger, since such a method may really vary more, and strongly
-    if it is smaller, which is often due to chance.
-
-    The degrees of freedom are those of one row times the number of rows. They are fewer if the rows vary together more
-    than the correlation explains, since the rows are not independent then.
+def _pool_scaled(effects: Numbers, scales: Numbers, freedom: Numbers, correlation: float) -> list[Variance]:
+    """Return a variance for each row of ``effects`` ``(rows, levels)``, pooled in units of the rows' ``scales``.
 
     Rows whose variance contradicts those of the others are not pooled.
     """
     variances = np.square(effects).sum(1)
+    pooled = [Variance(float(variance), float(degrees)) for variance, degrees in zip(variances, freedom, strict=True)]
     if not freedom.all() or not variances.any():
-        return variances, freedom
-    alike = _are_alike(variances, freedom)
-    ratios, degrees = variances.copy(), freedom.copy()
-    ratios[alike], degrees[alike] = _shrink_variances(effects[alike], variances[alike], freedom[alike], correlation)
-    return ratios, degrees
+        return pooled
+    alike = _are_alike(variances / scales, freedom)
+    if alike.sum() < 2 or not variances[alike].any():
+        return pooled
+    ratios = _pool_rows(effects[alike] / np.sqrt(scales[alike])[:, None], freedom[alike], correlation)
+    for row, ratio in zip(np.flatnonzero(alike).tolist(), ratios, strict=True):
+        scale = float(scales[row])
+        pooled[row] = replace(ratio, separate=scale * ratio.separate, shared=scale * ratio.shared)
+    return pooled
+
+
+def _pool_rows(effects: Numbers, freedom: Numbers, correlation: float) -> list[Variance]:
+    """Return the variance of each row of ``effects`` ``(rows, levels)``, with its shared part.
+
+    The shared part is the variance of the mean of all rows. It has the degrees of freedom of a single row. If it is
+    small by chance, the intervals would be too narrow. It is therefore at least the value that follows from the
+    separate part and ``correlation``, as if the reference varied like the methods, times 1 - 3 / n for n degrees of
+    freedom of the separate part.
+
+    The separate part is the variance of the deviations from the mean of all rows. That of each row is shrunk towards
+    their average (Smyth 2004): slightly if it is larger, since such a method may really vary more, and strongly if it
+    is smaller, which is often due to chance.
+    """
+    number, mean_effects = len(effects), effects.mean(0)
+    separate = np.square(effects - mean_effects).sum(1)
+    average = separate.mean()
+    shared_freedom = float(freedom.mean())
+    separate_freedom = float(freedom.sum()) - shared_freedom
+    expected = average * (1 + (number - 1) * correlation) / ((1 - correlation) * (number - 1))
+    shared = max(np.square(mean_effects).sum(), expected * max(1 - _FLOOR_LOSS / separate_freedom, 0.0))
+    weights = freedom / (freedom + np.where(separate > average, _LARGER, _SMALLER))
+    shrunk = average + weights * (separate - average)
+    return [Variance(part, separate_freedom, float(shared), shared_freedom) for part in shrunk.tolist()]
 
 
 def _are_alike(variances: Numbers, freedom: Numbers) -> NDArray[np.bool_]:
@@ -339,39 +423,54 @@ def _are_alike(variances: Numbers, freedom: Numbers) -> NDArray[np.bool_]:
     return alike
 
 
-def _shrink_variances(
-    effects: Numbers, variances: Numbers, freedom: Numbers, correlation: float
-) -> tuple[Numbers, Numbers]:
-    """Return the variances shrunk towards the pooled one, and their degrees of freedom (:func:`_pool_ratios`)."""
-    number = len(effects)
-    common = np.square(effects.sum(0)).sum() / number
-    separate = (variances.sum() - common) / (1 - correlation)
-    common = common / (1 - correlation + correlation * number)
-    pooled = max((common + separate) / number, variances.mean())
-    weight = freedom / (freedom + np.where(variances > pooled, _LARGER, _SMALLER))
-    independent = np.clip(_SHARED * (common + separate) / max(common, _LEAST), 1.0, number)
-    return pooled + weight * (variances - pooled), freedom * independent
+def _pool_shared_and_separate(effects: Numbers, freedom: Numbers, correlation: float) -> tuple[Numbers, float, float]:
+    """Return the variance of each row as the sum of a shared and a separate part, with one freedom and correlation.
 
+    The shared part is the variance of the mean of all rows. It contains the variance of the reference and has the
+    degrees of freedom of a single row, so that a reference that varies more than the methods widens the intervals. It
+    may be small by chance and is at least the value that follows from the separate part and ``correlation``, reduced by
+    the factor 1 - 3 / n for n degrees of freedom of the separate part.
 
-def _estimate_correlation(spreads: Sequence[Spread]) -> float:
-    """Return the mean correlation between the cells of two spreads, clipped to 0 … 0.95.
+    The separate part is the variance of the deviations from the mean of all rows. That of each row is shrunk towards
+    their average (Smyth 2004): slightly if it is larger, since such a method may really vary more, and strongly if it
+    is smaller, which is often due to chance.
 
-    It is 1/2 if a spread has no variation between cells, and 0 for a single spread.
+    The degrees of freedom of the sum are Satterthwaite's (1946).
     """
-    if len(spreads) < 2:
+    number, shared_effects = len(effects), effects.mean(0)
+    shared = np.square(shared_effects).sum()
+    separate_by_row = np.square(effects - shared_effects).sum(1)
+    separate = separate_by_row.mean()
+    shared_freedom = freedom.mean()
+    separate_freedom = freedom.sum() - shared_freedom
+    expected = separate * (1 + (number - 1) * correlation) / ((1 - correlation) * (number - 1))
+    shared = max(shared, expected * max(1 - _FLOOR_LOSS / separate_freedom, 0.0))
+    weights = freedom / (freedom + np.where(separate_by_row > separate, _LARGER, _SMALLER))
+    total = shared + separate
+    total_freedom = total**2 / (shared**2 / shared_freedom + separate**2 / separate_freedom)
+    total_correlation = np.clip((shared - separate / (number - 1)) / total, 0.0, _MOST_CORRELATION)
+    return shared + separate + weights * (separate_by_row - separate), float(total_freedom), float(total_correlation)
+
+
+def _estimate_correlation(components: Sequence[VarianceComponents]) -> float:
+    """Return the mean correlation between the cells of two differences, clipped to 0 … 0.95.
+
+    It is 1/2 if a difference has no variation between cells, and 0 for a single difference.
+    """
+    if len(components) < 2:
         return 0.0
-    cells = np.stack([spread.cell_effects.ravel() for spread in spreads])
+    cells = np.stack([component.cell_effects.ravel() for component in components])
     lengths = np.linalg.norm(cells, axis=1, keepdims=True)
     if not lengths.all():
         return _COMMON_REFERENCE
-    total, number = np.square((cells / lengths).sum(0)).sum(), len(spreads)
+    total, number = np.square((cells / lengths).sum(0)).sum(), len(components)
     return float(np.clip((total - number) / (number * (number - 1)), 0.0, _MOST_CORRELATION))
 
 
-def intervals(
+def estimate_gains(
     differences: Mapping[str, Numbers],
     weights: Numbers,
-    chances: Chances = ONE,
+    counts: ComparisonCounts = SINGLE_COMPARISON,
     noise: Mapping[str, Numbers | None] | None = None,
 ) -> dict[str, Gain]:
     """Return the mean paired difference of each method to one reference, with simultaneous 95 % intervals.
@@ -384,66 +483,71 @@ def intervals(
     Args:
         differences: the differences ``(seeds, clients)`` of each method; NaN where nothing was measured.
         weights: the weights of the clients ``(clients,)`` in the mean.
-        chances: the numbers of comparisons for which the intervals are corrected.
+        counts: the numbers of comparisons for which the intervals are corrected.
         noise: the variances of the noise in the differences ``(seeds, clients)`` of each method; ``None`` if there is
             none.
     """
-    spreads = {
-        method: Spread.from_differences(values, weights, (noise or {}).get(method))
+    components = {
+        method: VarianceComponents.from_differences(values, weights, (noise or {}).get(method))
         for method, values in differences.items()
         if np.isfinite(values).any()
     }
     gains = {method: Gain(float("nan"), None, None) for method in differences}
-    gains |= {method: Gain(spread.mean, None, None) for method, spread in spreads.items()}
-    counts = {method: int(np.isfinite(differences[method]).any(1).sum()) for method in spreads}
+    gains |= {method: Gain(component.mean, None, None) for method, component in components.items()}
+    seeds = {method: int(np.isfinite(differences[method]).any(1).sum()) for method in components}
     with_interval = {
-        method: spread
-        for method, spread in spreads.items()
-        if not spread.is_point and (counts[method] == 1 or counts[method] >= FEWEST_SEEDS)
+        method: component
+        for method, component in components.items()
+        if not component.lacks_variance and (seeds[method] == 1 or seeds[method] >= FEWEST_SEEDS)
     }
     for members in _comparable_groups(with_interval):
         correlation = _estimate_correlation(list(members.values()))
-        pooled = pool_spreads(list(members.values()), correlation)
+        pooled = pool_variances(list(members.values()), correlation)
 
-        def end(spread: Spread, number: float, side: int, correlation: float = correlation) -> float:
-            return spread.half_width(lambda freedom: dunnett_quantile(number, freedom, correlation), side)
+        def end(component: VarianceComponents, number: float, side: int, correlation: float = correlation) -> float:
+            return component.half_width(lambda variance: variance.simultaneous_quantile(number, correlation), side)
 
-        for method, spread in zip(members, pooled, strict=True):
-            below, above = end(spread, chances.better, -1), end(spread, chances.worse, 1)
-            gains[method] = Gain(spread.mean, spread.mean - below, spread.mean + above)
+        for method, component in zip(members, pooled, strict=True):
+            below, above = end(component, counts.better, -1), end(component, counts.worse, 1)
+            gains[method] = Gain(component.mean, component.mean - below, component.mean + above)
     return gains
 
 
-def _comparable_groups(spreads: Mapping[str, Spread]) -> list[dict[str, Spread]]:
+def _comparable_groups(components: Mapping[str, VarianceComponents]) -> list[dict[str, VarianceComponents]]:
     """Return groups of methods whose variances are pooled: those with the same sources of variation.
 
     A method with several seeds and clients whose differences do not vary between cells forms a group of its own,
     since there is no unit in which its variances could be compared with those of others.
     """
-    groups: dict[object, dict[str, Spread]] = {}
-    for method, spread in spreads.items():
-        sources = (spread.of_seeds > 0, spread.of_clients > 0)
-        key: object = method if all(sources) and spread.cells == 0 else sources
-        groups.setdefault(key, {})[method] = spread
+    groups: dict[object, dict[str, VarianceComponents]] = {}
+    for method, component in components.items():
+        sources = (component.seed_variance.freedom > 0, component.client_variance.freedom > 0)
+        key: object = method if all(sources) and component.cell_variance == 0 else sources
+        groups.setdefault(key, {})[method] = component
     return list(groups.values())
 
 
-def interval(differences: Numbers, weights: Numbers, chances: Chances = ONE, noise: Numbers | None = None) -> Gain:
-    """Return the mean paired difference of one method with its interval; see :func:`intervals`.
+def estimate_gain(
+    differences: Numbers,
+    weights: Numbers,
+    counts: ComparisonCounts = SINGLE_COMPARISON,
+    noise: Numbers | None = None,
+) -> Gain:
+    """Return the mean paired difference of one method with its interval; see :func:`estimate_gains`.
 
     Example:
-        >>> gain = interval(np.array([[1.0, 2.0, 3.0]]), np.ones(3))  # one seed: Student's interval over clients
+        >>> gain = estimate_gain(np.array([[1.0, 2.0, 3.0]]), np.ones(3))  # one seed: Student's interval over clients
         >>> gain.mean, round(gain.low, 3), round(gain.high, 3)
         (2.0, -0.484, 4.484)
     """
-    return intervals({"": differences}, weights, chances, {"": noise})[""]
+    return estimate_gains({"": differences}, weights, counts, {"": noise})[""]
 
 
-def selected(p_values: Numbers) -> int:
-    """Return how many p-values Benjamini and Hochberg (1995) select at a false discovery rate of 2 ``ERROR``.
+def count_discoveries(p_values: Numbers) -> int:
+    """Return the number of p-values that Benjamini and Hochberg (1995) select at a false discovery rate of 2 ``ERROR``.
 
     Example:
-        >>> selected(np.array([0.6, 0.01, 0.03, 0.2]))
+        >>> count_discoveries(np.array([0.6, 0.01, 0.03, 0.2]))
         1
     """
     ordered = np.sort(p_values)
@@ -451,7 +555,7 @@ def selected(p_values: Numbers) -> int:
     return int(passed[-1]) + 1 if len(passed) else 0
 
 
-def _marginal_effects(parts: Numbers, share: Numbers) -> tuple[Numbers, float]:
+def _estimate_marginal_effects(parts: Numbers, share: Numbers) -> tuple[Numbers, float]:
     """Return the contribution of each seed (or client) to the mean, and the degrees of freedom.
 
     The effects are scaled so that their sum of squares estimates the variance of the mean: each square is divided by
@@ -464,13 +568,13 @@ def _marginal_effects(parts: Numbers, share: Numbers) -> tuple[Numbers, float]:
     if is_measured.sum() < 2:
         return effects, 0.0
     parts, share = parts[is_measured], share[is_measured]
-    left = _remainder_factor(share)
-    factor, squares = share**2 / left, np.square(share).sum()
+    remainder = _remainder_factor(share)
+    factor, squares = share**2 / remainder, np.square(share).sum()
     sums = [float((factor * share**power).sum()) for power in range(3)]
     of_pairs = squares**2 * sums[0] ** 2 - 4 * squares * sums[0] * sums[1] + 2 * sums[0] * sums[2] + 2 * sums[1] ** 2
-    diagonal = (factor**2 * (left**2 - (squares - 2 * share) ** 2)).sum()
-    effects[is_measured] = parts / np.sqrt(left)
-    return effects, float((factor * left).sum() ** 2 / (of_pairs + diagonal))
+    diagonal = (factor**2 * (remainder**2 - (squares - 2 * share) ** 2)).sum()
+    effects[is_measured] = parts / np.sqrt(remainder)
+    return effects, float((factor * remainder).sum() ** 2 / (of_pairs + diagonal))
 
 
 def _estimate_skewness(parts: Numbers, freedom: float, variance: float) -> float:
@@ -485,7 +589,7 @@ def _remainder_factor(share: Numbers) -> Numbers:
     return np.asarray(1 - 2 * share + np.square(share).sum())
 
 
-def _residuals(centred: Numbers, share: Numbers) -> Numbers:
+def _remove_marginal_effects(centred: Numbers, share: Numbers) -> Numbers:
     """Return the residuals ``(seeds, clients)`` of ``centred`` after removal of seed and client effects."""
     residuals = centred.copy()
     for _ in range(_PASSES):

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from perfed.engine.metrics import metric_of
 from perfed.plugins import POOLED
 from perfed.report.against import needs_no_federation
-from perfed.report.intervals import Chances, Gain, Spread, pool_spreads, selected
+from perfed.report.intervals import (
+    ComparisonCounts,
+    Gain,
+    Variance,
+    VarianceComponents,
+    count_discoveries,
+    pool_variances,
+)
 from perfed.report.paired import ClientTable
 from perfed.report.run_predictions import SitePredictions
 from perfed.report.run_results import RunResults
@@ -30,7 +37,7 @@ def row_intervals(
     values: ClientTable,
     metric: str,
     pairs: Mapping[str, tuple[str, str]],
-    chances: Chances,
+    counts: ComparisonCounts,
 ) -> dict[str, Gain]:
     """Return gains at single sites with 95 % intervals over the site's test rows and the seeds.
 
@@ -39,7 +46,7 @@ def row_intervals(
     few rows that agree by chance do not yield an interval of length 0.
 
     The variance between seeds is pooled over all sites and all methods that could have been chosen there
-    (:func:`perfed.report.intervals.pool_spreads`), since two or three seeds of one site are too few for an estimate.
+    (:func:`perfed.report.intervals.pool_variances`), since two or three seeds of one site are too few for an estimate.
 
     The intervals are corrected for the choice of the methods and for the number of sites. If Benjamini and Hochberg's
     procedure (1995) selects s of n sites, every interval has the error 5 % s / n (at least 5 % / n), so that exactly
@@ -51,7 +58,7 @@ def row_intervals(
         values: the metric of each client, as the runs reported it.
         metric: the name of the metric.
         pairs: the method and the method it is compared with, by site.
-        chances: the numbers of methods from which the two were chosen.
+        counts: the numbers of methods from which the two were chosen.
 
     Returns:
         The gains by site. A site is omitted if predictions of some seed are missing, belong to other rows for the two
@@ -59,42 +66,48 @@ def row_intervals(
     """
     candidates = _list_methods(values, pairs)
     predictions = {(run.method, run.seed): run.predictions_by(metric) for run in runs if run.method in candidates}
-    spreads: dict[tuple[str, str], Spread] = {}
+    components: dict[tuple[str, str], VarianceComponents] = {}
     for site, (method, base) in pairs.items():
         site_predictions = {run: all_sites.at_site(site) for run, all_sites in predictions.items()}
         federated = [candidate for candidate in candidates if not needs_no_federation(candidate)]
         for candidate in dict.fromkeys([method, *federated][: max(1, MOST_COLUMNS // len(pairs))]):
             cells = _match_predictions(site_predictions, values, metric, site, (candidate, base))
-            spread = _row_spread(cells, metric, len(values.seeds)) if cells else None
-            if spread is not None:
+            component = _row_components(cells, metric, len(values.seeds)) if cells else None
+            if component is not None:
                 gains = values.gains(candidate, base, metric_of(metric))[:, values.sites.index(site)]
-                spreads[site, candidate] = replace(spread, mean=float(np.nanmean(gains)))
-    spreads = _pool_seeds(spreads)
-    spread_by_site = {site: spreads[site, method] for site, (method, _) in pairs.items() if (site, method) in spreads}
-    if not spread_by_site:
+                components[site, candidate] = replace(component, mean=float(np.nanmean(gains)))
+    components = _pool_seeds(components)
+    components_by_site = {
+        site: components[site, method] for site, (method, _) in pairs.items() if (site, method) in components
+    }
+    if not components_by_site:
         return {}
-    significant = selected(np.array([spread.p_value(chances) for spread in spread_by_site.values()]))
-    corrected = chances.times(len(spread_by_site) / max(1, significant))
-    return {site: spread.gain(corrected) for site, spread in spread_by_site.items()}
+    significant = count_discoveries(np.array([component.p_value(counts) for component in components_by_site.values()]))
+    corrected = counts.multiply(len(components_by_site) / max(1, significant))
+    return {site: component.to_gain(corrected) for site, component in components_by_site.items()}
 
 
-def _pool_seeds(spreads: Mapping[tuple[str, str], Spread]) -> dict[tuple[str, str], Spread]:
-    """Return the spreads, by site and method, with pooled variances of the seeds.
+def _pool_seeds(components: Mapping[tuple[str, str], VarianceComponents]) -> dict[tuple[str, str], VarianceComponents]:
+    """Return the components, by site and method, with pooled variances of the seeds.
 
     Methods at one site are compared with the same model, so that their differences have a correlation of about 1/2;
-    those of different sites have different rows. A spread without variation between cells keeps its own variance.
+    those of different sites have different rows. A component without variation between cells keeps its own variance.
     """
-    columns = {key: spread for key, spread in spreads.items() if spread.of_seeds > 0 and spread.cells > 0}
+    columns = {
+        key: component
+        for key, component in components.items()
+        if component.seed_variance.freedom > 0 and component.cell_variance > 0
+    }
     number, sites = len(columns), Counter(site for site, _ in columns)
     if number < 2:
-        return dict(spreads)
+        return dict(components)
     same_site = sum(count * (count - 1) for count in sites.values()) / (number * (number - 1))
-    pooled = pool_spreads(list(columns.values()), same_site / 2, clients=False)
-    return {**spreads, **dict(zip(columns, pooled, strict=True))}
+    pooled = pool_variances(list(columns.values()), same_site / 2, clients=False)
+    return {**components, **dict(zip(columns, pooled, strict=True))}
 
 
-def _row_spread(cells: Cells, metric: str, seeds: int) -> Spread | None:
-    """Return the spread of the gains of rows, plus a row without a gain; None if the metric is undefined for a row."""
+def _row_components(cells: Cells, metric: str, seeds: int) -> VarianceComponents | None:
+    """Return the components of the gains of rows and a row without a gain; None if a row has no defined metric."""
     gains, sizes = {}, {}
     for seed, (method, base) in cells.items():
         (better, rows), (than, _) = method.by_row, base.by_row
@@ -106,22 +119,22 @@ def _row_spread(cells: Cells, metric: str, seeds: int) -> Spread | None:
         table = np.full((seeds, len(next(iter(gains.values())))), np.nan)
         for seed, column in gains.items():
             table[seed] = column
-        return Spread.from_differences(table, next(iter(sizes.values())))
-    return _nested_spread(gains, sizes, seeds)
+        return VarianceComponents.from_differences(table, next(iter(sizes.values())))
+    return _nested_components(gains, sizes, seeds)
 
 
-def _nested_spread(gains: Mapping[int, Values], sizes: Mapping[int, Values], seeds: int) -> Spread:
-    """Return the spread of gains if each seed has other rows, so that rows are nested within seeds."""
+def _nested_components(gains: Mapping[int, Values], sizes: Mapping[int, Values], seeds: int) -> VarianceComponents:
+    """Return the components of gains if each seed has other rows, so that rows are nested within seeds."""
     means = np.full((seeds, 1), np.nan)
     for seed, column in gains.items():
         means[seed] = (sizes[seed] * column).sum()
-    between = Spread.from_differences(means, np.ones(1))
-    within = [Spread.from_differences(column[None], sizes[seed]) for seed, column in gains.items()]
-    parts = np.array([spread.clients for spread in within]) / len(gains) ** 2
-    freedom = np.array([spread.of_clients for spread in within])
+    between = VarianceComponents.from_differences(means, np.ones(1))
+    within = [VarianceComponents.from_differences(column[None], sizes[seed]) for seed, column in gains.items()]
+    parts = np.array([component.client_variance.value for component in within]) / len(gains) ** 2
+    freedom = np.array([component.client_variance.freedom for component in within])
     variance = float(parts.sum())
-    of_rows = variance**2 / float((parts**2 / freedom).sum()) if variance > 0 else float(freedom.sum())
-    return replace(between, clients=variance, cells=variance, of_clients=of_rows)
+    row_freedom = variance**2 / float((parts**2 / freedom).sum()) if variance > 0 else float(freedom.sum())
+    return replace(between, client_variance=Variance(variance, row_freedom), cell_variance=variance)
 
 
 def _list_methods(values: ClientTable, pairs: Mapping[str, tuple[str, str]]) -> list[str]:

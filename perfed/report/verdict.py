@@ -23,7 +23,7 @@ from perfed.report.against import (
     needs_no_federation,
     sent,
 )
-from perfed.report.intervals import Chances, Gain
+from perfed.report.intervals import ComparisonCounts, Gain
 from perfed.report.paired import ClientTable
 from perfed.report.run_results import RunResults, main_metric
 from perfed.report.site_intervals import row_intervals
@@ -180,10 +180,9 @@ class Verdict:
 def verdict(runs: Sequence[RunResults], reference: str | None = None) -> Verdict | None:
     """Return the verdict of finished runs; None if fewer than two methods have measured clients in common.
 
-    The intervals of methods are over clients and seeds (:func:`perfed.report.intervals.intervals`), and corrected for
-    the number of methods. The intervals of single sites are over test rows and seeds, and corrected for the numbers of
-    methods and sites; they exist if the runs kept predictions
-    (:func:`perfed.report.site_intervals.row_intervals`).
+    The intervals of methods are over clients and seeds (:func:`perfed.report.intervals.estimate_gains`), and corrected
+    for the number of methods. The intervals of single sites are over test rows and seeds, and corrected for the numbers
+    of methods and sites; they exist if the runs kept predictions (:func:`perfed.report.site_intervals.row_intervals`).
 
     Args:
         runs: of several methods and seeds.
@@ -269,7 +268,7 @@ def _of_sites(
     pairs = {site: (of.federated, of.local) for site, of in found.items() if of.federated and of.local}
     of_site = [method for method in values.of_method if not method.startswith(POOLED)]
     alone = sum(map(needs_no_federation, of_site))
-    gains = row_intervals(runs, values, metric, pairs, Chances(max(1, len(of_site) - alone), max(1, alone)))
+    gains = row_intervals(runs, values, metric, pairs, ComparisonCounts(max(1, len(of_site) - alone), max(1, alone)))
     for column, site in enumerate(values.sites):
         if site in pairs and site not in gains:
             each = values.gains(*pairs[site], known)[:, column]

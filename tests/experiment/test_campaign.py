@@ -20,7 +20,7 @@ from perfed.datasets import load
 from perfed.experiment import jobs
 from perfed.experiment.config import find_experiment
 from perfed.experiment.planned import parse_names, parse_seeds, read_campaign, swept
-from perfed.report.intervals import interval
+from perfed.report.intervals import estimate_gain
 
 ROOT = Path(__file__).parents[2]
 SHORT = (*TINY, "rounds=2", "evaluation.every=1")
@@ -150,7 +150,7 @@ def test_figures_have_a_line_per_method_with_the_verdicts_intervals(made, figure
     registered = {shown: method for method, shown in NAMES.items()}
     for method, value in means:
         values = np.array([of_clients(run) for run in runs_of(made, folder(value), registered[method])])
-        right = interval(values, np.ones(values.shape[1]))
+        right = estimate_gain(values, np.ones(values.shape[1]))
         ends = np.clip([right.low, right.high], 0, 100)
         assert means[method, value] == pytest.approx([right.mean, *ends], rel=1e-3)
         assert tenths[method, value] == pytest.approx([np.percentile(values, 10, axis=1).mean()], rel=1e-3)

@@ -120,9 +120,10 @@ def test_methods_are_compared_under_it(here):
 
 
 def test_it_is_a_sweep_s_value(here):
-    grid = "participation.policy=uniform,own_policy:skipping"
-    skip = "participation.'own_policy:skipping'.skip=1"
-    result = perfed("sweep", *RUN, skip, "--methods", "fedavg", "--grid", grid, "--out", "out")
+    text = 'extends = "digits-label-skew"\nrounds = 1\n[participation."own_policy:skipping"]\nskip = 1\n'
+    (here / "study.toml").write_text(text)
+    values = "participation.policy=uniform,own_policy:skipping"
+    result = perfed("sweep", "study.toml", values, "--methods", "fedavg", "--out", "out")
     assert result.code == 0, result.err
 
 

@@ -12,7 +12,7 @@ from perfed.engine.evaluate import spread
 from perfed.errors import PerfedError
 from perfed.report import all_tables, first_tables, leaderboard, load_runs, verdict, write_report
 from perfed.report.comparison import compare_with_reference
-from perfed.report.intervals import interval
+from perfed.report.intervals import estimate_gain
 from perfed.report.leaderboard import format_gain
 from perfed.report.papers import CSV_COLUMNS, csv_text, latex
 from perfed.report.text import format_difference
@@ -78,7 +78,7 @@ def test_the_reference_is_the_best_by_the_direction_and_weights_of_the_metric(tm
         "No method is ahead of ridge regression per client; FedAvg and Local show no significant difference from it; "
     )
     assert found.sentences[0].endswith(
-        "the closest is FedAvg (at -0.25: 95 % interval over clients alone -2.96 to 4.03, corrected for 2 methods, "
+        "the closest is FedAvg (at -0.25: 95 % interval over clients alone -7.35 to 6.85, corrected for 2 methods, "
         "1 seed)."
     )
     assert found.warnings[0].startswith("One seed: the variation between trainings is unknown.")
@@ -307,7 +307,7 @@ def test_other_metrics_have_intervals_of_the_same_kind_or_say_which(tmp_path):
     loaded = load_runs(runs)
     found = verdict(loaded)
     (row,) = [row for row in compare_with_reference(loaded, found) if row.metric == "loss" and row.difference]
-    expected = interval(np.subtract(losses["local"], losses["fedavg"]), np.ones(2))
+    expected = estimate_gain(np.subtract(losses["local"], losses["fedavg"]), np.ones(2))
     assert (row.difference.low, row.difference.high) == pytest.approx((expected.low, expected.high))
     heads = [table.header[6] for table in all_tables(loaded, found)]
     assert heads == [f"Difference to Local{s} [95 % interval over clients and seeds]" for s in ("", ", + is better")]

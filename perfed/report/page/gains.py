@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from perfed.errors import shorten_list
 from perfed.methods.titles import display_name
-from perfed.report.against import chances_of, compare_methods
-from perfed.report.intervals import Gain, intervals
+from perfed.report.against import compare_methods, count_comparisons
+from perfed.report.intervals import Gain, estimate_gains
 from perfed.report.page import svg
 from perfed.report.page.html import (
     data,
@@ -174,7 +174,7 @@ def three_intervals(study: Study, methods: Sequence[str]) -> dict[str, dict[str,
     The first interval is that of the verdict. All are corrected for the number of methods.
     """
     table, known, weights = study.table, study.known, study.table.weights
-    chances = chances_of(study.reference, table, known)
+    counts = count_comparisons(study.reference, table, known)
     gains = {method: table.gains(method, study.reference, known) for method in methods}
     sites, seeds = {}, {}
     for method, cells in gains.items():
@@ -184,7 +184,7 @@ def three_intervals(study: Study, methods: Sequence[str]) -> dict[str, dict[str,
         seed_means = (values * weights).sum(1) / np.maximum(cell_weights.sum(1), 1e-300)
         seeds[method] = np.where(is_measured.any(1), seed_means, np.nan)[:, None]
     over_both = {method: verdict.gain for method, verdict in compare_methods(study.reference, table, known).items()}
-    over_sites, over_seeds = intervals(sites, weights, chances), intervals(seeds, np.ones(1), chances)
+    over_sites, over_seeds = estimate_gains(sites, weights, counts), estimate_gains(seeds, np.ones(1), counts)
     return {
         method: {
             "clients and seeds": over_both[method],
