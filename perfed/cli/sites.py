@@ -68,7 +68,7 @@ def predict(model: SiteModel, file: Path, out: Path) -> None:
             f"column '{name}': {n} rows hold a category that training never saw"
             for name, n in model.table.unseen(frame).items()
         ]
-    if model.facts["classes"] is None or not model.says_probabilities:
+    if not model.has_probabilities:
         header, columns = ["prediction"], [model.predict(frame).reshape(len(frame), -1)[:, 0]]
     else:
         probabilities = model.predict_proba(frame)

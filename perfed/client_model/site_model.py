@@ -1,68 +1,78 @@
-"""A site's own model, apart from its run: it predicts, is saved and loaded, and needs no method, data or source."""
+"""The model of one client, apart from its run: it predicts and is saved, and needs no method, data or source."""
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
+from torch import Tensor
 
-from perfed.client_model.facts import read_facts, read_file_checksums, write_facts
-from perfed.client_model.graph import NotData, read_graph, write_graph
-from perfed.client_model.network import ClientModule
-from perfed.data.checksums import find_damage, hash_file, refuse_damage
-from perfed.data.client import Split
+from perfed.client_model.facts import write_facts
+from perfed.client_model.metrics import compute_metrics
+from perfed.data.checksums import hash_file
+from perfed.data.client import Client, Split
+from perfed.data.federation import Federation
 from perfed.data.inputs import as_tensor, column_names, native_columns
 from perfed.data.names import compose_text
-from perfed.data.reading import reason_of, refuse_untrusted
+from perfed.data.reading import to_json_values
 from perfed.data.tables.problems import columns_named, pandas
 from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
 
-FACTS, NETWORK, PROGRAM, TABLE = "site.json", "network.safetensors", "network.pt2", "table.zip"
-EXAMPLES = 3
-"""Samples that a model is traced with."""
+FACTS, TABLE = "site.json", "table.zip"
 DOMAIN = "domain"
-_ROWS = 4096  # that are predicted at once
+
+
+class Predictor(Protocol):
+    """What computes the outputs of a model from preprocessed inputs: a network, an estimator or a mixture."""
+
+    @property
+    def has_probabilities(self) -> bool:
+        """Whether the outputs for classes are probabilities."""
+
+    def outputs(self, *arguments: Tensor) -> NDArray[Any]:
+        """Return class probabilities ``(samples, C)``, scores whose largest is of the predicted class, or values.
+
+        Args:
+            arguments: what :meth:`SiteModel.arguments` returns.
+        """
+
+    def to_onnx(self, output: str) -> Any:
+        """Return an ONNX model from ``x``, and ``domain`` where it is needed, to ``output``.
+
+        Raises:
+            Exception: the predictor cannot be converted.
+        """
+
+    def save(self, folder: Path) -> list[str]:
+        """Write the predictor into ``folder``, and return the names of its files.
+
+        Raises:
+            PerfedError: it cannot be saved.
+        """
 
 
 @dataclass(frozen=True, repr=False)
 class SiteModel:
-    """One site's own model, used like an estimator of scikit-learn.
+    """The model of one client, used like an estimator of scikit-learn.
 
     Attributes:
-        module: from inputs of the site's shape (and domain ids, where the method needs them) to class probabilities
-            or values (:class:`~perfed.client_model.network.ClientModule`).
         facts: what ``site.json`` holds: site, method, settings, classes, features, counts of its data, metrics.
-        table: the site's preprocessing, for sites that are tables; ``None`` where inputs are arrays.
-        training_rows: the site's preprocessed training samples, on which exported files are checked; ``None`` where
-            they are not at hand.
+        predictor: computes class probabilities or values from the preprocessed inputs.
+        table: the preprocessing of the site, for sites that are tables; ``None`` where inputs are arrays.
+        training_rows: the preprocessed training samples of the site, on which exported files are checked; ``None``
+            where they are not available.
     """
 
-    module: nn.Module | ExportedProgram
     facts: dict[str, Any]
+    predictor: Predictor
     table: TablePreprocessor | None = None
     training_rows: Split | None = field(default=None, kw_only=True)
-
-    @cached_property
-    def program(self) -> ExportedProgram:
-        """The module as a graph for any number of samples; it takes seconds, and predictions need none.
-
-        Raises:
-            PerfedError: it cannot be made one.
-        """
-        found = self.module
-        return found if isinstance(found, ExportedProgram) else traced(found, self.site, *example_of(self.facts))
 
     def __repr__(self) -> str:
         return f"<SiteModel '{self.site}': {self.facts['method']} on '{self.facts['dataset']}'>"
@@ -106,15 +116,15 @@ class SiteModel:
         return self.facts["domains"] is not None
 
     @property
-    def says_probabilities(self) -> bool:
-        """Whether :meth:`predict_proba` is there, of classes."""
-        return self.facts["classes"] is not None
+    def has_probabilities(self) -> bool:
+        """Whether :meth:`predict_proba` returns probabilities of classes."""
+        return self.facts["classes"] is not None and self.predictor.has_probabilities
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the network's parameters and inputs."""
-        found: torch.dtype = getattr(torch, self.facts["dtype"])
-        return found
+        """The type of the preprocessed inputs."""
+        dtype: torch.dtype = getattr(torch, self.facts["dtype"])
+        return dtype
 
     def predict(self, x: Any, domain: Any = None) -> NDArray[Any]:
         """Return the label of the likeliest class of every sample, or its value.
@@ -127,26 +137,63 @@ class SiteModel:
             PerfedError: columns that are missing or unknown (named), another shape, values that are not finite, no
                 domains or unknown ones.
         """
-        found = self.outputs(*self.arguments(x, domain))
-        return found if self.facts["classes"] is None else self.classes_[found.argmax(1)]
+        outputs = self.predictor.outputs(*self.arguments(x, domain))
+        return outputs if self.facts["classes"] is None else self.classes_[outputs.argmax(1)]
 
     def predict_proba(self, x: Any, domain: Any = None) -> NDArray[Any]:
-        """Class probabilities ``(samples, C)`` in the order of :attr:`classes_`; arguments as in :meth:`predict`.
+        """Return class probabilities ``(samples, C)`` in the order of :attr:`classes_`.
+
+        Args:
+            x, domain: as for :meth:`predict`.
 
         Raises:
-            PerfedError: as :meth:`predict`, and of a regression.
+            PerfedError: as :meth:`predict`, and for a model that has no probabilities.
         """
         if self.facts["classes"] is None:
             raise PerfedError(f"site '{self.site}' predicts values, not classes; use predict")
         return self.outputs(*self.arguments(x, domain))
 
     def outputs(self, *arguments: Tensor) -> NDArray[Any]:
-        """Return what the network says of what :meth:`arguments` gives."""
-        network = self.module.module() if isinstance(self.module, ExportedProgram) else self.module
-        with torch.no_grad():
-            parts = [network(*rows) for rows in zip(*(a.split(_ROWS) for a in arguments), strict=True)]
-        found: NDArray[Any] = torch.cat(parts).numpy()
-        return found
+        """Return class probabilities ``(samples, C)`` or values for what :meth:`arguments` returns.
+
+        Raises:
+            PerfedError: the model predicts classes and has no probabilities.
+        """
+        if self.facts["classes"] is not None and not self.has_probabilities:
+            raise PerfedError(f"site '{self.site}': {self.facts['method']} has no probabilities, which are needed here")
+        return self.predictor.outputs(*arguments)
+
+    def with_metrics(self, client: Client, federation: Federation) -> Self:
+        """Return the model with facts that have its metrics on the test data of ``client``.
+
+        There are none without test data, or where a model for classes has no probabilities.
+        """
+        test, metrics = client.split("test"), dict[str, Any]()
+        if test is not None and (federation.num_classes is None or self.has_probabilities):
+            outputs = self.outputs(*self.checked(test.x, test.domain))
+            if federation.target_scale is not None:
+                test = test.with_targets(federation.target_scale.up)
+            metrics = compute_metrics(test, outputs, federation.task, federation.num_classes)
+        return replace(self, facts={**self.facts, "metrics": to_json_values(metrics)})
+
+    def save(self, folder: Path | str) -> Path:
+        """Write the predictor, ``site.json`` and the preprocessing into ``folder``, for :func:`perfed.load_site`.
+
+        A preprocessing of the user's own types is pickled: who loads it must say that it is trusted.
+
+        Raises:
+            PerfedError: ``folder`` already holds the model of a site, or this one cannot be saved.
+        """
+        place = Path(folder)
+        if (place / FACTS).exists():
+            raise PerfedError(f"{place}: already holds a site's model")
+        place.mkdir(parents=True, exist_ok=True)
+        names = self.predictor.save(place)
+        if self.table is not None:
+            self.table.save(place / TABLE)
+            names.append(TABLE)
+        write_facts({**self.facts, "files": {name: hash_file(place / name) for name in names}}, place / FACTS)
+        return place
 
     # Inputs ------------------------------------------------------------------------------------------------
 
@@ -217,142 +264,3 @@ class SiteModel:
                 allowed = ", ".join(map(str, known))
                 raise PerfedError(f"site '{self.site}': unknown domain {value!r}; allowed: {allowed}")
         return torch.tensor([known.index(value) for value in values], dtype=torch.int64)
-
-    # Files -------------------------------------------------------------------------------------------------
-
-    def save(self, folder: Path | str) -> Path:
-        """Write ``network.safetensors`` (graph and parameters), ``site.json`` and the preprocessing into ``folder``.
-
-        A network that is more than operations of torch on tensors is written as ``network.pt2``, and a preprocessing of
-        the user's own types is pickled: who loads these must say that they are trusted.
-
-        Raises:
-            PerfedError: ``folder`` already holds a site's model.
-        """
-        write_site(self, Path(folder))
-        return Path(folder)
-
-    def write(self, place: Path) -> None:
-        """Write what it predicts with into the folder ``place``."""
-        try:
-            write_graph(self.program, place / NETWORK)
-        except NotData:
-            write_program(self.program, place / PROGRAM)
-
-
-def write_site(model: SiteModel, place: Path) -> None:
-    """Write what ``model`` predicts with, its preprocessing and ``site.json`` with their checksums into ``place``.
-
-    Raises:
-        PerfedError: it already holds a site's model, or this one cannot be kept.
-    """
-    if (place / FACTS).exists():
-        raise PerfedError(f"{place}: already holds a site's model")
-    place.mkdir(parents=True, exist_ok=True)
-    model.write(place)
-    if model.table is not None:
-        model.table.save(place / TABLE)
-    files = {name: hash_file(place / name) for name in (NETWORK, PROGRAM, TABLE) if (place / name).exists()}
-    write_facts({**model.facts, "files": files}, place / FACTS)
-
-
-def load_network(place: Path, trust: bool = False) -> SiteModel:
-    """Return the site's model whose one network is in ``place``; parameters as of :func:`perfed.load_site`.
-
-    Raises:
-        PerfedError: as :func:`perfed.load_site`.
-    """
-    facts = read_facts(place / FACTS)
-    table = TablePreprocessor.load(place / TABLE, trust) if facts["columns"] is not None else None
-    model = SiteModel(_read_network(place, facts, trust), facts, table)
-    if not trust:  # files that are trusted may have been replaced on purpose
-        checksums = read_file_checksums(place / FACTS)
-        refuse_damage(place, find_damage(place, checksums), "save the model of the site again")
-    return model
-
-
-def example_of(facts: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """Return samples such as the network of a site with these facts takes, and domain ids where it needs them."""
-    x = torch.zeros(EXAMPLES, *facts["input_shape"], dtype=getattr(torch, facts["dtype"]))
-    return (x,) if facts["domains"] is None else (x, torch.zeros(EXAMPLES, dtype=torch.int64))
-
-
-def _read_network(place: Path, facts: dict[str, Any], trust: bool) -> nn.Module | ExportedProgram:
-    """The network of the site with these facts, which was tried."""
-    file = place / NETWORK if (place / NETWORK).exists() else place / PROGRAM
-    if not file.exists():
-        raise PerfedError(f"{place}: no site's model here ({NETWORK} is missing)")
-    if file.name == PROGRAM:
-        refuse_untrusted(file, "a network in torch's own format", trust)
-    try:
-        if file.name == PROGRAM:
-            with quiet("torch.export"):
-                return torch.export.load(file)
-        network = read_graph(file)
-        with torch.no_grad():
-            network(*example_of(facts))
-        return network
-    except Exception as error:  # whatever safetensors and torch raise
-        raise PerfedError(f"{file}: is damaged, or no network: {reason_of(error)}") from None
-
-
-@contextmanager
-def quiet(name: str) -> Iterator[None]:
-    """Without what the part of torch whose logger has this name says of packages and faults."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)
-
-
-def write_program(program: ExportedProgram, file: Path, texts: dict[str, str] | None = None) -> None:
-    """Write ``program`` in torch's own format, ``.pt2``, with ``texts`` by name as extra files."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.export.save(program, file, extra_files=texts)
-
-
-def traced(module: nn.Module, site: str, *arguments: Tensor) -> ExportedProgram:
-    """``module`` as a graph for any number of samples, with the buffers that it uses.
-
-    Args:
-        module: of one client; of a :class:`ClientModule` buffers that are not used are dropped.
-        site: its id, for messages.
-        arguments: inputs, and domain ids where it takes them, of some samples; their values do not matter.
-
-    Raises:
-        PerfedError: a stage of the model depends on the values of its inputs in a way that no graph can say.
-    """
-    batch = Dim("batch")
-
-    def export() -> ExportedProgram:
-        return torch.export.export(module, arguments, dynamic_shapes=({0: batch},) * len(arguments), strict=False)
-
-    try:
-        with torch.no_grad():
-            program = export()
-            unused = _unused(program)
-            if unused and isinstance(module, ClientModule):
-                module.forget(unused)
-                program = export()
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise PerfedError(f"site '{site}': its model cannot be made a graph by torch.export: {reason}") from error
-    return program
-
-
-def _unused(program: ExportedProgram) -> list[str]:
-    """Buffers that no output depends on."""
-    names, live = program.graph_signature.inputs_to_buffers, set()
-    waiting = [node for node in program.graph.nodes if node.op == "output"]
-    while waiting:
-        for node in waiting.pop().all_input_nodes:
-            if node not in live:
-                live.add(node)
-                waiting.append(node)
-    return [names[node.name] for node in program.graph.nodes if node.name in names and node not in live]

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.client_model.load import joined_sites, load_site
-from perfed.client_model.mixture import BlendSite
+from perfed.client_model.mixture import mix_models
 from perfed.client_model.site_model import SiteModel
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.held_out import fold_as_test
 from perfed.data.names import find_name
-from perfed.data.reading import read_json, to_json_values
+from perfed.data.reading import read_json
 from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.blend import FILE, own_among
 from perfed.experiment.config import Experiment, readable, validate
@@ -29,7 +29,6 @@ from perfed.experiment.start import opened
 from perfed.maths.blending import ROWS, Prior, evidence, few, guarded, site_weights
 from perfed.plugins import BLEND
 from perfed.run.directory import RunDirectory
-from perfed.run.own_model import measured
 from perfed.run.run import Run
 
 
@@ -150,10 +149,10 @@ class BlendedModels:
     def _slope(self) -> list[float]:
         return list(self.content["gradient"])
 
-    def _blended(self, client: Client, parts: dict[str, SiteModel], weights: list[float], **about: Any) -> BlendSite:
+    def _blended(self, client: Client, parts: dict[str, SiteModel], weights: list[float], **facts: Any) -> SiteModel:
         settings = {name: self.content[name] for name in ("folds", "prior_rows")}
-        made = BlendSite.of(parts, weights, settings=settings, seed=self.seed, **about)
-        return replace(made, facts={**made.facts, "metrics": to_json_values(measured(made, client, self.federation))})
+        model = mix_models(parts, weights, settings=settings, seed=self.seed, **facts)
+        return model.with_metrics(client, self.federation)
 
 
 def opened_models(

@@ -17,12 +17,13 @@ import pytest
 import torch
 from command_line import another_process, perfed
 from engines import blobs, make, network_for
-from safetensors import safe_open
-from safetensors.torch import save_file
 from sklearn.base import BaseEstimator, TransformerMixin
 
 import perfed as package
-from perfed.client_model.site_model import SiteModel, write_program
+from perfed.client_model.facts import read_facts, write_facts
+from perfed.client_model.network import write_program
+from perfed.client_model.site_model import SiteModel
+from perfed.data.checksums import hash_file
 from perfed.data.federation import Federation
 from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
@@ -74,16 +75,18 @@ def predicted(run_dir: Path, *more: str) -> Any:
     return perfed("predict", run_dir, run_dir.parent / "new.csv", "--site", "west", "--out", out, *more)
 
 
-def pickled_network(run_dir: Path) -> Path:
-    """The joined site's network in torch's own format, as one is kept that is more than operations of torch."""
-    file = run_dir / "joined" / "west" / "network.pt2"
-    (file.parent / "network.safetensors").unlink()
-    write_program(site().program, file)
-    return file
+def network_file(run_dir: Path) -> Path:
+    return run_dir / "joined" / "west" / "network.pt2"
+
+
+def refresh_checksum(file: Path) -> None:
+    """Write the checksum of ``file`` into ``site.json``, as who changes a file on purpose would."""
+    facts = read_facts(file.parent / "site.json")
+    write_facts({**facts, "files": {file.name: hash_file(file)}}, file.parent / "site.json")
 
 
 def edited(file: Path, change: Any) -> None:
-    """The members of a zip file after ``change`` of their contents by name."""
+    """Replace the members of a zip file by what ``change`` makes of their contents by name."""
     with zipfile.ZipFile(file) as held:
         members = {name: held.read(name) for name in held.namelist()}
     change(members)
@@ -92,22 +95,41 @@ def edited(file: Path, change: Any) -> None:
             made.writestr(name, content)
 
 
-def test_a_network_that_is_pickled_is_not_read(run_dir):
-    file, mark = pickled_network(run_dir), run_dir.parent / "mark"
+def edit_json(file: Path, member: str, change: Any) -> None:
+    """Change the values of a JSON file whose name ends so in the zip file ``file``."""
+
+    def rewrite(members: dict[str, bytes]) -> None:
+        name = next(name for name in members if name.endswith(member))
+        content = json.loads(members[name])
+        change(content)
+        members[name] = json.dumps(content).encode()
+
+    edited(file, rewrite)
+    refresh_checksum(file)
+
+
+def pickle_weight(file: Path, content: Any) -> None:
+    """Replace the tensors of a network by pickled ones, the first of them by ``content``."""
 
     def attack(members: dict[str, bytes]) -> None:
         config = next(name for name in members if name.endswith("weights_config.json"))
-        content = json.loads(members[config])
-        first = next(iter(content["config"].values()))
-        for entry in content["config"].values():
-            entry["use_pickle"] = entry["path_name"] == first["path_name"]
-        weight, held = f"{config.rpartition('/')[0]}/{first['path_name']}", io.BytesIO()
-        torch.save(Writes(mark), held)
-        members |= {config: json.dumps(content).encode(), weight: held.getvalue()}
+        entries = json.loads(members[config])["config"]
+        for entry in entries.values():
+            entry["use_pickle"] = True
+        first, buffer = next(iter(entries.values()))["path_name"], io.BytesIO()
+        torch.save(content, buffer)
+        members[config] = json.dumps({"config": entries}).encode()
+        members[f"{config.rpartition('/')[0]}/{first}"] = buffer.getvalue()
 
     edited(file, attack)
+    refresh_checksum(file)
+
+
+def test_a_network_that_is_pickled_is_not_read(run_dir):
+    file, mark = network_file(run_dir), run_dir.parent / "mark"
+    pickle_weight(file, Writes(mark))
     found = predicted(run_dir)
-    assert found.code == 2 and found.err.startswith(f"perfed: {file}: a network in torch's own format, which can run")
+    assert found.code == 2 and found.err.startswith(f"perfed: {file}: a network with pickled tensors, which can run")
     assert found.err.count("\n") == 1 and "--trust" in found.err and not mark.exists()
     with pytest.raises(PerfedError, match="which can run code"):
         package.load_site(file.parent)
@@ -116,19 +138,43 @@ def test_a_network_that_is_pickled_is_not_read(run_dir):
     assert mark.exists()  # the attack is one
 
 
-def test_a_network_of_an_earlier_version_is_read_if_it_is_trusted(run_dir):
-    file = pickled_network(run_dir)
-    assert predicted(run_dir).code == 2 and predicted(run_dir, "--trust").code == 0
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_saved_network_predicts_the_same_and_is_exported_again(run_dir, trust):
+    folder, x = network_file(run_dir).parent, np.ones((3, 4))
+    loaded = package.load_site(folder, trust)
+    np.testing.assert_array_equal(loaded.predict_proba(x), site().predict_proba(x))
+    with torch.no_grad():  # torch's own reader
+        expected = torch.export.load(network_file(run_dir)).module()(torch.ones(3, 4)).numpy()
+    np.testing.assert_array_equal(loaded.predict_proba(x), expected)
+    parameters, original = loaded.predictor.program.state_dict, site().predictor.program.state_dict
+    assert parameters.keys() == original.keys()
+    assert all(torch.equal(parameters[name], value) for name, value in original.items())
+
+
+def test_an_operation_of_other_libraries_is_read_only_if_it_is_trusted(run_dir):
+    """What torch.export wrote for a function beside ATen: a square root of a size."""
+
+    class Scaled(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x[:, :3] * torch.sym_float(x.shape[0])).softmax(1)
+
+    file = network_file(run_dir)
+    shapes = ({0: torch.export.Dim("batch")},)
+    write_program(torch.export.export(Scaled(), (torch.ones(3, 4),), dynamic_shapes=shapes), file)
+    refresh_checksum(file)
+    found = predicted(run_dir)
+    assert found.code == 2 and "a network with the operation torch.sym_float, which can run code" in found.err
+    x = np.arange(8.0, dtype=np.float32).reshape(2, 4)
+    expected = torch.softmax(torch.from_numpy(2 * x[:, :3]), 1)
+    np.testing.assert_allclose(package.load_site(file.parent, trust=True).predict_proba(x), expected, rtol=1e-6)
     assert perfed("export", run_dir, "--site", "west", "--format", "safetensors").code == 2
     assert perfed("export", run_dir, "--site", "west", "--format", "safetensors", "--trust").code == 0
-    x = np.ones((3, 4))
-    np.testing.assert_array_equal(package.load_site(file.parent, trust=True).predict_proba(x), site().predict_proba(x))
 
 
 @pytest.mark.in_turns(4)
 @pytest.mark.parametrize("part", [0.3, 0.9])
 def test_a_damaged_network_in_torch_s_format_is_one_line(run_dir, part):
-    file = pickled_network(run_dir)
+    file = network_file(run_dir)
     file.write_bytes(file.read_bytes()[: int(part * file.stat().st_size)])
     command = ("predict", run_dir, run_dir.parent / "new.csv", "--site", "west", "--out", "said.csv", "--trust")
     found = another_process(*command)  # torch's log goes to this process's standard error
@@ -161,30 +207,73 @@ def test_a_preprocessing_that_is_pickled_is_not_read(run_dir):
     assert mark.exists()  # the attack is one
 
 
+def first_step(target: str, *arguments: Any) -> Any:
+    """Return a change of a program by which its first step calls ``target``."""
+
+    def change(model: dict[str, Any]) -> None:
+        inputs = [{"name": "a", "arg": argument, "kind": 1} for argument in arguments]
+        model["graph_module"]["graph"]["nodes"][0].update(target=target, inputs=inputs)
+
+    return change
+
+
+TEXT, X = {"as_string": "FILE"}, {"as_tensor": {"name": "x"}}
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        lambda graph: graph["steps"].__setitem__(0, ["a", "aten.from_file.default", ["FILE"], {}]),
-        lambda graph: graph["steps"].__setitem__(0, ["a", "aten.save.default", [{"node": "x"}, "FILE"], {}]),
-        lambda graph: graph["steps"].__setitem__(0, ["a", "aten.__class__.mro", [], {}]),
-        lambda graph: graph["steps"].__setitem__(0, ["a", "operator.attrgetter", ["__class__"], {}]),
-        lambda graph: graph["steps"].__setitem__(0, ["a", "builtins.eval", ["1"], {}]),
-        lambda graph: graph["tensors"].update({"w": 'a"),print("it ran")#'}),
-        lambda graph: graph.pop("steps"),
-        lambda graph: graph.update(output={"node": "x"}),
+        first_step("torch.ops.aten.from_file.default", TEXT),
+        first_step("torch.ops.aten.save.default", X, TEXT),
+        first_step("torch.ops.aten.__class__.mro"),
+        first_step("torch.hub.load", TEXT),
+        first_step("_operator.attrgetter", {"as_string": "__class__"}),
+        first_step("builtins.eval", {"as_string": "1"}),
+        first_step("torch.ops.aten.relu.default", {"as_operator": "builtins.print"}),
+        lambda model: model["graph_module"]["signature"]["input_specs"][0]["buffer"].update(
+            buffer_name='a"),print("it ran")#'
+        ),
+        lambda model: model["schema_version"].update(major=7),
+        lambda model: model["graph_module"].pop("graph"),
+        lambda model: model["graph_module"]["signature"]["output_specs"].clear(),
     ],
 )
-def test_a_graph_holds_operations_of_torch_on_tensors_alone(run_dir, change):
-    file, mark = run_dir / "joined" / "west" / "network.safetensors", run_dir.parent / "mark"
-    with safe_open(file, "pt") as held:
-        graph = json.loads(held.metadata()["graph"])
-        tensors = {name: held.get_tensor(name) for name in list(held.keys())}
-    change(graph)
-    tensors = {path: tensors.get(path, torch.zeros(1)) for path in {*tensors, *graph["tensors"].values()}}
-    save_file(tensors, file, {"graph": json.dumps(graph).replace("FILE", str(mark))})
+def test_a_network_calls_operations_of_torch_on_tensors_only(run_dir, change):
+    file, mark = network_file(run_dir), run_dir.parent / "mark"
+    edit_json(file, "models/model.json", change)
+    edited(file, lambda members: members.update({n: c.replace(b"FILE", bytes(mark)) for n, c in members.items()}))
+    refresh_checksum(file)
     found = predicted(run_dir)
     assert found.code == 2 and found.err.count("\n") == 1 and str(file) in found.err and not mark.exists()
     assert "it ran" not in found.out
+
+
+def test_expressions_in_a_network_are_not_evaluated(run_dir):
+    file, mark = network_file(run_dir), run_dir.parent / "mark"
+
+    def attack(model: dict[str, Any]) -> None:
+        size = model["graph_module"]["graph"]["tensor_values"]["x"]["sizes"][0]
+        size["as_expr"]["expr_str"] = f"open({str(mark)!r}, 'w')"
+
+    edit_json(file, "models/model.json", attack)
+    x = np.ones((3, 4))
+    np.testing.assert_array_equal(package.load_site(file.parent).predict_proba(x), site().predict_proba(x))
+    assert not mark.exists()
+    with suppress(Exception):
+        torch.export.load(file)
+    assert mark.exists()  # the attack is one
+
+
+def test_a_folder_with_a_changed_file_is_refused(run_dir):
+    file = network_file(run_dir)
+
+    def change(members: dict[str, bytes]) -> None:
+        weight = next(name for name in members if name.endswith("weights/weight_0"))
+        members[weight] = bytes(len(members[weight]))
+
+    edited(file, change)
+    found = predicted(run_dir)
+    assert found.code == 2 and f"{file}: has changed since it was written" in found.err
 
 
 def test_who_can_be_pickled_is_the_attack_of_these_tests(tmp_path):
