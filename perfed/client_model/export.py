@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 
 from perfed.client_model.card import card
-from perfed.client_model.network import Network, silence, write_program
+from perfed.client_model.network import Network, silence_torch, write_program
 from perfed.client_model.onnx_table import example_columns, onnx_package, output_name, with_preprocessing
 from perfed.client_model.site_model import DOMAIN, SiteModel
 from perfed.data.reading import reason_of
@@ -75,7 +75,7 @@ def onnx_file(model: SiteModel) -> tuple[bytes, float]:
     for package in ("onnx", "onnxscript", "onnxruntime", *(("skl2onnx",) if converts else ())):
         onnx_package(package)
     try:
-        with silence("torch.onnx"):
+        with silence_torch("torch.onnx"):
             network = model.predictor.to_onnx(output_name(model.facts["classes"], None))
             name = output_name(model.facts["classes"], model.table)
             onnx_model = network if model.table is None else with_preprocessing(model.table, network, name)
@@ -84,7 +84,7 @@ def onnx_file(model: SiteModel) -> tuple[bytes, float]:
     difference = _compare_answers(model, onnx_model, *_drawn_rows(model), f"{_DRAWN} drawn rows")
     if model.training_rows is not None:
         rows = model.training_rows.loaded()
-        arguments = model.checked(rows.x, rows.domain)
+        arguments = model.check_inputs(rows.x, rows.domain)
         feeds = _network_inputs(arguments)
         difference = max(
             difference, _compare_answers(model, network, feeds, arguments, f"its {len(rows)} training rows")
@@ -145,12 +145,12 @@ def _drawn_rows(model: SiteModel) -> tuple[dict[str, NDArray[Any]], tuple[torch.
     generator = np.random.default_rng(0)
     if model.table is not None:
         frame = pandas().DataFrame(example_columns(model.table, _DRAWN, generator))
-        return onnx_inputs(model.table, frame), model.arguments(frame)
+        return onnx_inputs(model.table, frame), model.prepare_inputs(frame)
     domain = generator.integers(0, len(model.facts["domains"]), _DRAWN) if model.takes_domain else None
     ranges = model.facts["data"]["inputs"]
     x = generator.normal(ranges["mean"], ranges["std"], (_DRAWN, *model.facts["input_shape"]))
     x = np.clip(x, ranges["smallest"], ranges["largest"])
-    arguments = model.arguments(x.round() if ranges["whole"] else x, domain)
+    arguments = model.prepare_inputs(x.round() if ranges["whole"] else x, domain)
     return _network_inputs(arguments), arguments
 
 

@@ -24,7 +24,7 @@ from perfed.engine.evaluate import everywhere
 from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.training.cohort import Cohort
-from perfed.tree import Tree
+from perfed.tree import leaves
 
 NETWORK = "network.pt2"
 _EXAMPLES = 3  # samples with which a network is traced
@@ -59,7 +59,7 @@ class Network:
         """
         try:
             with torch.no_grad():
-                return self._trace()
+                return self._trace_module()
         except Exception as error:
             site = self.facts["site"]
             raise PerfedError(
@@ -75,14 +75,9 @@ class Network:
 
     def to_onnx(self, output: str) -> Any:
         """Return the network as an ONNX model with named parameters, from ``x`` and ``domain`` to ``output``."""
+        names = {"input_names": ["x", "domain"][: len(self.example_inputs)], "output_names": [output]}
         exported = torch.onnx.export(
-            self.program,
-            dynamo=True,
-            optimize=False,
-            verbose=False,
-            opset_version=OPSET,
-            input_names=["x", "domain"][: len(self.example_inputs)],
-            output_names=[output],
+            self.program, dynamo=True, optimize=False, verbose=False, opset_version=OPSET, **names
         )
         assert exported is not None
         model = exported.model_proto
@@ -102,7 +97,7 @@ class Network:
         x = torch.zeros(_EXAMPLES, *self.facts["input_shape"], dtype=getattr(torch, self.facts["dtype"]))
         return (x,) if self.facts["domains"] is None else (x, torch.zeros(_EXAMPLES, dtype=torch.int64))
 
-    def _trace(self) -> ExportedProgram:
+    def _trace_module(self) -> ExportedProgram:
         inputs = self.example_inputs
         shapes = ({0: Dim("batch")},) * len(inputs)
         program = torch.export.export(self.module, inputs, dynamic_shapes=shapes, strict=False)
@@ -126,13 +121,12 @@ def load_network(folder: Path, facts: Mapping[str, Any], trust: bool) -> Network
         raise PerfedError(f"{folder}: no site's model here ({NETWORK} is missing)")
     try:
         try:
-            module = read_program(file)
+            network = Network(read_program(file), facts)
+            network.outputs(*network.example_inputs)
         except UnsafeProgramError as error:
             refuse_untrusted(file, f"a network with {error}", trust)
-            with silence("torch.export"):
-                module = torch.export.load(file).module()
-        network = Network(module, facts)
-        network.outputs(*network.example_inputs)
+            with silence_torch("torch.export"):
+                network = Network(torch.export.load(file).module(), facts)
     except PerfedError:
         raise
     except Exception as error:  # zipfile, JSON and torch raise each their own
@@ -148,8 +142,8 @@ def write_program(program: ExportedProgram, file: Path, texts: dict[str, str] | 
 
 
 @contextmanager
-def silence(name: str) -> Iterator[None]:
-    """Suppress warnings, and the log of the part of torch whose logger has this name."""
+def silence_torch(name: str) -> Iterator[None]:
+    """Return a context without warnings and without the log of the part of torch whose logger has this name."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -191,14 +185,8 @@ class ClientModule(nn.Module):
         self.trained = tuple(federation.domains_in("train"))
         self.num_classes, self.scale = federation.num_classes, federation.target_scale
         for part in _PARTS:
-            self._register(getattr(cohort, part), part)
-
-    def _register(self, tree: Tree, path: str) -> None:
-        for name, value in tree.items():
-            if isinstance(value, Mapping):
-                self._register(value, f"{path}.{name}")
-            else:
-                register_buffer(self, f"{path}.{name}", value[0].detach().clone())
+            for path, tensor in leaves(getattr(cohort, part)):
+                register_buffer(self, f"{part}.{path.replace('/', '.')}", tensor[0].detach().clone())
 
     def drop_buffers(self, names: Sequence[str]) -> None:
         """Delete buffers that :meth:`forward` does not need."""
@@ -206,16 +194,11 @@ class ClientModule(nn.Module):
             owner, _, last = name.rpartition(".")
             delattr(self.get_submodule(owner), last)
 
-    def _fill_tree(self, tree: Tree, path: str, buffers: Mapping[str, Tensor]) -> dict[str, Any]:
+    def _fill_tree(self, tree: Any, path: str, buffers: Mapping[str, Tensor]) -> Any:
         """Return ``tree`` with ``buffers`` as its tensors, behind a client axis."""
-        filled: dict[str, Any] = {}
-        for name, value in tree.items():
-            place = f"{path}.{name}"
-            if isinstance(value, Mapping):
-                filled[name] = self._fill_tree(value, place, buffers)
-            else:
-                filled[name] = buffers[place][None] if place in buffers else value
-        return filled
+        if isinstance(tree, Mapping):
+            return {name: self._fill_tree(value, f"{path}.{name}", buffers) for name, value in tree.items()}
+        return buffers[path][None] if path in buffers else tree
 
     def forward(self, x: Tensor, domain: Tensor | None = None) -> Tensor:
         """Return class probabilities ``(samples, C)`` or values.

@@ -7,7 +7,6 @@ import operator
 import re
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,17 @@ _ARITHMETIC = re.compile(r"_operator\.(add|sub|mul|floordiv|truediv|mod|neg|eq|n
 _PATH = re.compile(r"\w+(\.\w+)*")
 _KEYWORD = 2  # of the kinds of arguments
 _SOURCES = {"parameter": "parameter_name", "buffer": "buffer_name", "tensor_constant": "tensor_constant_name"}
-_PLAIN = ("as_int", "as_ints", "as_bool", "as_bools", "as_string", "as_strings")
+_CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("as_int", "as_ints", "as_bool", "as_bools", "as_string", "as_strings"), lambda value: value),
+    "as_none": lambda value: None,
+    "as_float": float,  # infinity is a text
+    "as_floats": lambda values: [float(value) for value in values],
+    "as_device": lambda device: torch.device(device["type"]),
+    "as_scalar_type": _SERIALIZE_TO_TORCH_DTYPE.__getitem__,
+    "as_layout": _SERIALIZE_TO_TORCH_LAYOUT.__getitem__,
+    "as_memory_format": _SERIALIZE_TO_TORCH_MEMORY_FORMAT.__getitem__,
+}
+_REFERENCE = re.compile(r"as_(optional_tensor|tensor|sym_int|sym_bool)s?")
 
 
 class UnsafeProgramError(ValueError):
@@ -71,15 +80,6 @@ def register_buffer(module: nn.Module, path: str, tensor: Tensor) -> None:
     module.register_buffer(name, tensor)
 
 
-@dataclass(frozen=True)
-class _Step:
-    operation: Callable[..., Any]
-    inputs: list[Any]
-    keywords: dict[str, Any]
-    outputs: list[str]
-    returns_sequence: bool
-
-
 class _ProgramNetwork(nn.Module):
     """A module that applies the operations of a program one after the other.
 
@@ -106,7 +106,7 @@ class _ProgramNetwork(nn.Module):
             register_buffer(self, path, tensors[path])
         (output,) = content["signature"]["output_specs"]
         self.output: str = output["user_output"]["arg"]["as_tensor"]["name"]
-        self.steps = [_read_step(node) for node in content["graph"]["nodes"]]
+        self.steps = [(_find_operation(node["target"]), node) for node in content["graph"]["nodes"]]
 
     def forward(self, x: Tensor, domain: Tensor | None = None) -> Tensor:
         """Return the output of the program for inputs, and domain ids where it takes them."""
@@ -114,11 +114,13 @@ class _ProgramNetwork(nn.Module):
         buffers = dict(self.named_buffers())
         values: dict[str, Any] = {name: buffers[path] for name, path in self.paths.items()}
         values.update(zip(self.inputs, arguments, strict=True))
-        for step in self.steps:
-            inputs = [_read_argument(value, values) for value in step.inputs]
-            keywords = {name: _read_argument(value, values) for name, value in step.keywords.items()}
-            result = step.operation(*inputs, **keywords)
-            values.update(zip(step.outputs, result if step.returns_sequence else [result], strict=True))
+        for operation, node in self.steps:
+            inputs = [(entry, _read_argument(entry["arg"], values)) for entry in node["inputs"]]
+            keywords = {entry["name"]: value for entry, value in inputs if entry["kind"] == _KEYWORD}
+            result = operation(*(value for entry, value in inputs if entry["kind"] != _KEYWORD), **keywords)
+            outputs = node["outputs"][0].get("as_tensors", node["outputs"])
+            is_single = outputs is node["outputs"] and len(outputs) == 1
+            values.update(zip(map(_find_name, outputs), [result] if is_single else result, strict=True))
         output: Tensor = values[self.output]
         return output
 
@@ -128,19 +130,6 @@ def _read_tensor(content: bytes, meta: Mapping[str, Any]) -> Tensor:
     dtype = _SERIALIZE_TO_TORCH_DTYPE[meta["dtype"]]
     storage = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
     return storage.as_strided(sizes, strides, meta["storage_offset"]["as_int"])
-
-
-def _read_step(node: Mapping[str, Any]) -> _Step:
-    outputs = node["outputs"]
-    returns_sequence = len(outputs) != 1 or "as_tensors" in outputs[0]
-    entries = outputs[0]["as_tensors"] if "as_tensors" in outputs[0] else [next(iter(o.values())) for o in outputs]
-    return _Step(
-        _find_operation(node["target"]),
-        [entry["arg"] for entry in node["inputs"] if entry["kind"] != _KEYWORD],
-        {entry["name"]: entry["arg"] for entry in node["inputs"] if entry["kind"] == _KEYWORD},
-        [entry.get("name", entry.get("as_name")) for entry in entries],
-        returns_sequence,
-    )
 
 
 def _find_operation(target: str) -> Callable[..., Any]:
@@ -156,29 +145,20 @@ def _find_operation(target: str) -> Callable[..., Any]:
     return operation
 
 
+def _find_name(output: Any) -> str:
+    """Return the name of a result, which is inside dictionaries with one entry that say what it is."""
+    while isinstance(output, dict):
+        (output,) = output.values()
+    return str(output)
+
+
 def _read_argument(argument: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
     """Return the value of an argument in torch's format; ``values`` has the results of earlier steps by name."""
     ((kind, value),) = argument.items()
-    if kind in _PLAIN:
-        return value
-    if kind == "as_none":
-        return None
-    if kind == "as_tensor":
-        return values[value["name"]]
-    if kind in ("as_name", "as_tensors"):
-        return values[value] if kind == "as_name" else [values[entry["name"]] for entry in value]
-    if kind in ("as_optional_tensor", "as_sym_int", "as_sym_bool"):
-        return _read_argument(value, values)
-    if kind in ("as_optional_tensors", "as_sym_ints", "as_sym_bools"):
-        return [_read_argument(entry, values) for entry in value]
-    if kind in ("as_float", "as_floats"):  # infinity is a text
-        return float(value) if kind == "as_float" else [float(entry) for entry in value]
-    if kind == "as_device":
-        return torch.device(value["type"])
-    if kind == "as_scalar_type":
-        return _SERIALIZE_TO_TORCH_DTYPE[value]
-    if kind == "as_layout":
-        return _SERIALIZE_TO_TORCH_LAYOUT[value]
-    if kind == "as_memory_format":
-        return _SERIALIZE_TO_TORCH_MEMORY_FORMAT[value]
-    raise UnsafeProgramError(f"an argument of the kind {kind}")
+    if kind in _CONVERTERS:
+        return _CONVERTERS[kind](value)
+    if kind in ("name", "as_name"):
+        return values[value]
+    if _REFERENCE.fullmatch(kind) is None:
+        raise UnsafeProgramError(f"an argument of the kind {kind}")
+    return [_read_argument(entry, values) for entry in value] if kind.endswith("s") else _read_argument(value, values)

@@ -39,7 +39,7 @@ class Predictor(Protocol):
         """Return class probabilities ``(samples, C)``, scores whose largest is of the predicted class, or values.
 
         Args:
-            arguments: what :meth:`SiteModel.arguments` returns.
+            arguments: what :meth:`SiteModel.prepare_inputs` returns.
         """
 
     def to_onnx(self, output: str) -> Any:
@@ -84,7 +84,7 @@ class SiteModel:
 
     @property
     def classes_(self) -> NDArray[Any]:
-        """Labels as the data call them; column j of :meth:`predict_proba` is of ``classes_[j]``.
+        """The labels in the spelling of the data; column j of :meth:`predict_proba` is of ``classes_[j]``.
 
         Raises:
             AttributeError: of a regression, as in scikit-learn.
@@ -137,7 +137,7 @@ class SiteModel:
             PerfedError: columns that are missing or unknown (named), another shape, values that are not finite, no
                 domains or unknown ones.
         """
-        outputs = self.predictor.outputs(*self.arguments(x, domain))
+        outputs = self.predictor.outputs(*self.prepare_inputs(x, domain))
         return outputs if self.facts["classes"] is None else self.classes_[outputs.argmax(1)]
 
     def predict_proba(self, x: Any, domain: Any = None) -> NDArray[Any]:
@@ -151,10 +151,10 @@ class SiteModel:
         """
         if self.facts["classes"] is None:
             raise PerfedError(f"site '{self.site}' predicts values, not classes; use predict")
-        return self.outputs(*self.arguments(x, domain))
+        return self.outputs(*self.prepare_inputs(x, domain))
 
     def outputs(self, *arguments: Tensor) -> NDArray[Any]:
-        """Return class probabilities ``(samples, C)`` or values for what :meth:`arguments` returns.
+        """Return class probabilities ``(samples, C)`` or values for what :meth:`prepare_inputs` returns.
 
         Raises:
             PerfedError: the model predicts classes and has no probabilities.
@@ -170,7 +170,7 @@ class SiteModel:
         """
         test, metrics = client.split("test"), dict[str, Any]()
         if test is not None and (federation.num_classes is None or self.has_probabilities):
-            outputs = self.outputs(*self.checked(test.x, test.domain))
+            outputs = self.outputs(*self.check_inputs(test.x, test.domain))
             if federation.target_scale is not None:
                 test = test.with_targets(federation.target_scale.up)
             metrics = compute_metrics(test, outputs, federation.task, federation.num_classes)
@@ -197,16 +197,16 @@ class SiteModel:
 
     # Inputs ------------------------------------------------------------------------------------------------
 
-    def arguments(self, x: Any, domain: Any = None) -> tuple[Tensor, ...]:
-        """Return what the network gets of ``x``, checked: inputs, and domain ids where it needs them."""
+    def prepare_inputs(self, x: Any, domain: Any = None) -> tuple[Tensor, ...]:
+        """Return preprocessed and checked inputs, and domain ids where the model needs them, for :meth:`outputs`."""
         if self.table is not None:
-            x, domain = self.table.transform(self._framed(x))
+            x, domain = self.table.transform(self._to_frame(x))
         elif column_names(x) is not None:
-            x, domain = self._from_columns(x, domain)
-        return self.checked(x, domain)
+            x, domain = self._select_columns(x, domain)
+        return self.check_inputs(x, domain)
 
-    def checked(self, x: Any, domain: Any = None) -> tuple[Tensor, ...]:
-        """:meth:`arguments` of inputs as the network gets them, which are behind any preprocessing."""
+    def check_inputs(self, x: Any, domain: Any = None) -> tuple[Tensor, ...]:
+        """Return preprocessed inputs, and domain ids where the model needs them, once they are checked."""
         inputs, shape = as_tensor(x, "x", self.site), tuple(self.facts["input_shape"])
         if inputs.ndim == 2 and inputs.shape[1] == int(np.prod(shape)):
             inputs = inputs.reshape(-1, *shape)
@@ -217,10 +217,10 @@ class SiteModel:
             raise PerfedError(f"site '{self.site}': x has no rows")
         if not torch.isfinite(inputs).all():
             raise PerfedError(f"site '{self.site}': x holds values that are missing or infinite")
-        return (inputs, self._domain_ids(domain, len(inputs))) if self.takes_domain else (inputs,)
+        return (inputs, self._find_domain_ids(domain, len(inputs))) if self.takes_domain else (inputs,)
 
-    def _framed(self, x: Any) -> Any:
-        """A data frame as it is; an array with the site's columns in their order."""
+    def _to_frame(self, x: Any) -> Any:
+        """Return a data frame unchanged, and an array as a frame with the columns of the site in their order."""
         names, shape = list(self.feature_names_in_), np.shape(x)
         if column_names(x) is not None:
             return x
@@ -230,7 +230,7 @@ class SiteModel:
         cells[np.ma.getmaskarray(x)] = None  # which means missing
         return pandas().DataFrame(cells, columns=names)
 
-    def _from_columns(self, x: Any, domain: Any) -> tuple[Any, Any]:
+    def _select_columns(self, x: Any, domain: Any) -> tuple[Any, Any]:
         self._check_columns(x, without=(DOMAIN,) if domain is not None else ())
         x = native_columns(x)
         if self.takes_domain and domain is None:
@@ -249,18 +249,18 @@ class SiteModel:
             if names:
                 raise PerfedError(f"site '{self.site}': {what} {columns_named(names)}")
 
-    def _domain_ids(self, domain: Any, samples: int) -> Tensor:
+    def _find_domain_ids(self, domain: Any, samples: int) -> Tensor:
         names = self.facts["domains"]
         if domain is None:
             raise PerfedError(f"site '{self.site}': {self.facts['method']} needs the domain of every sample")
-        given = np.asarray(domain)
-        if given.shape != (samples,):
-            raise PerfedError(f"site '{self.site}': {samples} samples, but domains of shape {given.shape}")
-        are_names = given.dtype.kind in "OU"
-        known: list[Any] = [compose_text(name) for name in names] if are_names else list(range(len(names)))
-        values = [compose_text(value) if isinstance(value, str) else value for value in given.tolist()]
+        ids = np.asarray(domain)
+        if ids.shape != (samples,):
+            raise PerfedError(f"site '{self.site}': {samples} samples, but domains of shape {ids.shape}")
+        are_names = ids.dtype.kind in "OU"
+        allowed: list[Any] = [compose_text(name) for name in names] if are_names else list(range(len(names)))
+        values = [compose_text(value) if isinstance(value, str) else value for value in ids.tolist()]
         for value in values:
-            if value not in known:
-                allowed = ", ".join(map(str, known))
-                raise PerfedError(f"site '{self.site}': unknown domain {value!r}; allowed: {allowed}")
-        return torch.tensor([known.index(value) for value in values], dtype=torch.int64)
+            if value not in allowed:
+                listed = ", ".join(map(str, allowed))
+                raise PerfedError(f"site '{self.site}': unknown domain {value!r}; allowed: {listed}")
+        return torch.tensor([allowed.index(value) for value in values], dtype=torch.int64)

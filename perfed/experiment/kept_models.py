@@ -131,16 +131,8 @@ def estimator_site(
         federation: the federation of the client.
         seed, settings: those with which the estimator was fitted.
     """
-    facts = describe_model(
-        client,
-        federation,
-        dtype="float32",
-        domains=None,
-        method=name,
-        rounds=0,
-        seed=seed,
-        settings=settings,
-        versions=versions("scikit-learn", version("scikit-learn")),
-    )
+    about = {"method": name, "rounds": 0, "seed": seed, "settings": settings}
+    about["versions"] = versions("scikit-learn", version("scikit-learn"))
+    facts = describe_model(client, federation, dtype="float32", domains=None, **about)
     predictor = Estimator(plain_estimator(fitted), federation.num_classes, federation.target_scale)
     return SiteModel(facts, predictor, client.table, training_rows=client.train).with_metrics(client, federation)

@@ -150,19 +150,11 @@ class OwnModels:
     def _site(self, server: Server, name: str) -> SiteModel:
         cohort, method, federation = self._of(server, name), self._method(name), server.federation
         client, takes_domain = server.clients[name], method.needs_domains or bool(cohort.per_domain)
-        privacy = self.spent_by(name)
-        facts = describe_model(
-            client,
-            federation,
-            domains=[federation.domain_name(m) for m in range(federation.num_domains)] if takes_domain else None,
-            method=self.name,
-            rounds=max(self.done, 0),
-            seed=server.seed,
-            settings=method.all_settings,
-            dtype=str(cohort.dtype).removeprefix("torch."),
-            contributors=dict(self.contributors) or None,
-            **({} if privacy is None else {"privacy": privacy}),
-        )
+        domains = [federation.domain_name(m) for m in range(federation.num_domains)] if takes_domain else None
+        about = {"method": self.name, "rounds": max(self.done, 0), "seed": server.seed, "settings": method.all_settings}
+        about |= {"dtype": str(cohort.dtype).removeprefix("torch."), "contributors": dict(self.contributors) or None}
+        about |= {} if (privacy := self.spent_by(name)) is None else {"privacy": privacy}
+        facts = describe_model(client, federation, domains=domains, **about)
         network = Network(ClientModule(method, cohort, federation).cpu(), facts)
         return SiteModel(facts, network, client.table, training_rows=client.train).with_metrics(client, federation)
 

@@ -46,7 +46,7 @@ def test_a_saved_estimator_predicts_the_same(tmp_path):
     client = table().clients[0]
     fitted = LogisticRegression().fit(client.train.x.numpy(), client.train.y.numpy())
     np.testing.assert_allclose(
-        again.outputs(*again.checked(client.train.x)), fitted.predict_proba(client.train.x.numpy()), rtol=1e-5
+        again.outputs(*again.check_inputs(client.train.x)), fitted.predict_proba(client.train.x.numpy()), rtol=1e-5
     )
 
 

@@ -127,7 +127,7 @@ def elsewhere(request, tmp_path_factory) -> dict[str, Any]:
         else:
             export(site, file, "onnx")
             contents[graph] = file.read_bytes()
-        for part, value in zip(("x", "domain"), site.arguments(test.x, test.domain), strict=False):
+        for part, value in zip(("x", "domain"), site.prepare_inputs(test.x, test.domain), strict=False):
             expected[f"{name}/{part}"] = value.numpy()
     np.savez(folder / "expected.npz", **expected)
     command = [sys.executable, "-c", WITHOUT_PERFED, str(folder), *names]

@@ -205,7 +205,7 @@ def test_a_model_of_scikit_learn_is_had_as_the_page_says(tmp_path):
     where, client = tmp_path / "out" / "sklearn.logistic" / "seed-0", federation.clients[0]
     site = made.run("sklearn:logistic", 0).site("north")
     assert "Trained by **sklearn:logistic**" in card(site.facts)
-    said = site.outputs(*site.checked(client.test.x)).argmax(1)
+    said = site.outputs(*site.check_inputs(client.test.x)).argmax(1)
     score = np.mean(said == client.test.y.numpy())
     rows = (line.split(",") for line in (where / "clients.csv").read_text().splitlines())
     assert float(next(row for row in rows if row[0] == "north")[3]) == pytest.approx(score)

@@ -112,13 +112,9 @@ class MixingPart(Part):
         (cohort,) = kept.here.own_models([self.site], kept.done)
         weights = cohort.scratch["weights"][0].tolist()
         used = {name: weight for name, weight in zip(self.candidates, weights, strict=True) if weight > 0}
-        blend = self.experiment.blend
-        model = mix_models(
-            {name: self._model(name) for name in used},
-            list(used.values()),
-            settings={"folds": blend.folds, "prior_rows": blend.prior_rows},
-            seed=self.experiment.seed,
-        )
+        parts, blend = {name: self._model(name) for name in used}, self.experiment.blend
+        settings = {"folds": blend.folds, "prior_rows": blend.prior_rows}
+        model = mix_models(parts, list(used.values()), settings=settings, seed=self.experiment.seed)
         federation = self._whole.rows
         return model.with_metrics(federation.clients[0], federation)
 
