@@ -75,10 +75,9 @@ class Network:
 
     def to_onnx(self, output: str) -> Any:
         """Return the network as an ONNX model with named parameters, from ``x`` and ``domain`` to ``output``."""
-        names = {"input_names": ["x", "domain"][: len(self.example_inputs)], "output_names": [output]}
-        exported = torch.onnx.export(
-            self.program, dynamo=True, optimize=False, verbose=False, opset_version=OPSET, **names
-        )
+        inputs = ["x", "domain"][: len(self.example_inputs)]
+        options: dict[str, Any] = {"dynamo": True, "optimize": False, "verbose": False, "opset_version": OPSET}
+        exported = torch.onnx.export(self.program, input_names=inputs, output_names=[output], **options)
         assert exported is not None
         model = exported.model_proto
         for value in (*model.graph.input, *model.graph.output):
