@@ -30,7 +30,7 @@ import perfed
 from perfed.data.csv_text import csv_text
 from perfed.engine.evaluate import predict
 from perfed.model.chain import StageFactory
-from perfed.run.export import FORMATS
+from perfed.client_model.export import FORMATS
 from perfed.training.cohort import Cohort
 
 ROOT = Path(__file__).parent.parent

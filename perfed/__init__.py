@@ -38,7 +38,7 @@ _HOMES = {
     "hidden_layer": "perfed.model.presets",
     "linear": "perfed.model.presets",
     "load": "perfed.datasets",
-    "load_site": "perfed.run.saved_site",
+    "load_site": "perfed.client_model.load",
     "metric": "perfed.engine.metrics",
     "mlp": "perfed.model.presets",
     "register": "perfed.registry",

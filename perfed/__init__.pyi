@@ -1,5 +1,6 @@
 from perfed import aggregate, datasets, extensions, method, placement, registry
 from perfed.aggregate import weighted_mean
+from perfed.client_model.load import load_site
 from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
 from perfed.datasets import load
@@ -20,7 +21,6 @@ from perfed.placement import PERSONAL, SHARED
 from perfed.registry import register
 from perfed.run.callback import Callback
 from perfed.run.run import Run
-from perfed.run.saved_site import load_site
 from perfed.run.settings import Evaluation
 
 __version__: str

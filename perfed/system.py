@@ -55,6 +55,11 @@ def installed_version() -> str:
         return "unknown"
 
 
+def versions(library: str, version: str) -> dict[str, str]:
+    """Return the versions of perfed, of the ``library`` that trained the models, and of Python, by name."""
+    return {"perfed": installed_version(), library: version, "python": platform.python_version()}
+
+
 def extra_command(extra: str) -> str:
     """Return the command that installs an extra from the wheel or checkout from which perfed was installed.
 

@@ -9,6 +9,10 @@ import numpy as np
 
 from perfed.cli.console import say, say_where, say_whole
 from perfed.cli.options import Source, check_new, file_name
+from perfed.client_model.card import card, is_card_of, shown_metrics
+from perfed.client_model.export import FORMATS, export
+from perfed.client_model.load import joined_sites, load_site
+from perfed.client_model.site_model import DOMAIN, FACTS, SiteModel
 from perfed.data.client import Client
 from perfed.data.csv_text import csv_text
 from perfed.data.federation import Federation
@@ -24,10 +28,6 @@ from perfed.experiment.blended_models import opened_models
 from perfed.experiment.kept_models import KeptModels
 from perfed.experiment.start import opened
 from perfed.plugins import no_modules_of
-from perfed.run.card import card, is_card_of, shown_metrics
-from perfed.run.export import FORMATS, export
-from perfed.run.saved_site import joined_sites, load_site
-from perfed.run.site import DOMAIN, FACTS, SiteModel
 from perfed.system import write_atomic
 
 _TARGET = "y"
@@ -68,7 +68,7 @@ def predict(model: SiteModel, file: Path, out: Path) -> None:
             f"column '{name}': {n} rows hold a category that training never saw"
             for name, n in model.table.unseen(frame).items()
         ]
-    if model.facts["classes"] is None or not model.says_probabilities:
+    if not model.has_probabilities:
         header, columns = ["prediction"], [model.predict(frame).reshape(len(frame), -1)[:, 0]]
     else:
         probabilities = model.predict_proba(frame)

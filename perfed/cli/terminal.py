@@ -13,6 +13,7 @@ from perfed.cli.console import print_json, say, say_where
 from perfed.cli.options import Shown
 from perfed.cli.table import print_table
 from perfed.data.federation import Federation
+from perfed.data.reading import to_json_values
 from perfed.engine.metrics import metric_of
 from perfed.engine.metrics import shown as with_unit
 from perfed.experiment.comparison import Conclusion
@@ -26,7 +27,6 @@ from perfed.report.campaign import Part, campaign_rows, grids
 from perfed.report.comparison import compare_with_reference
 from perfed.report.text import UNKNOWN, axis_title
 from perfed.run.callbacks.targets import described
-from perfed.run.directory import plain
 from perfed.training.plan import PlanSettings
 
 SITES = 12
@@ -38,7 +38,7 @@ _ALONE = ": one client at a time ("  # how a plan says what cannot be stacked
 def print_run(directory: Path, summary: dict[str, Any], report: Path, show: Shown) -> None:
     """Print a run's summary, and where its report is."""
     if show.as_json:
-        return print_json(plain({"directory": directory, "summary": summary, "report": report}))
+        return print_json(to_json_values({"directory": directory, "summary": summary, "report": report}))
     print_summary(summary, show.verbose)
     say_where("report", report)
 
@@ -115,7 +115,7 @@ def print_choice(search: Search, chosen: Mapping[str, Choice], show: Shown) -> N
     """Print what a search chose, by method, and where the rest is."""
     if show.as_json:
         methods = {method: asdict(choice) for method, choice in chosen.items()}
-        return print_json(plain({"directory": search.path, "runs": search.size, "chosen": methods}))
+        return print_json(to_json_values({"directory": search.path, "runs": search.size, "chosen": methods}))
     rows = [
         [display_name(m), with_unit(choice.metric, choice.mean), " ".join(choice.settings)]
         for m, choice in chosen.items()
@@ -133,7 +133,7 @@ def print_choice(search: Search, chosen: Mapping[str, Choice], show: Shown) -> N
 def print_conclusion(found: Conclusion, show: Shown, **more: Any) -> None:
     """Print a comparison's tables, where its report is, and at the end the verdict; ``more`` that JSON has."""
     if show.as_json:
-        return print_json(plain({**_conclusion(found), **more}))
+        return print_json(to_json_values({**_conclusion(found), **more}))
     for table in (all_tables if show.all_metrics else first_tables)(found.runs, found.verdict):
         print_table(table)
     if found.verdict is not None and len(found.verdict.sites) <= SITES:
@@ -159,7 +159,7 @@ def print_parts(study: Study, page: Path, parts: Sequence[Part], show: Shown, **
     """Print the tables of a campaign or sweep, the first sentence on each comparison, and where the report is."""
     if show.as_json:
         content = {"directory": study.path, "key": study.key, "table": campaign_rows(parts), "report": page}
-        return print_json(plain({**content, **more}))
+        return print_json(to_json_values({**content, **more}))
     for grid in grids(parts, study.key):
         print_table(grid.table)
     for part in parts:
@@ -172,7 +172,7 @@ def print_board(made: Leaderboard, figures: Sequence[Figure], table: TextTable, 
     """Print a leaderboard's table, what to mind, and where its report is."""
     if show.as_json:
         rows = [asdict(figure) for figure in figures]
-        return print_json(plain({"directory": made.path, "report": report, "rows": rows}))
+        return print_json(to_json_values({"directory": made.path, "report": report, "rows": rows}))
     print_table(table)
     for line in (*board_notes(figures), f"theirs: {made.board.source}"):
         say(line, style="dim")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -98,6 +99,17 @@ def read_json(file: Path, content: bytes | None = None) -> Any:
         PerfedError: it cannot be read, or is no JSON file.
     """
     return parsed(decode_text(read_bytes(file) if content is None else content, file), file)
+
+
+def to_json_values(value: Any) -> Any:
+    """Return ``value`` in types of JSON: infinite numbers and NaN become ``None``, objects of other types texts."""
+    if isinstance(value, Mapping):
+        return {str(key): to_json_values(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json_values(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def seal(content: Mapping[str, Any]) -> dict[str, Any]:

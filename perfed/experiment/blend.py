@@ -25,8 +25,7 @@ from perfed.maths.blending import ROWS, Prior, Rows, chosen_prior, evidence, few
 from perfed.plugins import BLEND, SKLEARN
 from perfed.run import predictions
 from perfed.run.callbacks.progress import Progress
-from perfed.run.summary import versions
-from perfed.system import write_atomic
+from perfed.system import versions, write_atomic
 
 FILE = "blend.json"
 """A blend's weights, in its run's directory."""

@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfed.client_model.load import joined_sites, load_site
+from perfed.client_model.mixture import mix_models
+from perfed.client_model.site_model import SiteModel
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.held_out import fold_as_test
@@ -25,12 +28,8 @@ from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.start import opened
 from perfed.maths.blending import ROWS, Prior, evidence, few, guarded, site_weights
 from perfed.plugins import BLEND
-from perfed.run.blend_site import BlendSite
-from perfed.run.directory import RunDirectory, plain
-from perfed.run.own_model import measured
+from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
-from perfed.run.saved_site import joined_sites, load_site
-from perfed.run.site import SiteModel
 
 
 @dataclass
@@ -81,7 +80,7 @@ class BlendedModels:
         client = site
         own = self.federation.clients[self.federation.ids.index(client)]
         used = {name: float(weight) for name, weight in weights.items() if weight > 0}
-        return self._blended(own, {name: self.candidates[name].site(client) for name in used}, list(used.values()))
+        return self._mix(own, {name: self.candidates[name].site(client) for name in used}, list(used.values()))
 
     def join(self, client: Client, rounds: int | None = None) -> SiteModel:
         """Return the mixture of a new client: each candidate as the client joins it, own models from its own rows.
@@ -106,7 +105,7 @@ class BlendedModels:
             raise PerfedError(f"{BLEND}: no candidate can be joined: {why}")
         found = self._weights(client, list(parts), rounds)
         used = {name: part for (name, part), w in zip(parts.items(), found, strict=True) if w > 0}
-        return self._blended(client, used, [float(w) for w in found if w > 0], joined=rounds or self._rounds)
+        return self._mix(client, used, [float(w) for w in found if w > 0], joined=rounds or self._rounds)
 
     @property
     def _rounds(self) -> int:
@@ -137,7 +136,7 @@ class BlendedModels:
                 continue
             test = held.test if federation.target_scale is None else held.test.with_targets(federation.target_scale.up)
             models = [self._joined(name, held, rounds) for name in names]
-            outputs = [model.outputs(*model.checked(held.test.x, held.test.domain)) for model in models]
+            outputs = [model.outputs(*model.check_inputs(held.test.x, held.test.domain)) for model in models]
             if task == "classification":
                 outputs = [np.log(one.clip(np.finfo(np.float32).tiny)) for one in outputs]
             rows, y = evidence(task, test.y.numpy(), outputs)
@@ -150,10 +149,10 @@ class BlendedModels:
     def _slope(self) -> list[float]:
         return list(self.content["gradient"])
 
-    def _blended(self, client: Client, parts: dict[str, SiteModel], weights: list[float], **about: Any) -> BlendSite:
+    def _mix(self, client: Client, parts: dict[str, SiteModel], weights: list[float], **facts: Any) -> SiteModel:
         settings = {name: self.content[name] for name in ("folds", "prior_rows")}
-        made = BlendSite.of(parts, weights, settings=settings, seed=self.seed, **about)
-        return replace(made, facts={**made.facts, "metrics": plain(measured(made, client, self.federation))})
+        model = mix_models(parts, weights, settings=settings, seed=self.seed, **facts)
+        return model.with_metrics(client, self.federation)
 
 
 def opened_models(

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import torch
 
+from perfed.data.reading import to_json_values
 from perfed.errors import PerfedError
 from perfed.experiment.blend import blended, candidates_of, check_blend, with_own_models
 from perfed.experiment.config import Experiment, experiment_names, find_experiment, readable, validate
@@ -26,7 +27,7 @@ from perfed.plugins import BLEND, bare_name
 from perfed.report import GatheredRuns, Verdict, comparison_rows, gather_runs, verdict, write_report
 from perfed.report.curves import oracle
 from perfed.report.run_results import RunResults
-from perfed.run.directory import MARKER, RunDirectory, check_marker, marker_of, plain, write_marker
+from perfed.run.directory import MARKER, RunDirectory, check_marker, marker_of, write_marker
 from perfed.run.settings import Blend
 from perfed.settings import leaves, stated
 from perfed.system import write_atomic
@@ -356,7 +357,7 @@ class Comparison(ComparisonSpec):
         judged = None if found is None else found.warned(lines)
         content = {"runs": comparison_rows(runs), "verdict": None if judged is None else judged.to_dict()}
         content |= {"failed": [asdict(failure) for failure in failures]} if failures else {}
-        write_atomic(self.path / "comparison.json", json.dumps(plain(content), indent=2) + "\n")
+        write_atomic(self.path / "comparison.json", json.dumps(to_json_values(content), indent=2) + "\n")
         report = write_report(
             runs,
             self.path / "report.html",

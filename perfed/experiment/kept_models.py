@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from perfed.client_model.estimator import Estimator, read_estimator, save_estimator
+from perfed.client_model.facts import describe_model
+from perfed.client_model.site_model import SiteModel
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.names import find_name
 from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.estimators import is_pooled
-from perfed.run.directory import RunDirectory, plain
-from perfed.run.estimator_site import EstimatorSite, keep_estimator, kept_estimator
-from perfed.run.own_model import facts_of, measured
-from perfed.run.summary import versions
-from perfed.system import private_files
+from perfed.run.directory import RunDirectory
+from perfed.system import private_files, versions
 
 FOLDER, POOLED_FILE = "estimators", "pooled.skops"
 MOST = 200
@@ -50,7 +50,7 @@ def keep(path: Path, name: str, models: Mapping[str, Any], ids: list[str]) -> st
         named = {_file(ids.index(client)): model for client, model in models.items()}
     path.mkdir(parents=True, exist_ok=True)
     with private_files():
-        kept = [keep_estimator(plain_estimator(model), path / FOLDER / file) for file, model in named.items()]
+        kept = [save_estimator(plain_estimator(model), path / FOLDER / file) for file, model in named.items()]
     return "" if all(kept) else ODD_TYPES
 
 
@@ -97,7 +97,7 @@ class KeptModels:
         """Read what the run has left behind, once."""
         return RunDirectory(self.path).read_summary()
 
-    def site(self, client: str, trust: bool = False) -> EstimatorSite:
+    def site(self, client: str, trust: bool = False) -> SiteModel:
         """One client's model, to predict with and to export; no code in its file is run, whatever ``trust`` says.
 
         Raises:
@@ -111,7 +111,7 @@ class KeptModels:
         file = self.path / FOLDER / (POOLED_FILE if is_pooled(self.name) else _file(ids.index(client)))
         if not file.exists():
             raise PerfedError(f"{file}: there is no model of client '{client}'; train again: 'perfed compare'")
-        estimator, own = kept_estimator(file), self.federation.clients[ids.index(client)]
+        estimator, own = read_estimator(file), self.federation.clients[ids.index(client)]
         if estimator.n_features_in_ != int(np.prod(own.input_shape)):
             raise PerfedError(f"{file}: is of {estimator.n_features_in_} inputs, and client '{client}' has others")
         RunDirectory(self.path).refuse_damage([f"{FOLDER}/{file.name}"])
@@ -121,26 +121,18 @@ class KeptModels:
 
 def estimator_site(
     name: str, fitted: Any, client: Client, federation: Federation, *, seed: int, settings: Mapping[str, Any]
-) -> EstimatorSite:
-    """Return a client's model of what was fitted to its data, with its metrics on the client's test data.
+) -> SiteModel:
+    """Return the model of a client with an estimator that was fitted to its data, and its metrics on its test data.
 
     Args:
-        name: of the baseline.
-        fitted: the model.
-        client: whose it is.
-        federation: of the client.
-        seed, settings: that it was made with.
+        name: the name of the baseline.
+        fitted: the estimator.
+        client: the client.
+        federation: the federation of the client.
+        seed, settings: those with which the estimator was fitted.
     """
     about = {"method": name, "rounds": 0, "seed": seed, "settings": settings}
-    facts = facts_of(client, federation, dtype="float32", domains=None, **about)
-    facts["versions"] = versions("scikit-learn", version("scikit-learn"))
-    estimator, scale = plain_estimator(fitted), federation.target_scale
-    made = EstimatorSite(
-        None,  # type: ignore[arg-type]
-        plain(facts),
-        client.table,
-        estimator,
-        scale,
-        training_rows=client.train,
-    )
-    return replace(made, facts={**made.facts, "metrics": plain(measured(made, client, federation))})
+    about["versions"] = versions("scikit-learn", version("scikit-learn"))
+    facts = describe_model(client, federation, dtype="float32", domains=None, **about)
+    predictor = Estimator(plain_estimator(fitted), federation.num_classes, federation.target_scale)
+    return SiteModel(facts, predictor, client.table, training_rows=client.train).with_metrics(client, federation)

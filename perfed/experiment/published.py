@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from perfed.data.reading import to_json_values
 from perfed.engine.metrics import chosen, metric_of
 from perfed.errors import PerfedError, did_you_mean, first_problem
 from perfed.experiment.comparison import USUAL, Comparison, ComparisonSpec, Resources
@@ -24,7 +25,7 @@ from perfed.plugins import known_as
 from perfed.report.board import Figure, board_table, write_board
 from perfed.report.run_results import load_run
 from perfed.report.text import TextTable
-from perfed.run.directory import MARKER, RunDirectory, marker_of, plain, write_marker
+from perfed.run.directory import MARKER, RunDirectory, marker_of, write_marker
 from perfed.settings import LISTED, STRICT
 from perfed.system import write_atomic
 
@@ -294,7 +295,7 @@ class Leaderboard:
         board = self.board
         figures = [self._figure(row, board.metric) for row in board.rows]
         table = board_table(figures, board.title, board.metric, board.best_over_test)
-        content = plain([asdict(figure) for figure in figures])
+        content = to_json_values([asdict(figure) for figure in figures])
         write_atomic(self.path / "leaderboard.json", json.dumps(content, indent=2) + "\n")
         return figures, table, write_board(self.path / "report.html", table, figures, board.source)
 

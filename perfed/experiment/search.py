@@ -15,6 +15,7 @@ import numpy as np
 import tomli_w
 from pydantic import BaseModel, ConfigDict
 
+from perfed.data.checksums import find_damage, read_checksums, refuse_damage, set_aside, write_checksums_of
 from perfed.data.held_out import TUNING_FRACTION
 from perfed.data.reading import checked, read_json
 from perfed.engine.metrics import main_metric, metric_of, shown
@@ -25,7 +26,6 @@ from perfed.experiment.factory import Key, RunFactory
 from perfed.experiment.jobs import Execute, in_turn
 from perfed.experiment.overrides import grid_points, override, parse_value, resolve
 from perfed.method.registry import entry
-from perfed.run.checksums import find_damage, read_checksums, refuse_damage, set_aside, write_checksums_of
 from perfed.run.directory import MARKER, RunDirectory, check_marker, marker_of, write_marker
 from perfed.system import write_atomic
 

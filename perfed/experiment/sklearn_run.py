@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from perfed.client_model.estimator import outputs_of, rows_of
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.held_out import TUNING_FRACTION, with_validation
@@ -38,8 +39,7 @@ from perfed.experiment.kept_models import keep, model_files
 from perfed.experiment.rows import Judged
 from perfed.run import predictions
 from perfed.run.callbacks.progress import Progress
-from perfed.run.estimator_site import outputs_of, rows_of
-from perfed.run.summary import versions
+from perfed.system import versions
 
 TOGETHER = "one model on the samples of all clients together: what could be had if data could be brought together"
 

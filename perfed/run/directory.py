@@ -23,11 +23,7 @@ import tomli_w
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from perfed.data.csv_text import csv_text
-from perfed.data.reading import checked, read_json, read_text
-from perfed.errors import PerfedError
-from perfed.run.checkpoint_files import Checkpoint, CheckpointFiles, WrittenFiles, written_files
-from perfed.run.checksums import (
+from perfed.data.checksums import (
     CHECKSUMS,
     add_checksum,
     find_damage,
@@ -38,6 +34,10 @@ from perfed.run.checksums import (
     set_aside,
     write_checksums,
 )
+from perfed.data.csv_text import csv_text
+from perfed.data.reading import checked, read_json, read_text, to_json_values
+from perfed.errors import PerfedError
+from perfed.run.checkpoint_files import Checkpoint, CheckpointFiles, WrittenFiles, written_files
 from perfed.run.layout import FILE, Layout, check_layout, read_layout
 from perfed.run.records import Summary
 from perfed.run.round_log import RoundLog, matches_checksums
@@ -212,7 +212,7 @@ class RunDirectory(CheckpointFiles):
 
     def append_round(self, record: Mapping[str, Any]) -> None:
         """Add a line to ``rounds.jsonl``."""
-        self._log.append(plain(record))
+        self._log.append(to_json_values(record))
 
     def truncate_rounds(self, last: int) -> None:
         """Remove the lines of rounds after ``last`` that this process has written, and a partial last line."""
@@ -362,7 +362,7 @@ class RunDirectory(CheckpointFiles):
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, with which the run is finished."""
-        self._write_result("summary.json", json.dumps(plain(summary), indent=2) + "\n")
+        self._write_result("summary.json", json.dumps(to_json_values(summary), indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
         """Return the summary of a finished run from ``summary.json``.
@@ -403,14 +403,3 @@ class RunDirectory(CheckpointFiles):
 
 def _missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def plain(value: Any) -> Any:
-    """JSON values; numbers that JSON does not have become null."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from perfed import tree
+from perfed.client_model.facts import describe_model
+from perfed.client_model.load import joined_sites, load_site
+from perfed.client_model.network import ClientModule, Network
+from perfed.client_model.site_model import SiteModel
 from perfed.data.checks import new_inputs
 from perfed.data.client import Client
-from perfed.data.federation import Federation
-from perfed.data.labels import Classes
 from perfed.data.names import find_name
-from perfed.data.tables.kinds import MISSING_CATEGORY, Column
+from perfed.data.reading import to_json_values
 from perfed.engine import evaluate
 from perfed.engine.joining import joined
 from perfed.engine.server import Server
@@ -28,13 +28,6 @@ from perfed.model.chain import Chain, Parameters
 from perfed.run.callback import Callback
 from perfed.run.callbacks.best import BestModels
 from perfed.run.callbacks.budget import PrivacyBudget
-from perfed.run.card import data_facts, metrics_with_intervals, today
-from perfed.run.client_module import ClientModule
-from perfed.run.directory import plain
-from perfed.run.onnx_table import output_name
-from perfed.run.saved_site import joined_sites, load_site
-from perfed.run.site import SiteModel
-from perfed.run.summary import versions
 from perfed.training.cohort import Cohort
 
 
@@ -102,7 +95,7 @@ class OwnModels:
         return next((found for found in self.callbacks if isinstance(found, PrivacyBudget)), None)
 
     def site(self, client: str, trust: bool = False) -> SiteModel:
-        """Return one client's own model, apart from the run: it predicts, is saved, exported (:mod:`perfed.run.site`).
+        """Return the model of one client, which needs no run: it predicts, and can be saved and exported.
 
         Args:
             client: its id, or the name of a site that has joined the run (``perfed join``).
@@ -135,7 +128,7 @@ class OwnModels:
         rounds = self.done if rounds is None else rounds
         site = self._site(joined(self.server, client, rounds), client.id)
         budget = self._budget
-        privacy = {"privacy": plain(budget.joined(client.id, rounds))} if budget else {}
+        privacy = {"privacy": to_json_values(budget.joined(client.id, rounds))} if budget else {}
         return replace(site, facts={**site.facts, "joined": rounds, **privacy})
 
     def model(self, client: str) -> tuple[Chain, Parameters]:
@@ -154,17 +147,16 @@ class OwnModels:
         chain.load_state_dict(parameters)
         return chain.eval(), parameters
 
-    def _site(self, server: Server, client: str) -> SiteModel:
-        cohort, method, federation = self._of(server, client), self._method(client), server.federation
-        own, takes_domain = server.clients[client], method.needs_domains or bool(cohort.per_domain)
-        network = ClientModule(method, cohort, federation).cpu()
+    def _site(self, server: Server, name: str) -> SiteModel:
+        cohort, method, federation = self._of(server, name), self._method(name), server.federation
+        client, takes_domain = server.clients[name], method.needs_domains or bool(cohort.per_domain)
         domains = [federation.domain_name(m) for m in range(federation.num_domains)] if takes_domain else None
         about = {"method": self.name, "rounds": max(self.done, 0), "seed": server.seed, "settings": method.all_settings}
         about |= {"dtype": str(cohort.dtype).removeprefix("torch."), "contributors": dict(self.contributors) or None}
-        about |= {} if (spent := self.spent_by(client)) is None else {"privacy": spent}
-        facts = facts_of(own, federation, domains=domains, **about)
-        made = SiteModel(network, plain(facts), own.table, training_rows=own.train)
-        return replace(made, facts={**made.facts, "metrics": plain(measured(made, own, federation))})
+        about |= {} if (privacy := self.spent_by(name)) is None else {"privacy": privacy}
+        facts = describe_model(client, federation, domains=domains, **about)
+        network = Network(ClientModule(method, cohort, federation).cpu(), facts)
+        return SiteModel(facts, network, client.table, training_rows=client.train).with_metrics(client, federation)
 
     def _of(self, server: Server, client: str) -> Cohort:
         """The client alone with its own model, of a method that has one for new samples."""
@@ -194,54 +186,3 @@ def _find_client(server: Server, name: str) -> str:
     if client is None:
         raise PerfedError(f"unknown client '{name}'; ids are: {shorten_list([*server.clients])}")
     return client
-
-
-def facts_of(client: Client, federation: Federation, **about: Any) -> dict[str, Any]:
-    """What is known of a client's model: of its data and columns, and what is said ``about`` the model itself."""
-    shape, table = client.input_shape, client.table
-    return {
-        "site": client.id,
-        "dataset": federation.name,
-        "target": None if table is None else table.target,
-        "classes": _original_classes(client, federation),
-        "features": [client.original_name(name) for name in client.feature_names or ()]
-        or [f"x{j}" for j in range(prod(shape))],
-        "columns": None if table is None else [_column_facts(column) for column in table.columns],
-        "output": output_name(federation.classes, table),
-        "missing": [] if table is None else list(table.missing),
-        "values": {}
-        if table is None
-        else table.conversions.settings((*(column.name for column in table.columns), table.domain or ""))["values"],
-        "input_shape": shape,
-        "data": data_facts(client, federation),
-        "versions": versions("torch", torch.__version__),
-        "date": today(),
-        **about,
-    }
-
-
-def _original_classes(client: Client, federation: Federation) -> Classes | None:
-    """Return the classes as the client writes them; a table restores its spelling when it predicts."""
-    if federation.classes is None or client.table is not None:
-        return federation.classes
-    return tuple(client.original_name(label) if isinstance(label, str) else label for label in federation.classes)
-
-
-def _column_facts(column: Column) -> dict[str, Any]:
-    """Return name and kind of a column, and of categories the texts that have an input of their own."""
-    facts: dict[str, Any] = {"name": column.name, "kind": column.kind}
-    if column.kind == "category":
-        texts = column.levels or column.categories
-        facts["texts"] = [text for text in texts if text != MISSING_CATEGORY]
-    return facts
-
-
-def measured(model: SiteModel, client: Client, federation: Federation) -> dict[str, Any]:
-    """Metrics with intervals on the client's test data; empty without data, or where there are no probabilities."""
-    test = client.split("test")
-    if test is None or (federation.num_classes is not None and not model.says_probabilities):
-        return {}
-    outputs = model.outputs(*model.checked(test.x, test.domain))
-    if federation.target_scale is not None:
-        test = test.with_targets(federation.target_scale.up)
-    return metrics_with_intervals(test, outputs, federation.task, federation.num_classes)

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from pydantic import BaseModel
 
-from perfed.run.checksums import set_aside
+from perfed.data.checksums import set_aside
 from perfed.run.records import Number, Round
 from perfed.run.settings import Evaluation
 from perfed.system import write_atomic
@@ -92,7 +92,7 @@ class RoundLog:
     def restore(self, last: int, checksums: RoundChecksums | None) -> tuple[list[dict[str, Any]], list[str]]:
         """Restore the file to the end of round ``last`` by removing later lines and damaged lines.
 
-        The original of a damaged file is renamed (:func:`perfed.run.checksums.set_aside`).
+        The original of a damaged file is renamed (:func:`perfed.data.checksums.set_aside`).
 
         Args:
             last: the round of the checkpoint from which the run resumes.

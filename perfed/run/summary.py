@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from perfed.engine.server import Server
 from perfed.model.placement import SENT
 from perfed.run.evaluation import Evaluator
 from perfed.run.totals import RunProgress, RunTotals
-from perfed.system import installed_version, peak_memory_mb
+from perfed.system import peak_memory_mb, versions
 
 
 def nothing_shared(name: str, server: Server) -> list[str]:
@@ -61,11 +60,6 @@ def outline(
         **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}),
         **(by_domain if domains else {}),
     }
-
-
-def versions(library: str, version: str) -> dict[str, str]:
-    """Return those of perfed, of the ``library`` that trained the models, and of Python."""
-    return {"perfed": installed_version(), library: version, "python": platform.python_version()}
 
 
 def summary_of(

@@ -13,6 +13,8 @@ from command_line import perfed
 from scipy.special import softmax
 
 from perfed import Federation, compare
+from perfed.client_model.export import export, onnx_file
+from perfed.client_model.load import load_site
 from perfed.errors import PerfedError
 from perfed.experiment.blend import with_own_models
 from perfed.experiment.blended_models import opened_models
@@ -21,8 +23,6 @@ from perfed.experiment.config import validate
 from perfed.maths.blending import Chances, learnt
 from perfed.methods.titles import display_name
 from perfed.run import predictions
-from perfed.run.export import export, onnx_file
-from perfed.run.saved_site import load_site
 from perfed.testing.federations import survival
 
 SMALL = (

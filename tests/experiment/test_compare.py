@@ -15,13 +15,13 @@ from command_line import perfed as perfed_command
 from sklearn.linear_model import LogisticRegression
 
 import perfed
+from perfed.client_model.card import card
 from perfed.datasets import dataset_names, load
 from perfed.errors import PerfedError
 from perfed.experiment.comparison import command_of
 from perfed.experiment.config import find_experiment, validate
 from perfed.experiment.overrides import override
 from perfed.experiment.start import start
-from perfed.run.card import card
 
 MODEL = {"head": "linear"}
 PLAN = {"engine": "stacked", "threads": 1}  # the same bits
@@ -205,7 +205,7 @@ def test_a_model_of_scikit_learn_is_had_as_the_page_says(tmp_path):
     where, client = tmp_path / "out" / "sklearn.logistic" / "seed-0", federation.clients[0]
     site = made.run("sklearn:logistic", 0).site("north")
     assert "Trained by **sklearn:logistic**" in card(site.facts)
-    said = site.outputs(*site.checked(client.test.x)).argmax(1)
+    said = site.outputs(*site.check_inputs(client.test.x)).argmax(1)
     score = np.mean(said == client.test.y.numpy())
     rows = (line.split(",") for line in (where / "clients.csv").read_text().splitlines())
     assert float(next(row for row in rows if row[0] == "north")[3]) == pytest.approx(score)

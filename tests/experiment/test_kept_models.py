@@ -11,13 +11,13 @@ from engines import blobs
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
+from perfed.client_model.estimator import outputs_of, read_estimator, save_estimator
+from perfed.client_model.export import export, onnx_file
 from perfed.errors import PerfedError
 from perfed.experiment import kept_models
 from perfed.experiment.config import validate
 from perfed.experiment.kept_models import KeptModels
 from perfed.experiment.sklearn_run import SklearnRun
-from perfed.run.estimator_site import keep_estimator, kept_estimator, outputs_of
-from perfed.run.export import export, onnx_file
 from perfed.testing.federations import survival
 
 TABLE = {"method": "local", "rounds": 1, "data": {"name": "digits"}, "model": {"head": "linear"}}
@@ -41,7 +41,7 @@ def test_classifiers_are_read_back_as_they_were(name, tmp_path):
         site, x = kept.site(client.id), client.test.x.numpy()
         fitted = run.fitted(client)
         assert site.predict(x).tolist() == outputs_of(fitted, x, 3).argmax(1).tolist()
-        if site.says_probabilities:
+        if site.has_probabilities:
             found = site.predict_proba(x)
             assert np.allclose(found[:, fitted.classes_], fitted.predict_proba(x), atol=1e-6)
             assert np.allclose(found.sum(1), 1)
@@ -90,20 +90,20 @@ def test_files_are_for_their_user_alone_and_hold_no_code(tmp_path):
     _, kept = finished("sklearn:random-forest", federation, tmp_path / "run")
     (file,) = (tmp_path / "run" / "estimators").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    model = kept_estimator(file)
+    model = read_estimator(file)
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
     with pytest.raises(PerfedError, match=r"000000.skops: is damaged, or no model of scikit-learn \(") as error:
         kept.site("c0")
     assert "\n" not in str(error.value)
     odd = make_pipeline(FunctionTransformer(finished), model)
-    assert not keep_estimator(odd, tmp_path / "odd.skops") and not (tmp_path / "odd.skops").exists()
+    assert not save_estimator(odd, tmp_path / "odd.skops") and not (tmp_path / "odd.skops").exists()
     skops.io.dump(odd, tmp_path / "odd.skops")
     with pytest.raises(PerfedError, match=r"odd\.skops: is damaged, or no model"):
-        kept_estimator(tmp_path / "odd.skops")
+        read_estimator(tmp_path / "odd.skops")
     skops.io.dump({"a": 1}, tmp_path / "odd.skops")
     with pytest.raises(PerfedError, match=r"no model of scikit-learn \(it does not predict\)"):
-        kept_estimator(tmp_path / "odd.skops")
+        read_estimator(tmp_path / "odd.skops")
 
 
 def test_trees_that_lead_elsewhere_are_refused(tmp_path):
@@ -112,7 +112,7 @@ def test_trees_that_lead_elsewhere_are_refused(tmp_path):
     (file,) = (tmp_path / "run" / "estimators").iterdir()
     model = run.fitted(federation.clients[0])
     model.estimators_[3].tree_.children_left[0] = 10**6
-    assert keep_estimator(model, file)
+    assert save_estimator(model, file)
     with pytest.raises(PerfedError, match="a tree leads to a node that it does not have"):
         kept.site("c0")
 

@@ -74,8 +74,8 @@ def assert_same(run: Path, site: str, frame: pd.DataFrame, hide: list[Path]) -> 
         file.rename(file.with_suffix(".hidden"))
     alone = opened(run, site=site).site(site)
     assert alone.facts == whole.facts
-    inputs = whole.arguments(frame)
-    assert all(torch.equal(a, b) for a, b in zip(alone.arguments(frame), inputs, strict=True))
+    inputs = whole.prepare_inputs(frame)
+    assert all(torch.equal(a, b) for a, b in zip(alone.prepare_inputs(frame), inputs, strict=True))
     np.testing.assert_array_equal(alone.outputs(*inputs), whole.outputs(*inputs))
 
 

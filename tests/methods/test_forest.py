@@ -15,6 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from perfed import rng
+from perfed.client_model.export import onnx_file
 from perfed.data.client import Client, Split
 from perfed.data.columns import Columns, in_order
 from perfed.data.federation import Federation
@@ -24,7 +25,6 @@ from perfed.methods.forest import mixing, trees
 from perfed.methods.forest.trees import Recipe
 from perfed.model.chain import Model
 from perfed.model.presets import linear
-from perfed.run.export import onnx_file
 from perfed.run.run import Run
 from perfed.training.plan import Plan
 

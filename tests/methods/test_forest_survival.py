@@ -15,6 +15,7 @@ from lifelines.utils import concordance_index
 from scipy.optimize import minimize, minimize_scalar
 
 from perfed import rng
+from perfed.client_model.export import onnx_file
 from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
@@ -24,7 +25,6 @@ from perfed.methods.forest.boosting import Steps, boosted
 from perfed.methods.forest.trees import Recipe
 from perfed.model.chain import Model
 from perfed.model.presets import linear
-from perfed.run.export import onnx_file
 from perfed.run.run import Run
 from perfed.training.plan import Plan
 

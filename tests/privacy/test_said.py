@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from privacy_tables import PAGE, written
 
 from perfed import start, validate
+from perfed.client_model.card import card
 from perfed.report.warnings import describe_spent_privacy
-from perfed.run.card import card
 
 TABLE = {
     "method": "fedper",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from engines import blobs, every_tensor, make, network
-from test_site import done, frames
+from test_site_model import done, frames
 
 import perfed
 from perfed.data.federation import Federation
@@ -58,7 +58,7 @@ def test_what_a_new_site_trains_is_its_own_and_nothing_of_the_others():
     run = done("fedrep", without(whole, "c2"), rounds=1)
     west = new_client(run.federation, "west", arrays(whole, "c2"))
     joined = run.join(west, rounds=300)
-    shared, own = run.server.sets["shared"], joined.program.state_dict
+    shared, own = run.server.sets["shared"], joined.predictor.program.state_dict
     assert all(torch.equal(own[f"model.{key}"], value) for key, value in shared.items())
     x = whole.clients[2].train
     features = x.x.float()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,10 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import log_softmax  # type: ignore[import-untyped]
 
+from perfed.client_model.estimator import outputs_of, rows_of
+from perfed.client_model.mixture import mix_models
+from perfed.client_model.site_model import SiteModel
+from perfed.data.checksums import find_damage, read_checksums, write_checksums_of
 from perfed.data.client import Client, Split
 from perfed.data.federation import Federation, federation_of
 from perfed.data.reading import read_arrays
@@ -22,12 +26,6 @@ from perfed.experiment.estimators import is_baseline
 from perfed.experiment.factory import by_loss
 from perfed.experiment.kept_models import estimator_site
 from perfed.experiment.sklearn_run import SklearnRun
-from perfed.run.blend_site import BlendSite
-from perfed.run.checksums import find_damage, read_checksums, write_checksums_of
-from perfed.run.directory import plain
-from perfed.run.estimator_site import outputs_of, rows_of
-from perfed.run.own_model import measured
-from perfed.run.site import SiteModel
 from perfed.sites.deploy.candidates import (
     in_fold,
     mixed_at_sites,
@@ -114,15 +112,11 @@ class MixingPart(Part):
         (cohort,) = kept.here.own_models([self.site], kept.done)
         weights = cohort.scratch["weights"][0].tolist()
         used = {name: weight for name, weight in zip(self.candidates, weights, strict=True) if weight > 0}
-        blend = self.experiment.blend
-        made = BlendSite.of(
-            {name: self._model(name) for name in used},
-            list(used.values()),
-            settings={"folds": blend.folds, "prior_rows": blend.prior_rows},
-            seed=self.experiment.seed,
-        )
+        parts, blend = {name: self._model(name) for name in used}, self.experiment.blend
+        settings = {"folds": blend.folds, "prior_rows": blend.prior_rows}
+        model = mix_models(parts, list(used.values()), settings=settings, seed=self.experiment.seed)
         federation = self._whole.rows
-        return replace(made, facts={**made.facts, "metrics": plain(measured(made, federation.clients[0], federation))})
+        return model.with_metrics(federation.clients[0], federation)
 
     # Candidates --------------------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from perfed.client_model.site_model import SiteModel
 from perfed.errors import PerfedError
-from perfed.run.site import SiteModel
 from perfed.sites.deploy.kept import KeptModel
 from perfed.sites.deploy.mixing import MixingPart, as_agreed
 from perfed.sites.deploy.part import Part

@@ -77,7 +77,7 @@ def same_as_simulated(path, target="ill", **changes):
         wanted = {name: weight for name, weight in content["sites"][site].items() if weight > 0}
         assert made.facts["weights"] == pytest.approx(wanted, abs=2e-5)
         expected = models.site(site)
-        said = (model.outputs(*model.arguments(frame, None)) for model in (made, expected))
+        said = (model.outputs(*model.prepare_inputs(frame, None)) for model in (made, expected))
         np.testing.assert_allclose(*said, atol=2e-5)
     return content
 

@@ -14,9 +14,9 @@ import torch
 from gaussian import closed_form
 from stations import PUBLIC, Stations, answer_all, secrets_of, study, submit, tensors, wiped
 
+from perfed.client_model.card import card
 from perfed.errors import PerfedError
 from perfed.experiment.config import validate
-from perfed.run.card import card
 from perfed.sites.deploy.own_model import site_model
 from perfed.sites.deploy.policy import Policy
 from perfed.sites.deploy.preview import Preview

@@ -12,10 +12,10 @@ import pytest
 from command_line import perfed
 from stations import Stations, answer_all, same_as_simulated, study, submit
 
+from perfed.client_model.card import card
 from perfed.errors import PerfedError
 from perfed.experiment.config import read, validate
 from perfed.experiment.start import start
-from perfed.run.card import card
 from perfed.sites.deploy.deployment import Deployment
 from perfed.sites.deploy.own_model import site_model
 from perfed.sites.deploy.preview import Preview

@@ -32,10 +32,10 @@ pytest.importorskip("flwr", reason="needs the extra flower")
 from command_line import perfed
 from loopback import RECORDER, SERVER, Authority, Loopback, free_port, same_bits, site_key, until, write_app
 
+from perfed.client_model.card import card
 from perfed.errors import PerfedError
 from perfed.experiment.config import validate
 from perfed.report import load_runs, verdict
-from perfed.run.card import card
 from perfed.sites.deploy import server_app
 from perfed.sites.deploy.own_model import site_model
 from perfed.sites.deploy.policy import Policy

@@ -1,24 +1,14 @@
-"""What is known of a site's model beside its parameters: facts for programs, and a model card for people."""
+"""The model card: the facts about the model of a client as a page for people."""
 
 from __future__ import annotations
 
-import datetime
 import re
-from math import sqrt
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from perfed.data.client import SPLITS, Client, Split
-from perfed.data.federation import Federation
-from perfed.data.labels import Task
+from perfed.data.client import SPLITS
 from perfed.data.names import markdown_code, markdown_text
-from perfed.engine.metrics import metrics_of
 
-_RESAMPLES = 1000
 _LISTED = 100
-_INTERVAL = (2.5, 97.5)
 _PERCENT = ("accuracy",)
 _WRITTEN = {
     "number": "a number, NaN where missing",
@@ -36,97 +26,11 @@ _JOINED = (
 )
 
 
-def data_facts(client: Client, federation: Federation) -> dict[str, Any]:
-    """Counts and ranges of a client's data, no row of it.
-
-    Returns:
-        ``train``, ``validation``, ``test`` samples; ``per_class`` training samples by class, or ``targets`` (smallest
-        and largest, in the unit of the data; of survival the times); ``per_domain``; ``inputs``: mean, standard
-        deviation, smallest and largest over all of them, and whether they are ``whole`` numbers.
-    """
-    train = client.train.loaded()
-    x = train.x.double()
-    counts = {name: 0 if (split := client.split(name)) is None else len(split) for name in SPLITS}
-    found: dict[str, Any] = dict(counts)
-    if federation.num_classes is None:
-        values = train.y[:, 0] if federation.survival else train.y  # times
-        if federation.target_scale is not None:
-            values = federation.target_scale.up(values)
-        found["targets"] = {"smallest": float(values.min()), "largest": float(values.max())}
-    else:
-        held = train.class_counts(federation.num_classes)
-        found["per_class"] = {str(name): n for name, n in zip(federation.classes or (), held, strict=True)}
-    if train.has_domains:
-        held = train.domain_counts(federation.num_domains)
-        found["per_domain"] = {federation.domain_name(m): n for m, n in enumerate(held)}
-    found["inputs"] = {
-        "mean": float(x.mean()),
-        "std": float(x.std(correction=0)),
-        "smallest": float(x.min()),
-        "largest": float(x.max()),
-        "whole": bool((x == x.round()).all()),
-    }
-    return found
-
-
-def today() -> str:
-    """Return the date, as 2031-01-31."""
-    return datetime.date.today().isoformat()
-
-
-def metrics_with_intervals(
-    split: Split, outputs: NDArray[np.float64], task: Task, num_classes: int | None
-) -> dict[str, Any]:
-    """Return a model's metrics on one client's samples, each with its 95 % interval over them.
-
-    Args:
-        split: the samples.
-        outputs: class probabilities ``(samples, C)``, values, or log hazards.
-        task: what the targets are for.
-        num_classes: C; ``None`` where targets are no labels.
-
-    Returns:
-        metric -> ``value``, ``low`` and ``high``. Of the accuracy Wilson's interval of a share (Wilson 1927): of 12
-        rows that are all right, 76 to 100 %. Of others the 2.5th and 97.5th percentile over 1000 resamples of the rows
-        (Efron and Tibshirani 1993, section 13.3); those in which a metric does not exist (an AUC of one class) are left
-        out. Where it never exists, or is the same in all of them, so that they tell nothing, there are no limits.
-    """
-    y, logs = split.y.cpu().numpy(), outputs
-    if num_classes is not None:
-        logs = np.log(np.maximum(outputs, np.finfo(outputs.dtype).tiny))
-    generator, drawn = np.random.default_rng(0), []
-    for _ in range(_RESAMPLES):
-        rows = generator.integers(0, len(y), len(y))
-        drawn.append(_scores(y[rows], logs[rows], task, num_classes))
-    found: dict[str, Any] = {}
-    for name, value in _scores(y, logs, task, num_classes).items():
-        values = [row[name] for row in drawn if name in row]
-        low, high = np.percentile(values, _INTERVAL) if np.ptp(values or [0.0]) > 0 else (None, None)
-        if name == "accuracy":
-            low, high = _wilson(value, len(y))
-        found[name] = {"value": value, "low": low, "high": high}
-    return {"samples": len(y), "of": found}
-
-
-def _wilson(share: float, number: int) -> tuple[float, float]:
-    """A 95 % interval of a share among so many (Wilson 1927); scipy.stats has it, and takes half a second to import."""
-    z2 = 3.841458820694124  # the square of a normal distribution's quantile at 0.975
-    centre, half = share + z2 / (2 * number), sqrt(z2 * (share * (1 - share) + z2 / (4 * number)) / number)
-    return max(0.0, (centre - half) / (1 + z2 / number)), min(1.0, (centre + half) / (1 + z2 / number))
-
-
-def _scores(y: NDArray[Any], logs: NDArray[np.float64], task: Task, num_classes: int | None) -> dict[str, float]:
-    found = metrics_of(y, logs, task, num_classes)
-    if num_classes is not None:
-        found["loss"] = float(-logs[np.arange(len(y)), y].mean())
-    return found
-
-
 def card(facts: dict[str, Any]) -> str:
     """Return the model card of a site, Markdown.
 
     Args:
-        facts: of its :class:`~perfed.run.site.SiteModel`.
+        facts: of its :class:`~perfed.client_model.site_model.SiteModel`.
     """
     parts = [
         f"# Model of site {markdown_text(facts['site'])}",

@@ -6,9 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
+from test_site_model import finished, table_site
 
 from perfed import Federation, start, validate
-from perfed.run.card import card
+from perfed.client_model.card import card
+from perfed.client_model.export import export
 
 NAMES = [
     "<img src=x onerror=alert(1)>",
@@ -43,3 +45,20 @@ def test_names_are_text_in_every_part_of_a_card(name):
     assert shown in texts and f"training samples of class {shown}" in texts
     assert f"training samples of domain {shown}!" in texts
     assert any(f"probabilities of the classes of {shown}:: " in text for text in texts)
+
+
+def test_the_card_of_a_table_names_its_target():
+    text = card(table_site("local", "own").facts)
+    assert "predicts the probabilities of the classes of `sick`: " in text
+
+
+def test_the_card_says_what_is_known_and_has_no_row(tmp_path):
+    site = finished("knnper")[1]
+    export(site, tmp_path / "c0.safetensors", "safetensors")
+    text = (tmp_path / "c0.md").read_text()
+    found = site.facts["metrics"]["of"]["accuracy"]
+    assert found["low"] <= found["value"] <= found["high"]
+    assert f"| accuracy | {100 * found['value']:.4g} % |" in text
+    for line in ("| train samples | 12 |", "| training samples of class 2 | 4 |", "| batch_size | `4` |"):
+        assert line in text
+    assert "features and labels of the site's training samples" in text

@@ -12,15 +12,14 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save
 
+from perfed.client_model.card import card
+from perfed.client_model.network import Network, silence_torch, write_program
+from perfed.client_model.onnx_table import example_columns, onnx_package, output_name, with_preprocessing
+from perfed.client_model.site_model import DOMAIN, SiteModel
 from perfed.data.reading import reason_of
 from perfed.data.tables.problems import pandas
 from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
-from perfed.run.blend_site import BlendSite, mixed_network
-from perfed.run.card import card
-from perfed.run.estimator_site import EstimatorSite
-from perfed.run.onnx_table import OPSET, example_columns, onnx_package, output_name, with_preprocessing
-from perfed.run.site import DOMAIN, SiteModel, quiet, write_program
 from perfed.system import write_atomic
 
 Format = Literal["onnx", "pt2", "safetensors"]
@@ -48,17 +47,17 @@ def export(model: SiteModel, file: Path | str, format_: Format) -> dict[str, Any
     """
     if format_ not in FORMATS:
         raise PerfedError(f"format '{format_}' is not known; allowed: {', '.join(FORMATS)}")
-    if isinstance(model, EstimatorSite | BlendSite) and format_ != "onnx":
-        raise PerfedError(f"{model.facts['method']} has no network of torch's; allowed: --format onnx")
     place, results, facts = Path(file), {}, json.dumps(model.facts)
     if format_ == "onnx":
         content, difference = onnx_file(model)
         results = {"largest_difference": difference}
         write_atomic(place, content)
+    elif not isinstance(model.predictor, Network):
+        raise PerfedError(f"{model.facts['method']} has no network of torch's; allowed: --format onnx")
     elif format_ == "pt2":
-        write_program(model.program, place, {"site.json": facts})
+        write_program(model.predictor.program, place, {"site.json": facts})
     else:
-        tensors = {name: tensor.contiguous().clone() for name, tensor in model.program.state_dict.items()}
+        tensors = {name: tensor.contiguous().clone() for name, tensor in model.predictor.program.state_dict.items()}
         write_atomic(place, bytes(save(tensors, {"site": facts})))
     write_atomic(place.with_suffix(".md"), card({**model.facts, **results}))
     return results
@@ -72,12 +71,12 @@ def onnx_file(model: SiteModel) -> tuple[bytes, float]:
     Raises:
         PerfedError: as :func:`export`.
     """
-    converts = isinstance(model, EstimatorSite | BlendSite) or (model.table is not None and model.table.own)
+    converts = not isinstance(model.predictor, Network) or (model.table is not None and model.table.own)
     for package in ("onnx", "onnxscript", "onnxruntime", *(("skl2onnx",) if converts else ())):
         onnx_package(package)
     try:
-        with quiet("torch.onnx"):
-            network = _network(model)
+        with silence_torch("torch.onnx"):
+            network = model.predictor.to_onnx(output_name(model.facts["classes"], None))
             name = output_name(model.facts["classes"], model.table)
             onnx_model = network if model.table is None else with_preprocessing(model.table, network, name)
     except Exception as error:
@@ -85,7 +84,7 @@ def onnx_file(model: SiteModel) -> tuple[bytes, float]:
     difference = _compare_answers(model, onnx_model, *_drawn_rows(model), f"{_DRAWN} drawn rows")
     if model.training_rows is not None:
         rows = model.training_rows.loaded()
-        arguments = model.checked(rows.x, rows.domain)
+        arguments = model.check_inputs(rows.x, rows.domain)
         feeds = _network_inputs(arguments)
         difference = max(
             difference, _compare_answers(model, network, feeds, arguments, f"its {len(rows)} training rows")
@@ -95,31 +94,6 @@ def onnx_file(model: SiteModel) -> tuple[bytes, float]:
         entry.key, entry.value = key, value if isinstance(value, str) else json.dumps(value)
     content: bytes = onnx_model.SerializeToString()
     return content, difference
-
-
-def _network(model: SiteModel) -> Any:
-    """Return the ONNX network from ``x`` (and ``domain``) to ``probabilities`` or ``values``, with named parameters."""
-    if isinstance(model, EstimatorSite):
-        return model.network()
-    output = output_name(model.facts["classes"], None)
-    if isinstance(model, BlendSite):
-        return mixed_network(model, [_network(part) for part in model.parts], output)
-    inputs = ["x", *([DOMAIN] if model.takes_domain else [])]
-    program = torch.onnx.export(
-        model.program,
-        dynamo=True,
-        optimize=False,
-        verbose=False,
-        opset_version=OPSET,
-        input_names=inputs,
-        output_names=[output],
-    )
-    assert program is not None
-    network = program.model_proto
-    for value in (*network.graph.input, *network.graph.output):
-        value.type.tensor_type.shape.dim[0].dim_param = "batch"
-    del network.metadata_props[:]
-    return network
 
 
 # The check ---------------------------------------------------------------------------------------------------
@@ -171,12 +145,12 @@ def _drawn_rows(model: SiteModel) -> tuple[dict[str, NDArray[Any]], tuple[torch.
     generator = np.random.default_rng(0)
     if model.table is not None:
         frame = pandas().DataFrame(example_columns(model.table, _DRAWN, generator))
-        return onnx_inputs(model.table, frame), model.arguments(frame)
+        return onnx_inputs(model.table, frame), model.prepare_inputs(frame)
     domain = generator.integers(0, len(model.facts["domains"]), _DRAWN) if model.takes_domain else None
     ranges = model.facts["data"]["inputs"]
     x = generator.normal(ranges["mean"], ranges["std"], (_DRAWN, *model.facts["input_shape"]))
     x = np.clip(x, ranges["smallest"], ranges["largest"])
-    arguments = model.arguments(x.round() if ranges["whole"] else x, domain)
+    arguments = model.prepare_inputs(x.round() if ranges["whole"] else x, domain)
     return _network_inputs(arguments), arguments
 
 

@@ -1,9 +1,10 @@
-"""A site's model that is one of scikit-learn's: kept in skops' format, read back without running code, and used."""
+"""Estimators of scikit-learn as predictors: saved in the format of skops, which is read without running code."""
 
 from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from perfed.client_model.onnx_table import ML, ML_VERSION, OPSET, onnx_package
 from perfed.data.files import optional_package
 from perfed.data.reading import reason_of, refuse_unpacked
 from perfed.data.target_scale import TargetScale
 from perfed.errors import PerfedError
-from perfed.run.onnx_table import ML, ML_VERSION, OPSET, onnx_package
-from perfed.run.site import SiteModel
 from perfed.system import write_atomic
 
 ESTIMATOR, SCALE = "model.skops", "scale.json"
@@ -26,105 +26,97 @@ TRUSTED = ("sklearn.tree._tree.Tree",)
 """Types beside those that skops trusts by itself which a file may hold: arrays of nodes, which are checked."""
 
 
-@dataclass(frozen=True, repr=False)
-class EstimatorSite(SiteModel):
-    """One client's model of scikit-learn's, used like any other site's.
+@dataclass(frozen=True)
+class Estimator:
+    """A predictor that is an estimator of scikit-learn.
 
     Attributes:
-        estimator: fitted, from ``(samples, features)``.
-        scale: what targets were standardised by; ``None`` where they were not.
+        estimator: the fitted estimator, from ``(samples, features)``.
+        num_classes: C; ``None`` for values.
+        scale: the scale by which targets were standardised; ``None`` where they were not.
     """
 
-    estimator: Any = None
-    scale: TargetScale | None = None
-
-    def outputs(self, *arguments: Tensor) -> NDArray[Any]:
-        """Class probabilities ``(samples, C)`` or values of what :meth:`arguments` gives.
-
-        Raises:
-            PerfedError: of classes, and the model has no probabilities.
-        """
-        x, classes = rows_of(arguments[0]), self.facts["classes"]
-        if classes is None:
-            found = torch.from_numpy(outputs_of(self.estimator, x, None))
-            return (found if self.scale is None else self.scale.up(found)).numpy()
-        if not self.says_probabilities:
-            raise PerfedError(f"site '{self.site}': {self.facts['method']} has no probabilities, which are needed here")
-        return np.exp(outputs_of(self.estimator, x, len(classes)))
+    estimator: Any
+    num_classes: int | None
+    scale: TargetScale | None
 
     @property
-    def says_probabilities(self) -> bool:
-        """Whether the model has probabilities of classes."""
+    def has_probabilities(self) -> bool:
+        """Whether the outputs for classes are probabilities."""
         return hasattr(self.estimator, "predict_proba")
 
-    def predict(self, x: Any, domain: Any = None) -> NDArray[Any]:
-        """The label of every sample, also of a model without probabilities, or its value."""
-        if self.facts["classes"] is None or self.says_probabilities:
-            return super().predict(x, domain)
-        said = outputs_of(self.estimator, rows_of(self.arguments(x, domain)[0]), len(self.facts["classes"]))
-        labels: NDArray[Any] = self.classes_[said.argmax(1)]
-        return labels
+    def outputs(self, *arguments: Tensor) -> NDArray[Any]:
+        """Return class probabilities or scores ``(samples, C)``, or values in the unit of the data."""
+        outputs = outputs_of(self.estimator, rows_of(arguments[0]), self.num_classes)
+        if self.num_classes is not None:
+            return np.exp(outputs) if self.has_probabilities else outputs
+        return outputs if self.scale is None else self.scale.up(torch.from_numpy(outputs)).numpy()
 
-    def network(self) -> Any:
-        """The model as ONNX, from ``x`` to ``probabilities`` or ``values``.
+    def to_onnx(self, output: str) -> Any:
+        """Return the estimator as an ONNX model from ``x`` to ``output``.
 
         Raises:
-            Exception: whatever skl2onnx says of a model that it does not know.
+            Exception: whatever skl2onnx raises for an estimator that it does not know.
         """
         onnx, helper = onnx_package("onnx"), onnx_package("onnx.helper")
         types = onnx_package("skl2onnx.common.data_types")
-        width, classes = int(np.prod(self.facts["input_shape"])), self.facts["classes"]
-        options = None if classes is None else {id(self.estimator): {"zipmap": False}}
-        made = onnx_package("skl2onnx").convert_sklearn(
+        model = onnx_package("skl2onnx").convert_sklearn(
             self.estimator,
-            initial_types=[("x", types.FloatTensorType([None, width]))],
-            options=options,
+            initial_types=[("x", types.FloatTensorType([None, self.estimator.n_features_in_]))],
+            options=None if self.num_classes is None else {id(self.estimator): {"zipmap": False}},
             target_opset=(versions := {"": OPSET, ML: ML_VERSION}),
         )
-        for entry in made.opset_import:
+        for entry in model.opset_import:
             entry.version = versions.get(entry.domain, entry.version)
-        made = onnx_package("onnx.compose").add_prefix(made, "model/", rename_inputs=False)
-        graph = made.graph
-        said = graph.output[-1].name
+        model = onnx_package("onnx.compose").add_prefix(model, "model/", rename_inputs=False)
+        graph = model.graph
+        result = graph.output[-1].name
         del graph.output[:]
-        if classes is None:
-            graph.node.append(helper.make_node("Reshape", [said, "one column"], ["unscaled"]))
+        if self.num_classes is None:
+            graph.node.append(helper.make_node("Reshape", [result, "one column"], ["unscaled"]))
             graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1, 1]), "one column"))
             mean, std = (0.0, 1.0) if self.scale is None else (self.scale.mean[0], self.scale.std[0])
-            for kind, number, before, after in (("Mul", std, "unscaled", "spread"), ("Add", mean, "spread", "values")):
+            for kind, number, before, after in (("Mul", std, "unscaled", "spread"), ("Add", mean, "spread", output)):
                 graph.initializer.append(onnx.numpy_helper.from_array(np.array(number, np.float32), f"by {kind}"))
                 graph.node.append(helper.make_node(kind, [before, f"by {kind}"], [after]))
         else:
-            spread = np.zeros((len(self.estimator.classes_), len(classes)), np.float32)
+            spread = np.zeros((len(self.estimator.classes_), self.num_classes), np.float32)
             spread[np.arange(len(spread)), self.estimator.classes_] = 1.0
             graph.initializer.append(onnx.numpy_helper.from_array(spread, "classes held"))
-            graph.node.append(helper.make_node("MatMul", [said, "classes held"], ["probabilities"]))
-        output = "values" if classes is None else "probabilities"
-        width = 1 if classes is None else len(classes)
-        graph.output.append(helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, ["batch", width]))
+            graph.node.append(helper.make_node("MatMul", [result, "classes held"], [output]))
+        shape = ["batch", self.num_classes or 1]
+        graph.output.append(helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, shape))
         graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
-        return made
+        return model
 
-    def write(self, place: Path) -> None:
-        """Write the model and its scale into the folder ``place``.
+    def save(self, folder: Path) -> list[str]:
+        """Write ``model.skops`` and ``scale.json``.
 
         Raises:
-            PerfedError: it holds types that are not scikit-learn's own.
+            PerfedError: the estimator has types that are not of scikit-learn.
         """
-        if not keep_estimator(self.estimator, place / ESTIMATOR):
-            raise PerfedError(f"site '{self.site}': {self.facts['method']} holds types that are not scikit-learn's own")
+        if not save_estimator(self.estimator, folder / ESTIMATOR):
+            raise PerfedError(f"{folder}: the model holds types that are not scikit-learn's own")
         scale = None if self.scale is None else {"mean": list(self.scale.mean), "std": list(self.scale.std)}
-        write_atomic(place / SCALE, json.dumps(scale) + "\n")
+        write_atomic(folder / SCALE, json.dumps(scale) + "\n")
+        return [ESTIMATOR, SCALE]
 
-    def save(self, folder: Path | str) -> Path:
-        """Refuse: the run that made it keeps it.
 
-        Raises:
-            PerfedError: always.
-        """
-        raise PerfedError(
-            f"site '{self.site}': models of scikit-learn are kept by their run; write this one with export, as onnx"
-        )
+def load_estimator(folder: Path, facts: Mapping[str, Any]) -> Estimator:
+    """Return the estimator that :meth:`Estimator.save` wrote into ``folder``, for a model with these facts.
+
+    Raises:
+        PerfedError: it is damaged, or has another number of inputs.
+    """
+    try:
+        content = json.loads((folder / SCALE).read_text(encoding="utf-8"))
+        scale = None if content is None else TargetScale(tuple(content["mean"]), tuple(content["std"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PerfedError(f"{folder / SCALE}: cannot be read: {error}") from None
+    estimator = read_estimator(folder / ESTIMATOR)
+    if estimator.n_features_in_ != int(np.prod(facts["input_shape"])):
+        raise PerfedError(f"{folder / ESTIMATOR}: is of {estimator.n_features_in_} inputs")
+    return Estimator(estimator, None if facts["classes"] is None else len(facts["classes"]), scale)
 
 
 def rows_of(x: Tensor) -> NDArray[Any]:
@@ -153,8 +145,8 @@ def outputs_of(model: Any, x: NDArray[Any], num_classes: int | None) -> NDArray[
 # Files ---------------------------------------------------------------------------------------------------------
 
 
-def keep_estimator(model: Any, file: Path) -> bool:
-    """Write a fitted model to ``file``; whether it could be: it is made of scikit-learn's own types alone."""
+def save_estimator(model: Any, file: Path) -> bool:
+    """Write a fitted model to ``file``, and return whether that was possible: it has only types of scikit-learn."""
     skops = optional_package("skops.io", "keeping models of scikit-learn", extra="tables")
     try:
         content = skops.dumps(model, compression=zipfile.ZIP_DEFLATED)
@@ -167,8 +159,8 @@ def keep_estimator(model: Any, file: Path) -> bool:
     return True
 
 
-def kept_estimator(file: Path) -> Any:
-    """The model that :func:`keep_estimator` wrote; no code in the file is run.
+def read_estimator(file: Path) -> Any:
+    """Return the model that :func:`save_estimator` wrote; no code in the file is run.
 
     Raises:
         PerfedError: it is damaged, or holds types that are not scikit-learn's.
@@ -188,7 +180,7 @@ def kept_estimator(file: Path) -> Any:
 
 
 def _check_trees(model: Any) -> None:
-    """Trees lead from node to node of their own, on columns that are there: compiled code does not look."""
+    """Check that trees refer to their own nodes and to existing columns, which compiled code does not check."""
     for single in np.ravel(getattr(model, "estimators_", [])):
         tree = single.tree_
         nodes, children = tree.node_count, np.stack([tree.children_left, tree.children_right])

@@ -14,12 +14,12 @@ import pandas as pd
 import pytest
 import torch
 from engines import awkward_domains, blobs, make, network, network_for
-from scipy.stats import binomtest
 from sklearn.compose import ColumnTransformer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import perfed
-from perfed.data.client import Client
+from perfed.client_model.export import export, onnx_file, onnx_inputs
+from perfed.client_model.site_model import SiteModel
 from perfed.data.domain_input import with_domain_input
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
@@ -28,10 +28,7 @@ from perfed.method.registry import entry, method_names
 from perfed.model.chain import Model
 from perfed.model.lstm import lstm
 from perfed.model.presets import cnn, linear, mlp
-from perfed.run.card import card, metrics_with_intervals, shown_metrics
-from perfed.run.export import export, onnx_file, onnx_inputs
 from perfed.run.run import Run
-from perfed.run.site import SiteModel
 from perfed.training.plan import Plan
 
 NAMES = [name for name in method_names() if entry(name).method.local_data is Method.local_data]
@@ -94,7 +91,7 @@ def operators_are_read_once():
 
 def graph_of(site: SiteModel) -> str:
     """All that an ONNX file is made of but the values of the parameters: operations, names, shapes, types."""
-    program = site.program
+    program = site.predictor.program
     tensors = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in program.state_dict.items()}
     return f"{program.graph} {program.graph_signature} {program.range_constraints} {tensors} {program.constants}"
 
@@ -103,7 +100,7 @@ def with_parameters(content: bytes, site: SiteModel) -> bytes:
     """The ONNX file of another site of the same graph, with this one's parameters."""
     import onnx
 
-    model, left = onnx.load_from_string(content), dict(site.program.state_dict)
+    model, left = onnx.load_from_string(content), dict(site.predictor.program.state_dict)
     for held in model.graph.initializer:
         if held.name in left:
             held.CopyFrom(onnx.numpy_helper.from_array(left.pop(held.name).numpy(), held.name))
@@ -130,7 +127,7 @@ def elsewhere(request, tmp_path_factory) -> dict[str, Any]:
         else:
             export(site, file, "onnx")
             contents[graph] = file.read_bytes()
-        for part, value in zip(("x", "domain"), site.arguments(test.x, test.domain), strict=False):
+        for part, value in zip(("x", "domain"), site.prepare_inputs(test.x, test.domain), strict=False):
             expected[f"{name}/{part}"] = value.numpy()
     np.savez(folder / "expected.npz", **expected)
     command = [sys.executable, "-c", WITHOUT_PERFED, str(folder), *names]
@@ -159,7 +156,7 @@ def test_a_site_says_what_the_run_says_and_so_do_its_files_without_perfed(name, 
     assert (np.argmax(found["onnx"], 1) == test.y.numpy()).mean() == pytest.approx(accuracy)
     assert float(found["metadata"]["largest_difference"]) < 1e-5
     assert json.loads(found["metadata"]["classes"]) == [0, 1, 2]
-    assert found["parameters"] == sum(tensor.numel() for tensor in site.program.state_dict.values())
+    assert found["parameters"] == sum(tensor.numel() for tensor in site.predictor.program.state_dict.values())
 
 
 @pytest.mark.every_method("name")
@@ -167,7 +164,7 @@ def test_a_site_says_what_the_run_says_and_so_do_its_files_without_perfed(name, 
 def test_a_saved_network_is_data_and_no_program(name, tmp_path):
     _, site = finished(name)
     held = {file.name for file in site.save(tmp_path / "north").iterdir()}
-    assert held == {"network.safetensors", "site.json"}
+    assert held == {"network.pt2", "site.json"}
 
 
 @pytest.mark.parametrize("name", ["fedavg", "knnper", "feddar-sa", "fedem"])
@@ -179,8 +176,8 @@ def test_saved_and_loaded_it_is_the_same_to_the_bit(name, tmp_path):
     assert again.facts == site.facts and list(again.feature_names_in_) == list(site.feature_names_in_)
     with pytest.raises(PerfedError, match="already holds a site's model"):
         site.save(tmp_path / "north")
-    (tmp_path / "north" / "network.safetensors").write_bytes(b"half")
-    with pytest.raises(PerfedError, match=r"north/network\.safetensors: is damaged"):
+    (tmp_path / "north" / "network.pt2").write_bytes(b"half")
+    with pytest.raises(PerfedError, match=r"north/network\.pt2: is damaged"):
         perfed.load_site(tmp_path / "north")
     with pytest.raises(PerfedError, match="no site's model here"):
         perfed.load_site(tmp_path / "south")
@@ -201,7 +198,9 @@ def test_of_one_graph_there_is_one_onnx_file_but_for_the_parameters(one, other):
 
 def test_only_what_predicts_is_kept():
     """kNN-Per its memory, Fed-RoD its second head, Ditto not the global model, SCAFFOLD no control variates."""
-    held = {name: list(finished(name)[1].program.state_dict) for name in ("knnper", "fedrod", "ditto", "scaffold")}
+    held = {
+        name: list(finished(name)[1].predictor.program.state_dict) for name in ("knnper", "fedrod", "ditto", "scaffold")
+    }
     assert [k for k in held["knnper"] if k.startswith("scratch")] == [
         f"scratch.memory.{part}" for part in ("features", "labels", "held")
     ]
@@ -528,52 +527,6 @@ def test_trees_of_an_onnx_file_say_the_same_of_rows_between_those_of_training(me
         changed = new.assign(**{name: new[name] * factor for name in ("probabilities", "values")})
         np.testing.assert_array_equal(site.predict_proba(changed), said)
         np.testing.assert_allclose(answers(session, changed), said, atol=1e-6)
-
-
-def test_the_card_of_a_table_names_its_target():
-    text = card(table_site("local", "own").facts)
-    assert "predicts the probabilities of the classes of `sick`: " in text
-
-
-# Card --------------------------------------------------------------------------------------------------------
-
-
-def test_the_card_says_what_is_known_and_has_no_row(tmp_path):
-    site = finished("knnper")[1]
-    export(site, tmp_path / "c0.safetensors", "safetensors")
-    text = (tmp_path / "c0.md").read_text()
-    found = site.facts["metrics"]["of"]["accuracy"]
-    assert found["low"] <= found["value"] <= found["high"]
-    assert f"| accuracy | {100 * found['value']:.4g} % |" in text
-    for line in ("| train samples | 12 |", "| training samples of class 2 | 4 |", "| batch_size | `4` |"):
-        assert line in text
-    assert "features and labels of the site's training samples" in text
-    assert perfed.load_site  # the face has it
-
-
-def measured(right: int, rows: int) -> dict[str, dict[str, float | None]]:
-    """The metrics of a model that is right of so many of ``rows`` test samples."""
-    client: Client = blobs((5,), test=rows).clients[0]
-    y, good = client.test.y.numpy(), np.arange(rows) < right
-    said = np.eye(3)[np.where(good, y, (y + 1) % 3)] * 0.8 + 0.1
-    return metrics_with_intervals(client.test, said, "classification", 3)["of"]
-
-
-def test_an_accuracy_has_wilsons_interval():
-    for right, rows in ((70, 100), (12, 12), (0, 9)):
-        found = measured(right, rows)["accuracy"]
-        ends = binomtest(right, rows).proportion_ci(method="wilson")
-        assert (found["value"], found["low"], found["high"]) == pytest.approx((right / rows, *ends), abs=1e-12)
-    assert shown_metrics({"of": {"accuracy": measured(12, 12)["accuracy"]}}) == [
-        ("accuracy", "100 %", "75.75 % to 100 %")
-    ]
-
-
-def test_a_bootstrap_that_tells_nothing_gives_no_interval():
-    found = measured(12, 12)["loss"]
-    assert found["low"] is None and found["high"] is None and found["value"] == pytest.approx(-np.log(0.9))
-    loss = measured(70, 100)["loss"]
-    assert loss["low"] < loss["value"] < loss["high"]
 
 
 def test_what_cannot_be_a_site_is_refused(tmp_path):

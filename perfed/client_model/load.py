@@ -1,0 +1,82 @@
+"""Reading the models of clients from folders, and finding those of sites that have joined a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from perfed.client_model.estimator import ESTIMATOR, load_estimator
+from perfed.client_model.facts import read_facts, read_file_checksums
+from perfed.client_model.mixture import PARTS, Mixture
+from perfed.client_model.network import load_network
+from perfed.client_model.site_model import FACTS, TABLE, Predictor, SiteModel
+from perfed.data.checksums import find_damage, refuse_damage
+from perfed.data.tables.site import TablePreprocessor
+from perfed.errors import PerfedError
+
+
+def load_site(path: Path | str, trust: bool = False) -> SiteModel:
+    """Return the model that :meth:`SiteModel.save` wrote into ``path``.
+
+    No code in the files is run, unless they are trusted. A network with more than operations of torch, and a pickled
+    preprocessing, can run code.
+
+    Args:
+        path: the folder.
+        trust: whether to read such files.
+
+    Raises:
+        PerfedError: there is none, its files are damaged, or they could run code and are not trusted.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from perfed import start, validate
+        >>> table = {"method": "fedavg", "rounds": 1, "data": {"name": "digits"}, "model": {"head": "linear"}}
+        >>> run = start(validate(table))
+        >>> _ = run.execute()
+        >>> site = run.site(run.federation.clients[0].id)
+        >>> with TemporaryDirectory() as folder:
+        ...     again = load_site(site.save(f"{folder}/site"))
+        >>> x = run.federation.clients[0].test.x
+        >>> bool((again.predict_proba(x) == site.predict_proba(x)).all())
+        True
+    """
+    folder = Path(path)
+    if not (folder / FACTS).exists():
+        raise PerfedError(f"{folder}: no site's model here ({FACTS} is missing)")
+    facts = read_facts(folder / FACTS)
+    table = None if facts["columns"] is None else TablePreprocessor.load(folder / TABLE, trust)
+    model = SiteModel(facts, _load_predictor(folder, facts, trust), table)
+    if not trust:  # files that are trusted may have been replaced on purpose
+        checksums = read_file_checksums(folder / FACTS)
+        refuse_damage(folder, find_damage(folder, checksums), "save the model of the site again")
+    return model
+
+
+def _load_predictor(folder: Path, facts: Mapping[str, Any], trust: bool) -> Predictor:
+    if (folder / PARTS).is_dir():
+        return _load_mixture(folder, facts, trust)
+    if (folder / ESTIMATOR).exists():
+        return load_estimator(folder, facts)
+    return load_network(folder, facts, trust)
+
+
+def _load_mixture(folder: Path, facts: Mapping[str, Any], trust: bool) -> Mixture:
+    weights = (facts.get("weights") or {}).values()
+    if not weights:
+        raise PerfedError(f"{folder / FACTS}: has no weights for the models in '{PARTS}'")
+    parts = [load_site(folder / PARTS / str(number), trust) for number in range(len(weights))]
+    return Mixture(tuple(parts), tuple(weights))
+
+
+def joined_sites(path: Path) -> dict[str, Path]:
+    """Return the folders with the models of the sites that have joined the run in ``path``, by name."""
+    folders = {}
+    for file in sorted(path.glob(f"joined/*/{FACTS}")):
+        try:
+            folders[str(json.loads(file.read_text(encoding="utf-8"))["site"])] = file.parent
+        except (OSError, ValueError, KeyError, TypeError):  # what is wrong is said where it is loaded
+            folders[file.parent.name] = file.parent
+    return folders
