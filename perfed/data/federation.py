@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,8 +16,9 @@ from torch.utils.data import Dataset
 from perfed.data.augment import CropFlip
 from perfed.data.checks import check_client, check_domains
 from perfed.data.client import SPLITS, Client, sizes_of
+from perfed.data.column import Column
 from perfed.data.facts import ClientFacts
-from perfed.data.federation_schema import AgreedColumn, FederationSchema, Scale
+from perfed.data.federation_schema import FederationSchema, Scale
 from perfed.data.folder import ClientFolder
 from perfed.data.inputs import arrays_of
 from perfed.data.labels import Classes, Task, task_of
@@ -36,9 +38,9 @@ from perfed.data.site_arrays import (
     targets_in,
 )
 from perfed.data.summary import FederationFacts
-from perfed.data.tables.options import TableOptions
 from perfed.data.target_scale import TargetScale
 from perfed.errors import PerfedError
+from perfed.plugins import TABLES
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,7 +88,7 @@ class Federation:
     classes: Classes | None = None
     survival: bool = False
     target_scale: TargetScale | None = None
-    columns: tuple[AgreedColumn, ...] | None = None
+    columns: tuple[Column, ...] | None = None
     scaled_inputs: bool = False
 
     def __post_init__(self) -> None:
@@ -310,10 +312,10 @@ class Federation:
             sources, test_sources: what messages call each site's frame, such as a file; rows are called by its index.
             options: what other columns are for: ``event``, ``domain``, ``drop``, ``numbers``, ``dates``,
                 ``categories``, ``missing``, ``group``, ``task``, ``folds``, ``columns``, ``preprocess``, ``seed``; see
-                :class:`perfed.data.tables.options.TableOptions`.
+                :class:`perfed.tables.options.TableOptions`.
 
         Raises:
-            PerfedError: a :class:`perfed.data.tables.problems.TableProblems` with all faults of rows and columns, one
+            PerfedError: a :class:`perfed.data.problems.DataProblems` with all faults of rows and columns, one
                 line each, or any fault listed for :class:`Federation`.
 
         Example:
@@ -322,9 +324,13 @@ class Federation:
             >>> Federation.from_frames({"north": north}, target="sick", test=0.5).classes
             ('no', 'yes')
         """
+        options |= {"target": target, "test_fraction": 0.0 if isinstance(test, Mapping) else test}
         tests = test if isinstance(test, Mapping) else None
-        meant = TableOptions(target, **options, test_fraction=0.0 if isinstance(test, Mapping) else test)
-        return of_tables(frames, meant, name=name, tests=tests, sources=sources, test_sources=test_sources)
+        tables = importlib.import_module(TABLES)
+        federation: Federation = tables.build_federation(
+            frames, options, name=name, tests=tests, sources=sources, test_sources=test_sources
+        )
+        return federation
 
     @cached_property
     def schema(self) -> FederationSchema:
@@ -459,14 +465,6 @@ def federation_of(
         target_scale=schema.target_scale,
         columns=schema.columns,
     )
-
-
-def of_tables(frames: Mapping[str, Any], options: TableOptions, *, name: str = "tables", **more: Any) -> Federation:
-    """Do as :meth:`Federation.from_frames`; ``more`` as :func:`perfed.data.tables.frames.build`."""
-    from perfed.data.tables.frames import build
-
-    clients, schema, notes = build(frames, options, **more)
-    return federation_of(clients.values(), schema, name, notes=notes)
 
 
 _RESERVED = frozenset({"", "__metadata__"})  # of files of tensors, see :mod:`perfed.codec`

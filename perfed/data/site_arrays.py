@@ -17,7 +17,12 @@ from torch import Tensor
 from perfed.data.checks import check_client, check_finite, check_ids, check_range, refuse_mixed_domains
 from perfed.data.client import Client, Split
 from perfed.data.facts import SPLITS, ClientFacts, SplitFacts
-from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed, find_beyond_public
+from perfed.data.federation_schema import (
+    FederationSchema,
+    SiteMetadata,
+    agree_on_targets,
+    describe_target_differences,
+)
 from perfed.data.inputs import Parts, arrays_of
 from perfed.data.labels import Classes, Task, as_classes, classes_of, task_of, whole
 from perfed.data.reading import reason_of
@@ -247,7 +252,7 @@ class SiteArrays:
         """
         if self.task != schema.task:
             raise PerfedError(f"site '{self.site}': the target is of {self.task}, and the study is of {schema.task}")
-        if self.public is not None and (problems := find_beyond_public(schema, self.public, {})):
+        if self.public is not None and (problems := describe_target_differences(schema, self.public)):
             raise PerfedError(f"site '{self.site}': {problems[0]}")
         facts = self.seen.facts(schema)
         splits = {
@@ -333,7 +338,8 @@ def schema_of(sites: Sequence[SeenSite], labels: Labels) -> FederationSchema:
         if seen.domains is not None and domain_names is None and (last := int(seen.domains[0][-1])) >= samples:
             problem = "ids count the domains from 0, and there are fewer samples than that"
             raise PerfedError(f"{seen.where} domain id {last} is not allowed: {problem}")
-    schema = agreed({s.site: s.told() for s in sites}, sources={s.site: f"client '{s.site}'" for s in sites})
+    metadata = {site.site: site.told() for site in sorted(sites, key=lambda site: site.site)}
+    schema = agree_on_targets(metadata, {site: f"client '{site}'" for site in metadata})
     classes = schema.classes
     if classes is not None:
         classes = classes_of(classes, labels.get("num_classes"), labels.get("class_names"))

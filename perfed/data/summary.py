@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from perfed.data.client import SPLITS, Client
-from perfed.data.tables.site import TablePreprocessor
+from perfed.data.client import SPLITS, Client, Preprocessing
 from perfed.errors import shorten_list
 
 NAMES = 20
@@ -130,7 +129,7 @@ class Holders:
         return {"shared": shared, "some": len(numbers) - shared - own, "own": own}
 
 
-def holders_of(tables: Collection[TablePreprocessor]) -> Holders:
+def holders_of(tables: Collection[Preprocessing]) -> Holders:
     """Return which columns the tables have in common."""
     return Holders(len(tables), Counter(name for table in tables for name in table.columns_there))
 
@@ -180,7 +179,7 @@ def site_rows(facts: Sequence[SiteFacts], classes: Sequence[str], domains: Seque
     return rows
 
 
-def columns_of(tables: Iterable[TablePreprocessor]) -> dict[str, list[str]]:
+def columns_of(tables: Iterable[Preprocessing]) -> dict[str, list[str]]:
     """The columns that enter, by what they are taken for; one that differs between sites is in several."""
     names: dict[str, dict[str, None]] = {}
     for table in tables:

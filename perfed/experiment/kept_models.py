@@ -22,6 +22,7 @@ from perfed.run.estimator_site import EstimatorSite, keep_estimator, kept_estima
 from perfed.run.own_model import facts_of, measured
 from perfed.run.summary import versions
 from perfed.system import private_files
+from perfed.tables.site import table_of
 
 FOLDER, POOLED_FILE = "estimators", "pooled.skops"
 MOST = 200
@@ -138,7 +139,7 @@ def estimator_site(
     made = EstimatorSite(
         None,  # type: ignore[arg-type]
         plain(facts),
-        client.table,
+        table_of(client),
         estimator,
         scale,
         training_rows=client.train,

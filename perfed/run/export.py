@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 
 from perfed.data.reading import reason_of
-from perfed.data.tables.problems import pandas
-from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
 from perfed.run.blend_site import BlendSite, mixed_network
 from perfed.run.card import card
@@ -22,6 +20,8 @@ from perfed.run.estimator_site import EstimatorSite
 from perfed.run.onnx_table import OPSET, example_columns, onnx_package, output_name, with_preprocessing
 from perfed.run.site import DOMAIN, SiteModel, quiet, write_program
 from perfed.system import write_atomic
+from perfed.tables.problems import pandas
+from perfed.tables.site import TablePreprocessor
 
 Format = Literal["onnx", "pt2", "safetensors"]
 FORMATS: tuple[Format, ...] = get_args(Format)

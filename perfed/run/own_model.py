@@ -15,10 +15,10 @@ from torch import Tensor
 from perfed import tree
 from perfed.data.checks import new_inputs
 from perfed.data.client import Client
+from perfed.data.column import MISSING_CATEGORY, Column
 from perfed.data.federation import Federation
 from perfed.data.labels import Classes
 from perfed.data.names import find_name
-from perfed.data.tables.kinds import MISSING_CATEGORY, Column
 from perfed.engine import evaluate
 from perfed.engine.joining import joined
 from perfed.engine.server import Server
@@ -35,6 +35,7 @@ from perfed.run.onnx_table import output_name
 from perfed.run.saved_site import joined_sites, load_site
 from perfed.run.site import SiteModel
 from perfed.run.summary import versions
+from perfed.tables.site import table_of
 from perfed.training.cohort import Cohort
 
 
@@ -163,7 +164,7 @@ class OwnModels:
         about |= {"dtype": str(cohort.dtype).removeprefix("torch."), "contributors": dict(self.contributors) or None}
         about |= {} if (spent := self.spent_by(client)) is None else {"privacy": spent}
         facts = facts_of(own, federation, domains=domains, **about)
-        made = SiteModel(network, plain(facts), own.table, training_rows=own.train)
+        made = SiteModel(network, plain(facts), table_of(own), training_rows=own.train)
         return replace(made, facts={**made.facts, "metrics": plain(measured(made, own, federation))})
 
     def _of(self, server: Server, client: str) -> Cohort:
@@ -198,7 +199,7 @@ def _find_client(server: Server, name: str) -> str:
 
 def facts_of(client: Client, federation: Federation, **about: Any) -> dict[str, Any]:
     """What is known of a client's model: of its data and columns, and what is said ``about`` the model itself."""
-    shape, table = client.input_shape, client.table
+    shape, table = client.input_shape, table_of(client)
     return {
         "site": client.id,
         "dataset": federation.name,

@@ -21,13 +21,13 @@ from perfed.data.client import Split
 from perfed.data.inputs import as_tensor, column_names, native_columns
 from perfed.data.names import compose_text
 from perfed.data.reading import reason_of, refuse_untrusted
-from perfed.data.tables.problems import columns_named, pandas
-from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
 from perfed.run.checksums import find_damage, hash_file, refuse_damage
 from perfed.run.client_module import ClientModule
 from perfed.run.graph import NotData, read_graph, write_graph
 from perfed.run.site_facts import read_facts, read_file_checksums, write_facts
+from perfed.tables.problems import columns_named, pandas
+from perfed.tables.site import TablePreprocessor
 
 FACTS, NETWORK, PROGRAM, TABLE = "site.json", "network.safetensors", "network.pt2", "table.zip"
 EXAMPLES = 3

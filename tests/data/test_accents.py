@@ -16,11 +16,11 @@ from perfed import Federation, PerfedError, load_site
 from perfed.data.client import Client
 from perfed.data.facts import ClientFacts, SplitFacts
 from perfed.data.new_client import new_client
-from perfed.data.site_data import site_data
 from perfed.methods.build import build_method
 from perfed.model.chain import Model
 from perfed.model.presets import linear
 from perfed.run.run import Run
+from perfed.tables.site_data import site_data
 
 FORMS = ("NFC", "NFD")
 

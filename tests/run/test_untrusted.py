@@ -23,10 +23,10 @@ from sklearn.base import BaseEstimator, TransformerMixin
 
 import perfed as package
 from perfed.data.federation import Federation
-from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
 from perfed.run.run import Run
 from perfed.run.site import SiteModel, write_program
+from perfed.tables.site import TablePreprocessor
 from perfed.training.plan import Plan
 
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, PositiveInt, ValidationError
 
-from perfed.data.site_data import SiteData
 from perfed.errors import PerfedError, did_you_mean, first_problem, shorten_list
 from perfed.experiment.config import Experiment
 from perfed.privacy.apply import PrivateMethod
@@ -19,6 +18,7 @@ from perfed.sites.deploy.candidates import methods_of
 from perfed.sites.deploy.spending import check_planned
 from perfed.sites.flower.allowed import Allowed
 from perfed.sites.flower.refusal import Refused, Said
+from perfed.tables.site_data import SiteData
 
 _Names = Annotated[tuple[str, ...], LISTED]
 _Lacking = tuple[str, Sequence[str], str]

@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from perfed.data.site_data import site_data
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.sites.deploy.candidates import all_allowed, candidate_runs, mixes, weights_allowed
@@ -21,6 +20,7 @@ from perfed.sites.flower.audit_log import OutgoingLog
 from perfed.sites.flower.checks import Entry
 from perfed.sites.flower.hash_chain import LOG
 from perfed.system import write_atomic
+from perfed.tables.site_data import site_data
 
 ANY = "any"
 """Consent to whatever the server's study asks for."""

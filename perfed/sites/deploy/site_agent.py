@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from perfed.data.federation_schema import FederationSchema
-from perfed.data.site_data import SiteData, problems, site_data
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.plugins import only_modules
@@ -45,6 +44,7 @@ from perfed.sites.flower.refusal import Refused, Said, detail, refusing, said_of
 from perfed.sites.flower.site import Site
 from perfed.sites.flower.store import SiteStore
 from perfed.system import installed_version
+from perfed.tables.site_data import SiteData, problems, site_data
 
 
 class _Busy(PerfedError):
