@@ -23,7 +23,7 @@ from perfed.errors import PerfedError, shorten_list
 from perfed.tables.options import Mode, TableOptions
 from perfed.tables.problems import nowhere
 from perfed.tables.public import Known
-from perfed.tables.targets import CONSTANT, FEW, named
+from perfed.tables.targets import CONSTANT, FEW, describe_target
 
 _LEAST_SITES = 2  # sites that have a column of which the inputs are shared by name
 
@@ -58,7 +58,7 @@ def agree_on_schema(
     raise_problems([*problems, *([] if options is None else _describe_absent_columns(metadata, options))])
     if options is None:
         return agree_on_targets(metadata, names)
-    target = named(options.target)
+    target = describe_target(options.target)
     task = "survival" if options.event is not None else options.task
     columns, contradictions = unify_kinds({site: sent.columns or () for site, sent in metadata.items()}, names)
     raise_problems([*describe_target_conflicts(metadata, names, target, task), *contradictions])

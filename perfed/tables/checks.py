@@ -16,7 +16,7 @@ from perfed.data.names import LONGEST_NAME, compose_text, describe_control_chara
 from perfed.data.problems import raise_problems
 from perfed.errors import PerfedError, shorten_list
 from perfed.tables.agreement import unify_kinds
-from perfed.tables.kinds import Cells, Parsed
+from perfed.tables.kinds import ParsedTable
 from perfed.tables.marks import CODES, FEWEST, are_marked_numbers, describe_marks
 from perfed.tables.missing import missing_values
 from perfed.tables.options import TableOptions
@@ -32,7 +32,7 @@ from perfed.tables.problems import (
     refuse_complex,
     unknown,
 )
-from perfed.tables.targets import CONSTANT, FEW, constant, events_of, named, targets_of
+from perfed.tables.targets import CONSTANT, FEW, are_constant, describe_target, read_events, read_targets
 
 _MANY = 10  # different texts up to which a column is none of names
 
@@ -71,12 +71,12 @@ class Part:
 
     site: str
     source: str
-    rows: Parsed
+    table: ParsedTable
 
     @property
     def frame(self) -> Frame:
         """The rows as the site has them."""
-        return self.rows.frame
+        return self.table.frame
 
     def said(self, problems: Iterable[str]) -> list[Problem]:
         """The problems of these rows."""
@@ -103,10 +103,10 @@ class Checked:
 
 
 def checked(
-    frames: Mapping[str, Frame | Parsed],
+    frames: Mapping[str, Frame | ParsedTable],
     options: TableOptions,
     *,
-    tests: Mapping[str, Frame | Parsed] | None = None,
+    tests: Mapping[str, Frame | ParsedTable] | None = None,
     sources: Mapping[str, str] | None = None,
     test_sources: Mapping[str, str] | None = None,
     alone: bool = False,
@@ -164,22 +164,26 @@ def checked(
 def _targets(
     parts: Sequence[Part], options: TableOptions, *, alone: bool = False
 ) -> tuple[list[NDArray[Any]], Task, list[str]]:
-    """Labels, values, or times and events ``(rows, 2)``; see :func:`perfed.tables.targets.targets_of`."""
+    """Labels, values, or times and events ``(rows, 2)``; see :func:`perfed.tables.targets.read_targets`."""
     survival = options.event is not None
-    columns = [(part.source, part.rows[options.target]) for part in parts]
+    tables = [(part.source, part.table) for part in parts]
     if options.task is None and not survival:
-        marked = [(source, cells.texts) for source, cells in columns if _is_marked_target(cells)]
+        marked = [
+            (source, table.texts(options.target))
+            for source, table in tables
+            if _is_marked_target(table, options.target)
+        ]
         if marked:
             question = describe_marks(options.target, [text for _, texts in marked for text in texts])
             way = "or say task = 'classification' if these are classes"
             question = question.replace(CODES, way)
             return [], "regression", merged((source, question) for source, _ in marked)
-    values, task, problems = targets_of(columns, options.target, "regression" if survival else options.task)
-    if not alone and not problems and constant(values):
-        problems.append(CONSTANT.format(named(options.target)))
+    values, task, problems = read_targets(tables, options.target, "regression" if survival else options.task)
+    if not alone and not problems and are_constant(values):
+        problems.append(CONSTANT.format(describe_target(options.target)))
     if options.event is None:
         return values, task, problems
-    events, found = events_of([(part.source, part.rows[options.event]) for part in parts], options.event)
+    events, found = read_events(tables, options.event)
     problems += found
     for part, times in zip(parts, values, strict=False):
         if len(bad := part.frame.index[times <= 0]):
@@ -190,13 +194,13 @@ def _targets(
     return pairs, "survival", problems
 
 
-def _is_marked_target(cells: Cells) -> bool:
+def _is_marked_target(table: ParsedTable, name: str) -> bool:
     """Return whether a target holds numbers with marks or units that are too many to be classes."""
-    texts = cells.texts
-    return len(set(texts)) > FEW and bool(cells.numbers.isna().any()) and are_marked_numbers(texts)
+    texts = table.texts(name)
+    return len(set(texts)) > FEW and bool(table.numbers(name).isna().any()) and are_marked_numbers(texts)
 
 
-def by_name(frames: Mapping[str, Frame | Parsed]) -> list[tuple[str, Frame | Parsed]]:
+def by_name(frames: Mapping[str, Frame | ParsedTable]) -> list[tuple[str, Frame | ParsedTable]]:
     """Sites and their frames, names as texts, sorted."""
     return sorted(((str(site), frame) for site, frame in frames.items()), key=lambda pair: pair[0])
 
@@ -206,24 +210,24 @@ def _lines(found: Iterable[Sequence[Problem]]) -> list[str]:
 
 
 def _part(
-    site: str, frame: Frame | Parsed, options: TableOptions, sources: Mapping[str, str] | None, what: str = ""
+    site: str, frame: Frame | ParsedTable, options: TableOptions, sources: Mapping[str, str] | None, what: str = ""
 ) -> Part:
     source = (sources or {}).get(site, f"site '{site}'{what}")
-    if isinstance(frame, Parsed):
+    if isinstance(frame, ParsedTable):
         return Part(site, source, frame.clean(options.codes).converted(options.conversions))
     if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
         raise PerfedError(f"{source}: a {type(frame).__name__} was given; a pandas DataFrame is needed")
     refuse_complex(frame, source)
-    return Part(site, source, Parsed(frame).clean(options.codes).converted(options.conversions))
+    return Part(site, source, ParsedTable(frame).clean(options.codes).converted(options.conversions))
 
 
 def _columns(part: Part, given: Part | None, options: TableOptions) -> list[Column]:
     """Kinds of the columns that may enter, from all rows of the site, those among them that it is tested on."""
     roles = {options.target, options.event, options.domain, options.group, *options.drop}
-    more = None if given is None else given.rows
+    more = None if given is None else given.table
     names = [name for name in part.frame.columns if name not in roles]
     kinds = options.kinds
-    found = [part.rows.guess(name, kinds.get(name), more, swapped=name in options.swapped) for name in names]
+    found = [part.table.guess(name, kinds.get(name), more, swapped=name in options.swapped) for name in names]
     return [c.with_kind(options.kinds[c.name]) if c.name in options.public else c for c in found]
 
 
@@ -248,11 +252,11 @@ def _describe_long_texts(part: Part, options: TableOptions) -> list[Problem]:
     """
     roles = [name for name in (options.target, options.domain) if name is not None]
     left_out = {*roles, options.event, options.group, *options.drop}
-    names = [name for name in part.frame.columns if name not in left_out and part.rows[name].found.dtype == object]
-    categories = [name for name in names if part.rows.guess(name, options.kinds.get(name)).kind == "category"]
+    names = [name for name in part.frame.columns if name not in left_out and part.table.cells(name).dtype == object]
+    categories = [name for name in names if part.table.guess(name, options.kinds.get(name)).kind == "category"]
     problems = []
     for name in (*roles, *categories):
-        cells = part.rows[name].found
+        cells = part.table.cells(name)
         rows = [
             row
             for row, cell in zip(cells.index, cells, strict=True)
@@ -276,13 +280,13 @@ def _roles(part: Part, options: TableOptions) -> list[Problem]:
             continue
         if name not in names:
             found.append(f"{role}: {unknown(name, names)}")
-        elif len(empty := part.frame.index[part.rows[name].found.isna()]):
+        elif len(empty := part.frame.index[part.table.cells(name).isna()]):
             way = "leave these rows out" if role in ("target", "event") else "fill them in, or leave these rows out"
-            if "" not in missing_values(options.codes, name) and (texts := part.rows.missing_texts(name)):
+            if "" not in missing_values(options.codes, name) and (texts := part.table.missing_texts(name)):
                 way += f", or put '{name}=' into missing if {' or '.join(texts)} is a value"
             found.append(f"column '{name}', the {role}, is missing {in_rows(empty)}; {way}")
         elif role == "domain":
-            found += part.rows[name].read(Column(name=name, kind="category"))[1]
+            found += part.table.read_texts(name)[1]
     return part.said(found)
 
 
@@ -292,7 +296,7 @@ def _ask_about_marks(parts: Sequence[Part], columns: Mapping[str, Sequence[Colum
     for part in parts:
         for column in columns[part.site]:
             if column.kind == "marked number":
-                texts.setdefault(column.name, []).extend(part.rows[column.name].texts)
+                texts.setdefault(column.name, []).extend(part.table.texts(column.name))
     return {name: describe_marks(name, of_column) for name, of_column in texts.items()}
 
 
@@ -329,7 +333,7 @@ def unreadable(part: Part, columns: Sequence[Column], but: Set[Kind] = frozenset
     found = [unknown(column.name, names) for column in columns if column.name not in names]
     for column in columns:
         if column.name in names and column.kind not in but:
-            found += part.rows[column.name].read(column)[1]
+            found += part.table.read(column)[1]
     return part.said(found)
 
 
@@ -337,7 +341,7 @@ def _too_small(part: Part, options: TableOptions, given: Sequence[Part], *, alon
     """Return problems with a site that cannot be split; ``alone``: only for its seed, and few groups suffice."""
     if any(test.site == part.site for test in given):
         return []
-    groups = None if options.group is None else part.rows[options.group].groups
+    groups = None if options.group is None else part.table.groups(options.group)
     units, what = len(part.frame), "rows"
     if groups is not None:
         units, what = len(np.unique(groups)), f"values of the group '{options.group}'"
@@ -364,8 +368,8 @@ def _find_trained_groups(part: Part, options: TableOptions, main: Sequence[Part]
     """Return problems with test rows whose groups are among the training rows of some site."""
     if options.group is None:
         return []
-    groups = np.unique(part.rows[options.group].groups)
-    shared = {table.source: np.isin(groups, table.rows[options.group].groups) for table in main}
+    groups = np.unique(part.table.groups(options.group))
+    shared = {table.source: np.isin(groups, table.table.groups(options.group)) for table in main}
     count = int(np.any(list(shared.values()), axis=0).sum())
     if not count:
         return []

@@ -73,7 +73,7 @@ class _Site:
 
     def values(self, column: Column) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Those of the column in the rows that are looked at, and where they are missing."""
-        found = self.part.rows[column.name].read(column)[0].to_numpy()[self.rows]
+        found = self.part.table.read(column)[0].to_numpy()[self.rows]
         return found, np.isnan(found) if found.dtype.kind == "f" else pandas().isna(found)
 
 
@@ -81,7 +81,7 @@ def _looked_at(part: Part, options: TableOptions) -> Ints:
     """Rows of a site in random order, one of each group: those of a patient say nothing of other patients."""
     rows = generator(0, f"doubts about {part.site}").permutation(len(part.frame))
     if options.group is not None:
-        groups = part.rows[options.group].groups[rows]
+        groups = part.table.groups(options.group)[rows]
         rows = rows[np.sort(np.unique(groups, return_index=True)[1])]
     return rows[:_MOST]
 
@@ -120,17 +120,17 @@ def _describe_ambiguous_columns(
 
 
 def _describe_ambiguous_cells(part: Part, column: Column, options: TableOptions) -> str | None:
-    cells = part.rows[column.name]
-    if column.kind == "number" and cells.found.dtype == object and column.name not in options.decimals:
+    name, table, cells = column.name, part.table, part.table.cells(column.name)
+    if column.kind == "number" and cells.dtype == object and column.name not in options.decimals:
         if column.format == "thousands":
             return "commas are read as separators of thousands; if they separate decimals, put it into decimals"
-        if _has_whole_hundreds(cells.numbers.to_numpy()) and separates_thousands(cells.texts, "."):
+        if _has_whole_hundreds(table.numbers(name).to_numpy()) and separates_thousands(table.texts(name), "."):
             return (
                 "points are read as decimal points, though all have three digits behind them and other numbers have "
                 "three digits and no point; if they separate thousands, put it into thousands (otherwise into decimals)"
             )
-    texts_of_dates = column.kind == "date" and not column.swapped and cells.found.dtype == object
-    if texts_of_dates and format_of_swapped(cells.found[cells.found.notna().to_numpy()]) is not None:
+    texts_of_dates = column.kind == "date" and not column.swapped and cells.dtype == object
+    if texts_of_dates and format_of_swapped(cells[cells.notna().to_numpy()]) is not None:
         return (
             "all dates that a spreadsheet recognised have a day up to 12, and all that stayed texts a later one, so "
             "that it has swapped day and month; put it into swapped, or write all dates as YYYY-MM-DD"
@@ -268,7 +268,7 @@ def _describe_possible_codes(
         advice = "name it in categories" if name in numeric else "put a letter before each"
         candidates: dict[str, list[str]] = {}
         for part in data.main:
-            cells = part.rows[name].found if name in part.frame.columns else None
+            cells = part.table.cells(name) if name in part.frame.columns else None
             if cells is not None and cells.dtype == object:
                 texts = (cell for cell in cells.to_numpy() if isinstance(cell, str))
                 candidates[part.site] = list(filter(_CODE_START.match, texts))

@@ -23,7 +23,7 @@ from perfed.system import memory
 from perfed.tables.cells import clean_frame, column_names
 from perfed.tables.conversions import groups_thousands
 from perfed.tables.excel import read_sheet
-from perfed.tables.kinds import Parsed, separates_thousands
+from perfed.tables.kinds import ParsedTable, separates_thousands
 from perfed.tables.missing import MISSING_TEXTS
 from perfed.tables.problems import Frame, in_rows, listed, pandas, unknown
 from perfed.tables.quotes import QuoteCheck, split_line
@@ -63,9 +63,9 @@ class Sites:
     notes: tuple[str, ...]
 
     @cached_property
-    def parsed(self) -> dict[str, Parsed]:
+    def parsed(self) -> dict[str, ParsedTable]:
         """The frames, each column of which is parsed once for as long as this is there."""
-        return {site: Parsed(frame) for site, frame in self.frames.items()}
+        return {site: ParsedTable(frame) for site, frame in self.frames.items()}
 
 
 def read_sites(paths: Sequence[Path], site_column: str | None = None, missing: Sequence[str] | None = None) -> Sites:

@@ -16,7 +16,7 @@ from perfed.errors import shorten_list
 from perfed.tables.agreement import agree_on_schema, describe_metadata
 from perfed.tables.checks import Checked, checked
 from perfed.tables.doubts import doubts
-from perfed.tables.kinds import Parsed, date_shown
+from perfed.tables.kinds import ParsedTable, date_shown
 from perfed.tables.leaks import describe_copies, describe_gaps, describe_shared_groups
 from perfed.tables.missing import missing_values
 from perfed.tables.options import TableOptions
@@ -24,14 +24,14 @@ from perfed.tables.problems import Frame, Problem, merged
 from perfed.tables.public import NOTHING_OF_ROWS
 from perfed.tables.site_differences import describe_differences
 from perfed.tables.site_rows import SiteTableData
-from perfed.tables.targets import event_option, looks_like_event, numeric
+from perfed.tables.targets import are_numbers, event_option, looks_like_event
 
 
 def build(
-    frames: Mapping[str, Frame | Parsed],
+    frames: Mapping[str, Frame | ParsedTable],
     options: TableOptions,
     *,
-    tests: Mapping[str, Frame | Parsed] | None = None,
+    tests: Mapping[str, Frame | ParsedTable] | None = None,
     sources: Mapping[str, str] | None = None,
     test_sources: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Client], FederationSchema, dict[str, Any]]:
@@ -82,7 +82,7 @@ def build(
 
 
 def build_federation(
-    frames: Mapping[str, Frame | Parsed],
+    frames: Mapping[str, Frame | ParsedTable],
     options: TableOptions | Mapping[str, Any],
     *,
     name: str = "tables",
@@ -109,7 +109,7 @@ def _hints(held: Mapping[str, Sequence[Column]], data: Checked, options: TableOp
         for column in columns:
             if column.kind == "date":
                 formats.setdefault(column.name, {}).setdefault(date_shown(column.format), []).append(site)
-            elif looks_like_event(column) and options.event is None and numeric(data.targets.values()):
+            elif looks_like_event(column) and options.event is None and are_numbers(data.targets.values()):
                 events[column.name] = event_option(column.name)
     yield from ((f"column '{name}'", f"is this survival? {option}") for name, option in events.items())
     yield from _texts_that_may_mean_missing(held, data, options)
@@ -131,7 +131,7 @@ def _texts_that_may_mean_missing(
     for part in data.main:
         for column in columns[part.site]:
             if column.kind == "category":
-                texts.setdefault(column.name, set()).update(part.rows.missing_texts(column.name))
+                texts.setdefault(column.name, set()).update(part.table.missing_texts(column.name))
     for name, values in texts.items():
         which = " and ".join(sorted(values))
         if values and "" not in missing_values(options.codes, name):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,8 @@ from perfed.tables.group_hashes import hash_groups
 from perfed.tables.marks import are_marked_numbers, count_texts, list_texts
 from perfed.tables.missing import MISSING_TEXTS
 from perfed.tables.problems import Frame, Series, in_rows, pandas
+
+T = TypeVar("T")
 
 _TRUTH_WORDS = (("yes", "no"), ("y", "n"), ("true", "false"), ("t", "f"))  # for true and for false
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ].*)?")
@@ -45,51 +46,7 @@ _TWICE = 2  # and a category that occurs less often is so in any case
 _CODES = "put what means a missing value into missing"
 
 
-class Cells:
-    """A column of a site, of which everything is made once, whoever asks for it.
-
-    Args:
-        values: as the site has them.
-        cleaned: whether :func:`perfed.tables.cells.clean_frame` has returned them.
-
-    Attributes:
-        found: the column as it is if of numbers, booleans or dates, else as objects: texts stripped, ``None`` missing.
-    """
-
-    def __init__(self, values: Series, *, cleaned: bool = False) -> None:
-        self.found = values if cleaned else clean_cells(values)
-        self._read: dict[tuple[Kind, str, bool, tuple[str, ...] | None, bool], tuple[Series, list[str]]] = {}
-
-    @cached_property
-    def filled(self) -> NDArray[np.bool_]:
-        """A mask of the cells that are not missing."""
-        return np.asarray(pandas().notna(self.found.to_numpy()), bool)
-
-    @property
-    def texts(self) -> list[str]:
-        """The texts of the cells that are not missing."""
-        return [str(cell) for cell in self.found.to_numpy()[self.filled]]
-
-    @cached_property
-    def numbers(self) -> Series:
-        """As floats, NaN where a cell is no number."""
-        numbers = pandas().to_numeric(self.found, errors="coerce")
-        return numbers if numbers.dtype == float else numbers.astype(float)
-
-    @cached_property
-    def groups(self) -> NDArray[np.int64]:
-        """The hash of each row's group; see :func:`perfed.data.groups.hash_groups`."""
-        return hash_groups(self.found)
-
-    def read(self, column: Column) -> tuple[Series, list[str]]:
-        """Return what :func:`read` does."""
-        key = column.kind, column.format, column.binary, column.letters, column.swapped
-        if key not in self._read:
-            self._read[key] = _read(self, column)
-        return self._read[key]
-
-
-def guess(values: Series | Cells, name: str, said: Kind | None = None, *, swapped: bool = False) -> Column:
+def guess(values: Series, name: str, kind: Kind | None = None, *, swapped: bool = False) -> Column:
     """Return the column ``name`` with the kind that its cells suggest, or with the kind that the study sets.
 
     Numbers written as texts are numbers, even if all are 0 or 1. A column of yes and no, y and n, true and false, or t
@@ -100,27 +57,50 @@ def guess(values: Series | Cells, name: str, said: Kind | None = None, *, swappe
     Args:
         values: the cells of the column.
         name: the name of the column.
-        said: the kind "date", "category" or "number" if the study sets it.
+        kind: the kind "date", "category" or "number" if the study sets it.
         swapped: whether the study lists the column among those in which a spreadsheet may have swapped day and month.
     """
-    cells = values if isinstance(values, Cells) else Cells(values)
-    filled = cells.filled
-    found = cells.found if filled.all() else cells.found[filled]
-    if found.empty:
+    return _guess_column(clean_cells(values), name, kind, swapped=swapped)
+
+
+def _guess_column(
+    cells: Series,
+    name: str,
+    kind: Kind | None,
+    *,
+    swapped: bool,
+    to_numbers: Callable[[Series], Series] | None = None,
+) -> Column:
+    """Return :func:`guess` of normalised cells, whose numbers ``to_numbers`` may have parsed before."""
+    filled = _are_filled(cells)
+    present = cells if filled.all() else cells[filled]
+    if present.empty:
         return Column(name=name, kind="empty")
-    if said == "date" or pandas().api.types.is_datetime64_any_dtype(found.dtype):
-        return _date_column(found, name, swapped=swapped)
-    if said == "category":
+    if kind == "date" or pandas().api.types.is_datetime64_any_dtype(present.dtype):
+        return _date_column(present, name, swapped=swapped)
+    if kind == "category":
         return Column(name=name, kind="category")
-    if found.dtype == bool or (words := _find_truth_words(found)):
-        letters = () if found.dtype == bool else tuple(sorted(word for word in words if len(word) == 1))
-        return Column(name=name, kind=said or "boolean", binary=said is not None, letters=letters)
-    numbers = cells.numbers.to_numpy()[filled]
+    if present.dtype == bool or (words := _find_truth_words(present)):
+        letters = () if present.dtype == bool else tuple(sorted(word for word in words if len(word) == 1))
+        return Column(name=name, kind=kind or "boolean", binary=kind is not None, letters=letters)
+    numbers = (to_numbers or _to_numbers)(cells).to_numpy()[filled]
     share = float(np.mean(~np.isnan(numbers)))
     if share == 1:
-        kind = said or _kind_of_numbers(numbers, name)
-        return Column(name=name, kind=kind, binary=kind == "number" and bool(((numbers == 0) | (numbers == 1)).all()))
-    return _guess_from_texts(found, name, share, said, swapped=swapped)
+        kind = kind or _kind_of_numbers(numbers, name)
+        binary = kind == "number" and bool(((numbers == 0) | (numbers == 1)).all())
+        return Column(name=name, kind=kind, binary=binary)
+    return _guess_from_texts(present, name, share, kind, swapped=swapped)
+
+
+def _are_filled(cells: Series) -> NDArray[np.bool_]:
+    """Return a mask of the cells that are not missing."""
+    return np.asarray(pandas().notna(cells.to_numpy()), bool)
+
+
+def _to_numbers(cells: Series) -> Series:
+    """Return cells as floats, NaN where a cell is no number."""
+    numbers = pandas().to_numeric(cells, errors="coerce")
+    return numbers if numbers.dtype == float else numbers.astype(float)
 
 
 def _find_truth_words(cells: Series) -> set[str]:
@@ -281,38 +261,43 @@ def _text(cell: Any) -> Any:
 
 
 def read(values: Series, column: Column) -> tuple[Series, list[str]]:
-    """The values as the column's kind has them, and what is wrong with them, a line each.
+    """Return the values of a column as its kind defines them, and a line for each problem.
 
     Returns:
-        floats (numbers; booleans as 0 and 1; dates as days since 1970-01-01, with fractions), NaN where missing, or
-        texts (all other kinds), ``None`` where missing; and the problems.
+        Floats for numbers, booleans (0 and 1) and dates (days since 1970-01-01, with fractions), NaN where missing, or
+        texts for all other kinds, ``None`` where missing; and the problems.
     """
-    return Cells(values).read(column)
+    return parse_cells(clean_cells(values), column)
 
 
-def _read(cells: Cells, column: Column) -> tuple[Series, list[str]]:
-    found, where = cells.found, f"column '{column.name}'"
+def parse_cells(
+    cells: Series, column: Column, to_numbers: Callable[[Series], Series] | None = None
+) -> tuple[Series, list[str]]:
+    """Return :func:`read` of normalised cells, whose numbers ``to_numbers`` may have parsed before."""
+    where = f"column '{column.name}'"
+    to_numbers = to_numbers or _to_numbers
     if column.kind == "date":
-        return _read_dates(found, column, where)
+        return _read_dates(cells, column, where)
     if column.kind not in ("number", "boolean"):
-        texts = found.astype(object).where(found.notna(), None).map(_text)
+        texts = cells.astype(object).where(cells.notna(), None).map(_text)
         texts = texts.astype(object).where(texts.notna(), None)
         return texts, describe_control_characters(texts, where) if column.kind == "category" else []
-    numbers = cells.numbers
-    if column.format == "thousands" and found.dtype == object:
-        numbers = Cells(found.map(lambda cell: remove_separators(cell) if isinstance(cell, str) else cell)).numbers
-    if (column.kind == "boolean" or column.binary) and found.dtype == object:
-        numbers = numbers.where(numbers.notna(), found.map(_create_truth_reader(column.letters))).astype(float)
+    numbers = to_numbers(cells)
+    if column.format == "thousands" and cells.dtype == object:
+        plain = cells.map(lambda cell: remove_separators(cell) if isinstance(cell, str) else cell)
+        numbers = _to_numbers(clean_cells(plain))
+    if (column.kind == "boolean" or column.binary) and cells.dtype == object:
+        numbers = numbers.where(numbers.notna(), cells.map(_create_truth_reader(column.letters))).astype(float)
     values, problems = numbers.to_numpy(), []
-    if (bad := np.isnan(values) & cells.filled).any():
+    if (bad := np.isnan(values) & _are_filled(cells)).any():
         way = f"write numbers alone, {_CODES}, or name the column in categories"
-        texts = list_texts(count_texts([str(cell) for cell in found[bad]]))
-        problems.append(f"{where} holds {column.kind}s, and something else {in_rows(found.index[bad])}{texts}; {way}")
+        texts = list_texts(count_texts([str(cell) for cell in cells[bad]]))
+        problems.append(f"{where} holds {column.kind}s, and something else {in_rows(cells.index[bad])}{texts}; {way}")
     if column.kind == "boolean" and (odd := ~(np.isnan(values) | np.isin(values, (0.0, 1.0)))).any():
         allowed = "allowed: 0, 1, yes, no, true, false"
-        problems.append(f"{where} holds booleans, and other numbers {in_rows(found.index[odd])}; {allowed}")
+        problems.append(f"{where} holds booleans, and other numbers {in_rows(cells.index[odd])}; {allowed}")
     if (endless := np.isinf(values)).any():
-        problems.append(f"{where} holds infinity {in_rows(found.index[endless])}; numbers must be finite, or missing")
+        problems.append(f"{where} holds infinity {in_rows(cells.index[endless])}; numbers must be finite, or missing")
     return numbers, problems
 
 
@@ -396,11 +381,11 @@ def learn_column(column: Column, values: NDArray[Any]) -> Column:
     return column.replace(missing=missing, constant=constant, masked=missing > 0, categories=categories, levels=levels)
 
 
-class Parsed:
-    """A data frame whose columns are parsed when they are first asked for, and kept.
+class ParsedTable:
+    """A data frame whose columns are parsed when they are first needed, and only once.
 
     Args:
-        frame: as the site has it; its index names the rows in messages.
+        frame: the frame as the site has it; its index names the rows in messages.
         originals: the site's spelling of each text whose composed form in ``frame`` differs from it.
         uncleaned: the frame from which :meth:`clean` created ``frame``.
 
@@ -414,45 +399,75 @@ class Parsed:
         self.frame = native_columns(frame)
         self._uncleaned = self.frame if uncleaned is None else uncleaned
         self.originals = dict(originals or {})
-        self._cells: dict[str, Cells] = {}
-        self._guessed: dict[tuple[str, Kind | None, Parsed | None, bool], Column] = {}
-        self._cleaned: dict[tuple[str, ...], Parsed] = {}
-        self._converted: dict[Conversions, Parsed] = {}
+        self._results: dict[Hashable, Any] = {}
 
-    def __getitem__(self, name: str) -> Cells:
-        if name not in self._cells:
-            self._cells[name] = Cells(self.frame[name], cleaned=self._uncleaned is not self.frame)
-        return self._cells[name]
+    def _compute_once(self, key: Hashable, compute: Callable[[], T]) -> T:
+        if key not in self._results:
+            self._results[key] = compute()
+        result: T = self._results[key]
+        return result
 
-    def clean(self, codes: Sequence[str]) -> Parsed:
+    def cells(self, name: str) -> Series:
+        """Return a column of numbers, booleans or dates as it is, any other as objects: texts, ``None`` if missing."""
+        if self._uncleaned is not self.frame:
+            return self.frame[name]
+        return self._compute_once(("cells", name), lambda: clean_cells(self.frame[name]))
+
+    def texts(self, name: str) -> list[str]:
+        """Return the texts of the cells of a column that are not missing."""
+        cells = self.cells(name)
+        return [str(cell) for cell in cells.to_numpy()[_are_filled(cells)]]
+
+    def numbers(self, name: str) -> Series:
+        """Return a column as floats, NaN where a cell is no number."""
+        return self._compute_once(("numbers", name), lambda: _to_numbers(self.cells(name)))
+
+    def groups(self, name: str) -> NDArray[np.int64]:
+        """Return the hash of each row's group; see :func:`perfed.tables.group_hashes.hash_groups`."""
+        return self._compute_once(("groups", name), lambda: hash_groups(self.cells(name)))
+
+    def read(self, column: Column) -> tuple[Series, list[str]]:
+        """Return what :func:`read` returns for this column."""
+        name = column.name
+        key = ("read", name, column.kind, column.format, column.binary, column.letters, column.swapped)
+        return self._compute_once(key, lambda: parse_cells(self.cells(name), column, lambda _: self.numbers(name)))
+
+    def read_texts(self, name: str) -> tuple[Series, list[str]]:
+        """Return what :func:`read` returns for a column of categories, such as the target."""
+        return self.read(Column(name=name, kind="category"))
+
+    def guess(
+        self, name: str, kind: Kind | None = None, test_rows: ParsedTable | None = None, *, swapped: bool = False
+    ) -> Column:
+        """Return what :func:`guess` returns for the column ``name`` of these rows and of ``test_rows``."""
+
+        def guess_kind() -> Column:
+            if test_rows is not None and name in test_rows.frame:
+                return guess(pandas().concat([self.frame[name], test_rows.frame[name]]), name, kind, swapped=swapped)
+            numbers = lambda _: self.numbers(name)  # noqa: E731
+            return _guess_column(self.cells(name), name, kind, swapped=swapped, to_numbers=numbers)
+
+        return self._compute_once(("guess", name, kind, test_rows, swapped), guess_kind)
+
+    def clean(self, codes: Sequence[str]) -> ParsedTable:
         """Return the rows after :func:`perfed.tables.cells.clean_frame` with these missing values."""
-        key = tuple(codes)
-        if key not in self._cleaned:
+
+        def clean_rows() -> ParsedTable:
             originals: dict[str, str] = {}
-            frame = clean_frame(self.frame, key, originals)
-            self._cleaned[key] = Parsed(frame, originals, self.frame)
-        return self._cleaned[key]
+            return ParsedTable(clean_frame(self.frame, tuple(codes), originals), originals, self.frame)
+
+        return self._compute_once(("clean", tuple(codes)), clean_rows)
 
     def missing_texts(self, name: str) -> list[str]:
         """Return the :data:`perfed.tables.missing.MISSING_TEXTS` in a column, even if they are values there."""
         cells = clean_cells(self._uncleaned.iloc[:, list(self.frame.columns).index(name)])
         return sorted(set(MISSING_TEXTS) & set(cells.dropna())) if cells.dtype == object else []
 
-    def converted(self, conversions: Conversions) -> Parsed:
+    def converted(self, conversions: Conversions) -> ParsedTable:
         """Return the rows with converted cells (:meth:`Conversions.apply`)."""
         if not conversions.columns:
             return self
-        if conversions not in self._converted:
-            self._converted[conversions] = Parsed(conversions.apply(self.frame), self.originals, self._uncleaned)
-        return self._converted[conversions]
-
-    def guess(
-        self, name: str, said: Kind | None = None, more: Parsed | None = None, *, swapped: bool = False
-    ) -> Column:
-        """Return :func:`perfed.tables.kinds.guess` of the column ``name``, from its rows and those of ``more``."""
-        key = name, said, more, swapped
-        if key not in self._guessed:
-            both = more is not None and name in more.frame
-            cells = Cells(pandas().concat([self.frame[name], more.frame[name]])) if more and both else self[name]
-            self._guessed[key] = guess(cells, name, said, swapped=swapped)
-        return self._guessed[key]
+        return self._compute_once(
+            ("convert", conversions),
+            lambda: ParsedTable(conversions.apply(self.frame), self.originals, self._uncleaned),
+        )

@@ -39,7 +39,7 @@ def describe_shared_groups(data: Checked, options: TableOptions) -> list[str]:
     """Return a line with the number of groups that occur at several sites; an empty list if there are none."""
     if options.group is None:
         return []
-    groups_by_site = {part.site: np.unique(part.rows[options.group].groups) for part in data.main}
+    groups_by_site = {part.site: np.unique(part.table.groups(options.group)) for part in data.main}
     groups, counts = np.unique(np.concatenate(list(groups_by_site.values())), return_counts=True)
     shared = groups[counts > 1]
     if not len(shared):
@@ -180,7 +180,7 @@ class _Rows:
         if options.group is None:
             unit = np.arange(total)
         else:
-            unit = np.concatenate([part.rows[options.group].groups for part in parts])
+            unit = np.concatenate([part.table.groups(options.group) for part in parts])
         chance = 0.0
         for names in dict.fromkeys(tuple(hashes_of_part) for hashes_of_part in cells):
             alike = [hashes_of_part for hashes_of_part in cells if tuple(hashes_of_part) == names]
@@ -224,13 +224,12 @@ def _hash_columns(
     """Yield the name of each column that is compared, in alphabetical order, with a hash for each of its values."""
     for column in sorted(columns, key=lambda column: column.name):
         if column.name in part.frame:
-            yield column.name, _hash_values(part.rows[column.name].read(column)[0])
+            yield column.name, _hash_values(part.table.read(column)[0])
     kind = "category" if task == "classification" else "number"
     roles = ((options.target, kind), (options.event, "category"), (options.domain, "category"))
     for name, kind_of_role in roles:
         if name is not None:
-            cells = part.rows[name]
-            values = cells.numbers if kind_of_role == "number" else cells.read(Column(name=name, kind="category"))[0]
+            values = part.table.numbers(name) if kind_of_role == "number" else part.table.read_texts(name)[0]
             yield name, _hash_values(values)
 
 

@@ -28,7 +28,7 @@ from perfed.tables.preprocess import column_transformer, output_names, outputs, 
 from perfed.tables.problems import Frame, Series, in_rows, merged, pandas, unknown
 from perfed.tables.site import TablePreprocessor, domain_ids
 from perfed.tables.splits import fold_of, held_out
-from perfed.tables.targets import Labels, events_of, named
+from perfed.tables.targets import Labels, describe_target, read_events
 
 Rows = Mapping[str, tuple[Frame, NDArray[Any]]]
 """Rows of a site and their targets (labels, values, or times and events), by split."""
@@ -93,7 +93,7 @@ class SiteTableData:
 
     @cached_property
     def _labels(self) -> Labels:
-        return Labels.of(part.rows[self.options.target] for part in self._parts)
+        return Labels.from_tables([part.table for part in self._parts], self.options.target)
 
     @cached_property
     def _held(self) -> NDArray[np.bool_]:
@@ -103,7 +103,7 @@ class SiteTableData:
         """
         options, site = self.options, self.main.site
         if options.group is not None:
-            return options.group_split.mark_test_rows(self.main.rows[options.group].groups, options.seed)
+            return options.group_split.mark_test_rows(self.main.table.groups(options.group), options.seed)
         y = self._targets(numbers=self._labels.whole)[0]
         by_task = {"classification": y, "survival": y.reshape(len(y), -1)[:, -1]}
         strata = np.zeros(len(y)) if options.public else by_task.get(self.task, np.zeros(len(y)))
@@ -118,7 +118,7 @@ class SiteTableData:
             return self._labels.whole_numbers if numbers else self._labels.names
         if self.options.event is None:
             return self._labels.values
-        events, _ = events_of([(p.source, p.rows[self.options.event]) for p in self._parts], self.options.event)
+        events, _ = read_events([(part.source, part.table) for part in self._parts], self.options.event)
         return [np.column_stack(pair) for pair in zip(self._labels.values, events, strict=True)]
 
     def rows(self, *, numbers: bool | None = None) -> Rows:
@@ -146,7 +146,7 @@ class SiteTableData:
         groups = None if options.group is None else pandas().concat([part.frame[options.group] for part in parts])
         found = []
         for name in texts:
-            values = pandas().concat([part.rows[name].read(Column(name=name, kind="category"))[0] for part in parts])
+            values = pandas().concat([part.table.read_texts(name)[0] for part in parts])
             found.append(like_persons(name, values, groups))
         return merged(self.main.said(filter(None, found)))
 
@@ -187,7 +187,7 @@ class SiteTableData:
     def _domains(self, name: str) -> tuple[str, ...]:
         if name in self.options.public:
             return tuple(self.options.public[name].levels)
-        texts = [part.rows[name].read(Column(name=name, kind="category"))[0] for part in self._parts]
+        texts = [part.table.read_texts(name)[0] for part in self._parts]
         return tuple(sorted({text for column in texts for text in column.dropna()}))
 
     def _told(self, column: Column, fewest: int) -> Column:
@@ -242,8 +242,8 @@ class SiteTableData:
         """Return a column's values in the training rows or in the test rows."""
         if self.given is not None:
             part = self.given if split == "test" else self.main
-            return np.asarray(part.rows[column.name].read(column)[0])
-        values = self.main.rows[column.name].read(column)[0].to_numpy()
+            return np.asarray(part.table.read(column)[0])
+        values = self.main.table.read(column)[0].to_numpy()
         return np.asarray(values[self._split_rows[split]])
 
     def _values_with_index(self, column: Column, split: str) -> Series:
@@ -266,7 +266,7 @@ class SiteTableData:
 
     def faults(self, agreement: FederationSchema) -> list[str]:
         """What keeps the site from an agreement that others made, or made while its table was another: a line each."""
-        where = named(self.options.target)
+        where = describe_target(self.options.target)
         if agreement.task != self.task:
             return [f"{self.main.source}: {where} is of {self.task}, and the study is of {agreement.task}"]
         if public := self.options.public:
@@ -282,14 +282,14 @@ class SiteTableData:
 
     def _unknown(self, part: Part, agreement: FederationSchema) -> list[str]:
         """Classes, domains and columns of a part that are not of the agreement, or the other way round."""
-        names, domain, where = list(part.frame.columns), self.options.domain, named(self.options.target)
+        names, domain, where = list(part.frame.columns), self.options.domain, describe_target(self.options.target)
         found = []
         if agreement.classes is not None:
-            bad = Labels.of([part.rows[self.options.target]]).outside(agreement.classes)
+            bad = Labels.from_tables([part.table], self.options.target).find_unknown(agreement.classes)
             allowed = shorten_list([str(label) for label in agreement.classes])
             found += [f"{where} holds no known class {in_rows(bad)}; allowed: {allowed}"] if len(bad) else []
         if domain is not None:
-            texts, _ = part.rows[domain].read(Column(name=domain, kind="category"))
+            texts, _ = part.table.read_texts(domain)
             found += domain_ids(texts, domain, agreement.domain_names or ())[1]
         if self.options.columns == "common" and part is self.main:
             found += [unknown(c.name, names) for c in agreement.columns or () if c.name not in names]
@@ -323,11 +323,11 @@ class SiteTableData:
         """Return ``client`` with the groups of its rows, by which later splits divide them."""
         if (name := self.options.group) is None:
             return client
-        groups = self.main.rows[name].groups
+        groups = self.main.table.groups(name)
         if self.given is None:
             parts = {"train": groups[~self._held], "test": groups[self._held]}
         else:
-            parts = {"train": groups, "test": self.given.rows[name].groups}
+            parts = {"train": groups, "test": self.given.table.groups(name)}
         train = client.train.with_groups(torch.from_numpy(parts["train"]))
         test = client.split("test")
         return replace(
@@ -368,7 +368,7 @@ class SiteTableData:
             )
         names = {c.name for c in entering if not c.absent} | {options.target, options.event, options.domain}
         out = [name for name in (options.group, *options.drop) if name in columns and name is not None]
-        ids = tuple(n for n in out if n == options.group or self.main.rows.guess(n).kind == "id")
+        ids = tuple(n for n in out if n == options.group or self.main.table.guess(n).kind == "id")
         table = TablePreprocessor(
             self.main.site,
             tuple(entering),
@@ -395,7 +395,7 @@ class SiteTableData:
     def _find_original_names(self) -> dict[str, str]:
         """Return the site's spelling of the names of columns and classes that it does not write in composed form."""
         names = {*self.main.frame.columns, *(label for part in self._labels.names for label in part.tolist())}
-        return {composed: text for composed, text in self.main.rows.originals.items() if composed in names}
+        return {composed: text for composed, text in self.main.table.originals.items() if composed in names}
 
     def _arranged(self, table: TablePreprocessor, split: str) -> Frame:
         """The rows of a split as the transformer takes them."""

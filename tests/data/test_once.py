@@ -39,7 +39,7 @@ def count(monkeypatch) -> Counter[str]:
     follow(lazy, "check_samples", "checked")
     follow(site_arrays, "arrays_of", "parsed")
     follow(federation, "arrays_of", "parsed")
-    follow(kinds.Cells, "__init__", "columns")
+    follow(kinds, "parse_cells", "columns")
     follow(torch, "bincount", "counted")
     return counted
 
