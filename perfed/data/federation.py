@@ -28,16 +28,16 @@ from perfed.data.site_arrays import (
     Arrays,
     FromArrays,
     Labels,
-    SeenSite,
+    ScannedArrays,
     SiteArrays,
     read_by,
     refuse_unknown,
-    scanned,
+    scan_arrays,
     schema_of,
     schema_of_facts,
     targets_in,
 )
-from perfed.data.summary import FederationFacts
+from perfed.data.summary import FederationSummary
 from perfed.data.target_scale import TargetScale
 from perfed.errors import PerfedError
 from perfed.plugins import TABLES
@@ -176,7 +176,7 @@ class Federation:
             SiteArrays(site, arrays.parts, arrays.names, task, standardised=False, originals=arrays.originals)
             for site, arrays in read
         ]
-        schema = schema_of([site.seen for site in sites], labels)
+        schema = schema_of([site.scanned for site in sites], labels)
         return federation_of((site.client(schema) for site in sites), schema, name, labels.get("class_names"))
 
     @classmethod
@@ -366,11 +366,11 @@ class Federation:
         return str(self.facts)
 
     @property
-    def facts(self) -> FederationFacts:
+    def facts(self) -> FederationSummary:
         """What :meth:`describe` says, as plain values."""
         classes = [str(label) for label in self.class_names or self.classes or ()]
         domains = [self.domain_name(number) for number in range(self.num_domains)]
-        return FederationFacts.of(self.clients, classes, domains, self.notes, survival=self.survival)
+        return FederationSummary.from_clients(self.clients, classes, domains, self.notes, survival=self.survival)
 
     @property
     def named_inputs(self) -> int | None:
@@ -484,14 +484,14 @@ def refuse_unusable(name: str, ids: Sequence[str]) -> None:
 def _lazy(read: Arrays, look: Arrays, ids: Sequence[str], name: str, hold: int, labels: Labels) -> Federation:
     """Clients of whose arrays each is looked at once, by ``look``, and read by ``read`` when it is used."""
     refuse_unusable(name, ids)
-    sites: list[SeenSite] = []
+    sites: list[ScannedArrays] = []
     originals: list[dict[str, str]] = []
     for client in ids:
         arrays = arrays_of(client, read_by(look, client), SPLITS)
-        sites.append(scanned(client, arrays.parts, arrays.names, labels.get("task")))
+        sites.append(scan_arrays(client, arrays.parts, arrays.names, labels.get("task")))
         originals.append(arrays.originals)
     schema = schema_of(sites, labels)
-    facts = (site.facts(schema) for site in sites)
+    facts = (site.facts_in(schema) for site in sites)
     clients = tuple(
         replace(client, originals=of_client)
         for client, of_client in zip(

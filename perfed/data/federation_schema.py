@@ -19,7 +19,10 @@ from perfed.data.target_scale import Sums, TargetScale
 from perfed.errors import PerfedError, first_problem, shorten_list
 
 _Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-_Domains = Names | Annotated[int, Field(ge=1, le=100_000)]
+MOST_DOMAINS = 100_000
+"""Largest number of domains."""
+
+_Domains = Names | Annotated[int, Field(ge=1, le=MOST_DOMAINS)]
 _Columns = Annotated[tuple[Column, ...], Field(max_length=100_000)]
 
 LabelKind = Literal["numbers", "texts", "mixed"]

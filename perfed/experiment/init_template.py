@@ -14,7 +14,7 @@ from perfed.data.groups import best_draw
 from perfed.data.labels import Task
 from perfed.data.names import quote_unless_plain, toml_value
 from perfed.data.problems import DataProblems
-from perfed.data.summary import NAMES, columns_of
+from perfed.data.summary import NAMES, columns_by_kind
 from perfed.datasets import load
 from perfed.datasets.tables import TableSettings
 from perfed.errors import PerfedError, shorten_list
@@ -186,7 +186,7 @@ def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -
     methods = compared(settings, federation)
     rounds = 30 if federation.task == "survival" else 60
     tables = [client.table for client in federation if client.table is not None]
-    kinds = [f"#   {kind}: {_in_comment(names)}" for kind, names in columns_of(tables).items()]
+    kinds = [f"#   {kind}: {_in_comment(names)}" for kind, names in columns_by_kind(tables).items()]
     file, names = shlex.quote(f"{name}.toml"), ",".join(methods)
     tune = tune_command(f"{name}.toml", settings, federation)
     comments = [f"{tune} --out tuned", f"perfed compare tuned/chosen.toml --methods {names} --seeds 0..4"]
