@@ -13,7 +13,7 @@ from torch import Tensor
 
 from perfed.data.column import Column
 from perfed.data.facts import SPLITS as SPLITS
-from perfed.data.facts import ClientFacts, Counts, SplitFacts, padded
+from perfed.data.facts import ClientFacts, Counts, SplitFacts, pad_counts
 from perfed.data.names import compose_text, find_originals
 
 
@@ -104,11 +104,11 @@ class Split:
 
     def class_counts(self, classes: int) -> list[int]:
         """Samples of each of ``classes`` classes."""
-        return padded(self.held_classes, classes)
+        return pad_counts(self.held_classes, classes)
 
     def domain_counts(self, domains: int) -> list[int]:
         """Samples of each of ``domains`` domains; all 0 where they are unknown."""
-        return padded(self.held_domains or (), domains)
+        return pad_counts(self.held_domains or (), domains)
 
     def facts(self, survival: bool = False) -> SplitFacts:
         """All that is known of the samples without them."""

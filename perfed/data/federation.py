@@ -30,12 +30,12 @@ from perfed.data.site_arrays import (
     Labels,
     ScannedArrays,
     SiteArrays,
-    read_by,
-    refuse_unknown,
+    create_schema,
+    create_schema_from_facts,
+    list_targets,
+    read_arrays_by,
+    refuse_unknown_arguments,
     scan_arrays,
-    schema_of,
-    schema_of_facts,
-    targets_in,
 )
 from perfed.data.summary import FederationSummary
 from perfed.data.target_scale import TargetScale
@@ -156,7 +156,7 @@ class Federation:
             >>> Federation.from_arrays(data).num_classes
             2
         """
-        refuse_unknown(labels)
+        refuse_unknown_arguments(labels)
         if not isinstance(clients, Mapping | list | tuple):
             raise PerfedError(
                 f"clients must be a mapping from id to data, or a list (given: {type(clients).__name__}); "
@@ -170,13 +170,13 @@ class Federation:
             task = "classification"
         read = [(str(key), arrays_of(str(key), data, SPLITS)) for key, data in pairs]
         refuse_unusable(name, [site for site, _ in read])
-        targets = [target for site, arrays in read for target in targets_in(site, arrays.parts)]
+        targets = [target for site, arrays in read for target in list_targets(site, arrays.parts)]
         task = task_of(targets, task)
         sites = [
             SiteArrays(site, arrays.parts, arrays.names, task, standardised=False, originals=arrays.originals)
             for site, arrays in read
         ]
-        schema = schema_of([site.scanned for site in sites], labels)
+        schema = create_schema([site.scanned for site in sites], labels)
         return federation_of((site.client(schema) for site in sites), schema, name, labels.get("class_names"))
 
     @classmethod
@@ -251,7 +251,7 @@ class Federation:
             >>> Federation.from_source(read, ["1", "2"])
             <Federation 'data': 2 clients, 6 train samples, 2 classes>
         """
-        refuse_unknown(labels)
+        refuse_unknown_arguments(labels)
         given = list(clients)
         known = [facts for facts in given if isinstance(facts, ClientFacts)]
         if (known and len(known) < len(given)) or (read is None and not known):
@@ -259,7 +259,7 @@ class Federation:
         if not known and read is not None:
             ids = [str(client) for client in given]
             return _lazy(read, read, ids, name, hold, labels)
-        schema = schema_of_facts(known, labels)
+        schema = create_schema_from_facts(known, labels)
         samples = refuse_read if read is None else FromArrays(read, schema.classes)
         return federation_of(lazy_clients(samples, known, schema, hold), schema, name, labels.get("class_names"))
 
@@ -283,7 +283,7 @@ class Federation:
         Raises:
             PerfedError: no such folder, no client in it, a file that cannot be read, or as :meth:`from_source`.
         """
-        refuse_unknown(labels)
+        refuse_unknown_arguments(labels)
         folder = ClientFolder.of(Path(path))
         return _lazy(folder, folder.heads, list(folder.places), name, hold, labels)
 
@@ -487,10 +487,10 @@ def _lazy(read: Arrays, look: Arrays, ids: Sequence[str], name: str, hold: int, 
     sites: list[ScannedArrays] = []
     originals: list[dict[str, str]] = []
     for client in ids:
-        arrays = arrays_of(client, read_by(look, client), SPLITS)
+        arrays = arrays_of(client, read_arrays_by(look, client), SPLITS)
         sites.append(scan_arrays(client, arrays.parts, arrays.names, labels.get("task")))
         originals.append(arrays.originals)
-    schema = schema_of(sites, labels)
+    schema = create_schema(sites, labels)
     facts = (site.facts_in(schema) for site in sites)
     clients = tuple(
         replace(client, originals=of_client)

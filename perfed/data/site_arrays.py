@@ -1,4 +1,4 @@
-"""Arrays at their site, looked at once: what the site tells, its facts, and the client that a schema makes of them."""
+"""The arrays of a site: their facts, the metadata that the site sends before training, and its client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from perfed.data.checks import check_client, check_finite, check_ids, check_range, refuse_mixed_domains
 from perfed.data.client import Client, Split
-from perfed.data.facts import SPLITS, ClientFacts, SplitFacts, padded
+from perfed.data.facts import SPLITS, ClientFacts, SplitFacts, pad_counts
 from perfed.data.federation_schema import (
     MOST_DOMAINS,
     FederationSchema,
@@ -35,7 +35,7 @@ Arrays = Callable[[str], Any]
 
 
 class Labels(TypedDict, total=False):
-    """What may be said of targets and domains beforehand; see :meth:`perfed.data.federation.Federation.from_arrays`."""
+    """The arguments on targets and domains of :meth:`perfed.data.federation.Federation.from_arrays`."""
 
     task: Task | None
     num_classes: int | None
@@ -43,8 +43,8 @@ class Labels(TypedDict, total=False):
     domain_names: Sequence[str] | None
 
 
-def counted(y: NDArray[Any], task: Task) -> tuple[int, dict[str, int] | None]:
-    """How many targets there are, and of each class that has some; ``None`` where they are no classes."""
+def count_targets(y: NDArray[Any], task: Task) -> tuple[int, dict[str, int] | None]:
+    """Return the number of targets, and of those of each class; ``None`` if they are not classes."""
     if task != "classification":
         return len(y), None
     classes, counts = np.unique(y, return_counts=True)
@@ -67,7 +67,7 @@ class ScannedArrays:
     task: Task
     sums: Sums | None = None
 
-    def metadata(self) -> SiteMetadata:
+    def create_metadata(self) -> SiteMetadata:
         """Return the metadata that the site sends before training.
 
         Raises:
@@ -100,7 +100,7 @@ class ScannedArrays:
     def _renumber(self, where: str, split: SplitFacts, schema: FederationSchema) -> SplitFacts:
         classes = split.classes
         if schema.classes is not None:
-            counts = np.array(padded(split.classes or (), len(self.labels)), np.int64)
+            counts = np.array(pad_counts(split.classes or (), len(self.labels)), np.int64)
             labels = self.labels[counts > 0]
             values = labels if labels.dtype.kind == "U" else torch.from_numpy(labels)
             numbers = as_classes(where, values, schema.classes)
@@ -119,16 +119,16 @@ class ScannedArrays:
 
 @dataclass(frozen=True, eq=False)
 class SiteArrays:
-    """Arrays at their site.
+    """The arrays of a site.
 
     Attributes:
-        site: its name.
-        parts: inputs, targets and domain ids, by split.
-        names: of the inputs, if they have some.
-        task: what the targets are for.
-        standardised: whether the site tells what the targets of a regression are standardised by.
-        public: what is told in the place of what was seen, where the study says it.
-        originals: as of :class:`perfed.data.client.Client`.
+        site: the name of the site.
+        parts: the inputs, targets and domain ids of each split.
+        names: the names of the inputs if they have names.
+        task: the task of the targets.
+        standardised: whether the site sends the sums by which the targets of a regression are standardised.
+        public: the metadata if the study's ``data.public`` determines them.
+        originals: see :class:`perfed.data.client.Client`.
     """
 
     site: str
@@ -147,7 +147,7 @@ class SiteArrays:
             PerfedError: what that method refuses.
         """
         parts, names, originals = arrays_of(site, given, SPLITS)
-        return cls(site, parts, names, task_of(targets_in(site, parts), task), originals=originals)
+        return cls(site, parts, names, task_of(list_targets(site, parts), task), originals=originals)
 
     @cached_property
     def scanned(self) -> ScannedArrays:
@@ -164,20 +164,20 @@ class SiteArrays:
         """Return nothing: rows of arrays, such as images, are not compared."""
         return []
 
-    def counts(self) -> tuple[int, dict[str, int] | None]:
-        """How many samples there are to train on, and of each class that has some."""
-        return counted(np.asarray(self.parts["train"][1]), self.task)
+    def count_rows(self) -> tuple[int, dict[str, int] | None]:
+        """Return the number of training samples, and of those of each class."""
+        return count_targets(np.asarray(self.parts["train"][1]), self.task)
 
-    def told(self, fewest: int = 1) -> SiteMetadata:
-        """Return what the site tells before it trains; arrays have no categories, of which ``fewest`` speaks.
+    def create_metadata(self, fewest: int = 1) -> SiteMetadata:
+        """Return the metadata that the site sends before training; ``fewest`` concerns categories, which arrays lack.
 
         Raises:
             PerfedError: what :meth:`perfed.data.federation.Federation.from_arrays` refuses.
         """
-        return self.public or self.scanned.metadata()
+        return self.public or self.scanned.create_metadata()
 
-    def faults(self, schema: FederationSchema) -> list[str]:
-        """Return what keeps the site from the schema, in one line; nothing otherwise."""
+    def describe_misfits(self, schema: FederationSchema) -> list[str]:
+        """Return a line if the arrays do not fit the schema, otherwise an empty list."""
         try:
             self.client(schema)
         except PerfedError as error:
@@ -185,7 +185,7 @@ class SiteArrays:
         return []
 
     def client(self, schema: FederationSchema) -> Client:
-        """Make the site's client.
+        """Return the client of the site.
 
         Raises:
             PerfedError: the arrays do not fit the schema.
@@ -196,7 +196,9 @@ class SiteArrays:
             raise PerfedError(f"site '{self.site}': {problems[0]}")
         facts = self.scanned.facts_in(schema)
         splits = {
-            name: Split(x, _scaled(f"client '{self.site}': {name}", y, schema), domain).with_facts(facts.splits[name])
+            name: Split(x, _encode_targets(f"client '{self.site}': {name}", y, schema), domain).with_facts(
+                facts.splits[name]
+            )
             for name, (x, y, domain) in self.parts.items()
         }
         client = Client(
@@ -211,7 +213,7 @@ class SiteArrays:
         return client
 
 
-def _scaled(where: str, y: Tensor | NDArray[np.str_], schema: FederationSchema) -> Tensor:
+def _encode_targets(where: str, y: Tensor | NDArray[np.str_], schema: FederationSchema) -> Tensor:
     values, scale = as_classes(where, y, schema.classes), schema.target_scale
     if scale is None:
         return values
@@ -220,8 +222,8 @@ def _scaled(where: str, y: Tensor | NDArray[np.str_], schema: FederationSchema) 
     return scale.down(values)
 
 
-def targets_in(site: str, parts: Parts) -> list[tuple[str, Tensor | NDArray[np.str_]]]:
-    """Return where the targets are, for messages, and the targets, by split."""
+def list_targets(site: str, parts: Parts) -> list[tuple[str, Tensor | NDArray[np.str_]]]:
+    """Return the name in messages and the targets of each split."""
     return [(f"client '{site}': {name}", y) for name, (_, y, _) in parts.items()]
 
 
@@ -239,7 +241,7 @@ def scan_arrays(
         PerfedError: floating-point targets without ``task``, lengths that differ, labels that are not whole numbers or
             texts, or domain ids that are not integers from 0 on.
     """
-    for where, y in targets_in(site, parts):
+    for where, y in list_targets(site, parts):
         if task is None and isinstance(y, Tensor) and torch.is_floating_point(y):
             problem = "targets are floating-point numbers; say task = 'classification' or 'regression'"
             raise PerfedError(f"{where} {problem}")
@@ -280,18 +282,18 @@ def _count_domains(where: str, domain: Tensor) -> tuple[int, ...]:
     return tuple(np.bincount(domain.numpy()).tolist())
 
 
-def refuse_unknown(labels: Labels) -> None:
-    """Refuse what Python refuses of a function that names its arguments.
+def refuse_unknown_arguments(labels: Labels) -> None:
+    """Raise the error that Python raises for a function with named arguments.
 
     Raises:
-        TypeError: an argument that there is not.
+        TypeError: an argument is unknown.
     """
     for name in labels:
         if name not in Labels.__annotations__:
             raise TypeError(f"unexpected keyword argument '{name}'{did_you_mean(name, Labels.__annotations__)}")
 
 
-def schema_of(sites: Sequence[ScannedArrays], labels: Labels) -> FederationSchema:
+def create_schema(sites: Sequence[ScannedArrays], labels: Labels) -> FederationSchema:
     """Return the schema of all sites in one process, where classes and domains may be named beforehand.
 
     Args:
@@ -310,7 +312,7 @@ def schema_of(sites: Sequence[ScannedArrays], labels: Labels) -> FederationSchem
             problem = "ids count the domains from 0, and there are fewer samples than that"
             last = len(split.domains) - 1
             raise PerfedError(f"client '{site}': {name} domain id {last} is not allowed: {problem}")
-    metadata = {site.facts.id: site.metadata() for site in sorted(sites, key=lambda site: site.facts.id)}
+    metadata = {site.facts.id: site.create_metadata() for site in sorted(sites, key=lambda site: site.facts.id)}
     schema = agree_on_targets(metadata, {site: f"client '{site}'" for site in metadata})
     classes = schema.classes
     if classes is not None:
@@ -319,8 +321,8 @@ def schema_of(sites: Sequence[ScannedArrays], labels: Labels) -> FederationSchem
     return schema.model_copy(update={"classes": classes, "domains": domains})
 
 
-def schema_of_facts(facts: Sequence[ClientFacts], labels: Labels) -> FederationSchema:
-    """Make the schema of clients of which facts alone are known."""
+def create_schema_from_facts(facts: Sequence[ClientFacts], labels: Labels) -> FederationSchema:
+    """Return the schema of clients of which only facts are known."""
     number, names, domain_names = labels.get("num_classes"), labels.get("class_names"), labels.get("domain_names")
     number = len(names) if number is None and names is not None else number
     classes = None if number is None else tuple(range(number))
@@ -334,11 +336,11 @@ def schema_of_facts(facts: Sequence[ClientFacts], labels: Labels) -> FederationS
 
 @dataclass(frozen=True)
 class FromArrays:
-    """Reads the splits that the arrays of ``read`` hold.
+    """A function that reads splits from the arrays of ``read``.
 
     Attributes:
-        read: gives a client's arrays, a mapping of which only the split that is used is touched.
-        classes: what labels mean; ``None`` for values.
+        read: returns a client's arrays, a mapping of which only the requested split is read.
+        classes: the labels of the classes; ``None`` for values.
     """
 
     read: Arrays
@@ -349,15 +351,15 @@ class FromArrays:
         return [self._one(client, split) for client in clients]
 
     def _one(self, client: str, split: str) -> Split:
-        parts = arrays_of(client, read_by(self.read, client, f"{split} samples"), SPLITS, only=split).parts
+        parts = arrays_of(client, read_arrays_by(self.read, client, f"{split} samples"), SPLITS, only=split).parts
         if split not in parts:
             raise PerfedError(f"client '{client}': {split} samples: there are none, but its facts say that there are")
         x, y, domain = parts[split]
         return Split(x, as_classes(f"client '{client}': {split}", y, self.classes), domain)
 
 
-def read_by(read: Arrays, client: str, what: str = "its data") -> Any:
-    """Call a user's function; its errors become one line."""
+def read_arrays_by(read: Arrays, client: str, what: str = "its data") -> Any:
+    """Return the arrays from a user's function, whose errors become one line."""
     try:
         return read(client)
     except PerfedError:

@@ -26,7 +26,7 @@ from perfed.run.checksums import find_damage, hash_file, refuse_damage
 from perfed.run.client_module import ClientModule
 from perfed.run.graph import NotData, read_graph, write_graph
 from perfed.run.site_facts import read_facts, read_file_checksums, write_facts
-from perfed.tables.problems import columns_named, pandas
+from perfed.tables.problems import describe_columns, pandas
 from perfed.tables.site import TablePreprocessor
 
 FACTS, NETWORK, PROGRAM, TABLE = "site.json", "network.safetensors", "network.pt2", "table.zip"
@@ -200,7 +200,7 @@ class SiteModel:
             ("x has twice", [name for name in dict.fromkeys(columns) if columns.count(name) > 1]),
         ):
             if names:
-                raise PerfedError(f"site '{self.site}': {what} {columns_named(names)}")
+                raise PerfedError(f"site '{self.site}': {what} {describe_columns(names)}")
 
     def _domain_ids(self, domain: Any, samples: int) -> Tensor:
         names = self.facts["domains"]

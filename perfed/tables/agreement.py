@@ -21,7 +21,7 @@ from perfed.data.problems import raise_problems
 from perfed.data.target_scale import varying_scale
 from perfed.errors import PerfedError, shorten_list
 from perfed.tables.options import Mode, TableOptions
-from perfed.tables.problems import nowhere
+from perfed.tables.problems import describe_absent_columns
 from perfed.tables.public import Known
 from perfed.tables.targets import CONSTANT, FEW, describe_target
 
@@ -86,7 +86,7 @@ def _describe_absent_columns(metadata: Metadata, options: TableOptions) -> list[
     """Return lines on columns that the study names and no site has."""
     names = [column.name for sent in metadata.values() for column in sent.columns or ()]
     present = {name for sent in metadata.values() for name in sent.named or ()}
-    return nowhere(options.named, present, list(dict.fromkeys(names)))
+    return describe_absent_columns(options.named, present, list(dict.fromkeys(names)))
 
 
 def _describe_doubtful_classes(classes: Classes, target: str, *, task_is_set: bool) -> list[str]:

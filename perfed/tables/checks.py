@@ -24,20 +24,20 @@ from perfed.tables.problems import (
     Frame,
     Problem,
     Series,
-    in_rows,
-    listed,
-    merged,
-    nowhere,
+    describe_absent_columns,
+    describe_rows,
+    describe_unknown_column,
+    merge_lines,
     pandas,
+    quote_names,
     refuse_complex,
-    unknown,
 )
 from perfed.tables.targets import CONSTANT, FEW, are_constant, describe_target, read_events, read_targets
 
 _MANY = 10  # different texts up to which a column is none of names
 
 
-def holders(values: Series, groups: Series | None = None) -> Series:
+def count_rows_by_value(values: Series, groups: Series | None = None) -> Series:
     """By value how many rows hold it; where rows have ``groups`` (patients), how many of these do."""
     if groups is None:
         return values.value_counts()
@@ -45,9 +45,9 @@ def holders(values: Series, groups: Series | None = None) -> Series:
     return pairs["value"].value_counts()
 
 
-def like_persons(name: str, values: Series, groups: Series | None = None) -> str:
+def describe_personal_values(name: str, values: Series, groups: Series | None = None) -> str:
     """Why the texts of the column ``name`` may be names or codes of persons; empty where they are no such."""
-    found: Any = holders(values, groups)
+    found: Any = count_rows_by_value(values, groups)
     different, rare, rows = len(found), int((found < FEWEST).sum()), int(found.sum())
     if different <= _MANY or (2 * rare <= different and rows >= FEWEST * different):
         return ""
@@ -78,7 +78,7 @@ class Part:
         """The rows as the site has them."""
         return self.table.frame
 
-    def said(self, problems: Iterable[str]) -> list[Problem]:
+    def add_source(self, problems: Iterable[str]) -> list[Problem]:
         """The problems of these rows."""
         return [(self.source, problem) for problem in problems]
 
@@ -88,21 +88,21 @@ class Checked:
     """Tables that are in order.
 
     Attributes:
-        main: each site's rows, by name.
-        given: rows that sites are tested on, where they were given.
-        columns: per site, of those that may enter, what it takes them for.
-        targets: per site.
-        task: what the targets are for.
+        main: the table of each site.
+        test_parts: separate test rows of some sites, which replace a split.
+        columns: for each site, the columns that may enter.
+        targets: the targets of each site.
+        task: the task of the targets.
     """
 
     main: Sequence[Part]
-    given: Sequence[Part]
+    test_parts: Sequence[Part]
     columns: Mapping[str, Sequence[Column]]
     targets: Mapping[str, NDArray[Any]]
     task: Task
 
 
-def checked(
+def check_tables(
     frames: Mapping[str, Frame | ParsedTable],
     options: TableOptions,
     *,
@@ -111,7 +111,7 @@ def checked(
     test_sources: Mapping[str, str] | None = None,
     alone: bool = False,
 ) -> Checked:
-    """The tables of all sites, if nothing is wrong with them; arguments as :func:`perfed.tables.frames.build`.
+    """The tables of all sites, if nothing is wrong with them; arguments as :func:`perfed.tables.frames.build_clients`.
 
     With ``alone`` there are other sites that are not known here, and what they decide is left: whether the target
     varies, whether somebody has a column that is to be dropped, and what a column is taken for that holds yes and no,
@@ -125,43 +125,47 @@ def checked(
     for tables in (frames, tests or {}):
         counts = Counter(compose_text(str(site)) for site in tables)
         if repeated := [site for site, count in counts.items() if count > 1]:
-            raise PerfedError(f"two sites are called {listed(repeated)}; names must differ")
+            raise PerfedError(f"two sites are called {quote_names(repeated)}; names must differ")
     sites = {compose_text(str(site)): str(site) for site in frames}
     strange = [site for site in tests or {} if compose_text(str(site)) not in sites]
     if strange:
         raise PerfedError(
-            f"test rows are given for {listed(strange)}, but there are the sites {', '.join(frames)} only"
+            f"test rows are given for {quote_names(strange)}, but there are the sites {', '.join(frames)} only"
         )
-    main = [_part(str(site), frame, options, sources) for site, frame in by_name(frames)]
-    tested_on = [_part(str(site), frame, options, test_sources, " (test)") for site, frame in by_name(tests or {})]
+    main = [_create_part(str(site), frame, options, sources) for site, frame in sort_by_name(frames)]
+    tested_on = [
+        _create_part(str(site), frame, options, test_sources, " (test)") for site, frame in sort_by_name(tests or {})
+    ]
     given = [replace(part, site=sites[compose_text(part.site)]) for part in tested_on]
     parts = [*main, *given]
     raise_problems(
         [problem for site in frames if (problem := describe_control_character("site", str(site))) is not None]
     )
-    raise_problems(_lines(_structure(part) for part in parts))
-    raise_problems(_lines(_roles(part, options) for part in parts))
-    raise_problems(_lines(_describe_long_texts(part, options) for part in parts))
+    raise_problems(_merge_problems(_describe_structure(part) for part in parts))
+    raise_problems(_merge_problems(_describe_roles(part, options) for part in parts))
+    raise_problems(_merge_problems(_describe_long_texts(part, options) for part in parts))
     names = list(dict.fromkeys(name for part in parts for name in part.frame.columns))
-    raise_problems([] if alone else nowhere(options.named, names, names))
+    raise_problems([] if alone else describe_absent_columns(options.named, names, names))
     tested = {part.site: part for part in given}
-    columns = {part.site: _columns(part, tested.get(part.site), options) for part in main}
-    values, task, problems = _targets(parts, options, alone=alone)
+    columns = {part.site: _guess_columns(part, tested.get(part.site), options) for part in main}
+    values, task, problems = _check_targets(parts, options, alone=alone)
     questions = _ask_about_marks(main, columns)
-    problems += _lines(_describe_unusable_columns(part, columns[part.site], options, questions) for part in main)
+    problems += _merge_problems(
+        _describe_unusable_columns(part, columns[part.site], options, questions) for part in main
+    )
     read_as: Mapping[str, Sequence[Column]] = columns
     if options.columns != "own" and not alone:
         read_as, found = unify_kinds(columns, {part.site: part.source for part in main})
         problems += found
     late = UNDECIDED if options.columns != "own" and alone else frozenset[Kind]()
-    problems += _lines(unreadable(part, read_as[part.site], late) for part in parts)
-    problems += _lines(_too_small(part, options, given, alone=alone) for part in main)
-    problems += _lines(_find_trained_groups(part, options, main) for part in given)
+    problems += _merge_problems(describe_unreadable_values(part, read_as[part.site], late) for part in parts)
+    problems += _merge_problems(_describe_small_site(part, options, given, alone=alone) for part in main)
+    problems += _merge_problems(_find_trained_groups(part, options, main) for part in given)
     raise_problems(problems)
     return Checked(main, given, columns, dict(zip(columns, values, strict=False)), task)
 
 
-def _targets(
+def _check_targets(
     parts: Sequence[Part], options: TableOptions, *, alone: bool = False
 ) -> tuple[list[NDArray[Any]], Task, list[str]]:
     """Labels, values, or times and events ``(rows, 2)``; see :func:`perfed.tables.targets.read_targets`."""
@@ -177,7 +181,7 @@ def _targets(
             question = describe_marks(options.target, [text for _, texts in marked for text in texts])
             way = "or say task = 'classification' if these are classes"
             question = question.replace(CODES, way)
-            return [], "regression", merged((source, question) for source, _ in marked)
+            return [], "regression", merge_lines((source, question) for source, _ in marked)
     values, task, problems = read_targets(tables, options.target, "regression" if survival else options.task)
     if not alone and not problems and are_constant(values):
         problems.append(CONSTANT.format(describe_target(options.target)))
@@ -188,7 +192,7 @@ def _targets(
     for part, times in zip(parts, values, strict=False):
         if len(bad := part.frame.index[times <= 0]):
             problems.append(
-                f"{part.source}: column '{options.target}', the time, is not above 0 {in_rows(bad)}; {_ABOVE}"
+                f"{part.source}: column '{options.target}', the time, is not above 0 {describe_rows(bad)}; {_ABOVE}"
             )
     pairs = [] if problems else [np.column_stack(pair) for pair in zip(values, events, strict=True)]
     return pairs, "survival", problems
@@ -200,16 +204,16 @@ def _is_marked_target(table: ParsedTable, name: str) -> bool:
     return len(set(texts)) > FEW and bool(table.numbers(name).isna().any()) and are_marked_numbers(texts)
 
 
-def by_name(frames: Mapping[str, Frame | ParsedTable]) -> list[tuple[str, Frame | ParsedTable]]:
+def sort_by_name(frames: Mapping[str, Frame | ParsedTable]) -> list[tuple[str, Frame | ParsedTable]]:
     """Sites and their frames, names as texts, sorted."""
     return sorted(((str(site), frame) for site, frame in frames.items()), key=lambda pair: pair[0])
 
 
-def _lines(found: Iterable[Sequence[Problem]]) -> list[str]:
-    return merged(problem for problems in found for problem in problems)
+def _merge_problems(found: Iterable[Sequence[Problem]]) -> list[str]:
+    return merge_lines(problem for problems in found for problem in problems)
 
 
-def _part(
+def _create_part(
     site: str, frame: Frame | ParsedTable, options: TableOptions, sources: Mapping[str, str] | None, what: str = ""
 ) -> Part:
     source = (sources or {}).get(site, f"site '{site}'{what}")
@@ -221,7 +225,7 @@ def _part(
     return Part(site, source, ParsedTable(frame).clean(options.codes).converted(options.conversions))
 
 
-def _columns(part: Part, given: Part | None, options: TableOptions) -> list[Column]:
+def _guess_columns(part: Part, given: Part | None, options: TableOptions) -> list[Column]:
     """Kinds of the columns that may enter, from all rows of the site, those among them that it is tested on."""
     roles = {options.target, options.event, options.domain, options.group, *options.drop}
     more = None if given is None else given.table
@@ -231,10 +235,10 @@ def _columns(part: Part, given: Part | None, options: TableOptions) -> list[Colu
     return [c.with_kind(options.kinds[c.name]) if c.name in options.public else c for c in found]
 
 
-def _structure(part: Part) -> list[Problem]:
+def _describe_structure(part: Part) -> list[Problem]:
     names = list(part.frame.columns)
     twice = [name for name, times in Counter(names).items() if times > 1]
-    found = [f"several columns are called {listed(twice)}; names must differ"] if twice else []
+    found = [f"several columns are called {quote_names(twice)}; names must differ"] if twice else []
     found += [] if len(part.frame) else ["there are no rows; every site needs some"]
     found += filter(None, (describe_control_character("column", name) for name in names))
     found += [
@@ -242,7 +246,7 @@ def _structure(part: Part) -> list[Problem]:
         for number, name in enumerate(names, start=1)
         if len(name) > LONGEST_NAME
     ]
-    return part.said(found)
+    return part.add_source(found)
 
 
 def _describe_long_texts(part: Part, options: TableOptions) -> list[Problem]:
@@ -264,13 +268,13 @@ def _describe_long_texts(part: Part, options: TableOptions) -> list[Problem]:
         ]
         if rows:
             problems.append(
-                f"column '{name}' holds texts of more than {LONGEST_NAME:,} characters {in_rows(rows)}; "
+                f"column '{name}' holds texts of more than {LONGEST_NAME:,} characters {describe_rows(rows)}; "
                 "shorten them, or drop the column"
             )
-    return part.said(problems)
+    return part.add_source(problems)
 
 
-def _roles(part: Part, options: TableOptions) -> list[Problem]:
+def _describe_roles(part: Part, options: TableOptions) -> list[Problem]:
     """Target, domain and group must be there, in every row."""
     found = []
     names = list(part.frame.columns)
@@ -279,15 +283,15 @@ def _roles(part: Part, options: TableOptions) -> list[Problem]:
         if name is None:
             continue
         if name not in names:
-            found.append(f"{role}: {unknown(name, names)}")
+            found.append(f"{role}: {describe_unknown_column(name, names)}")
         elif len(empty := part.frame.index[part.table.cells(name).isna()]):
             way = "leave these rows out" if role in ("target", "event") else "fill them in, or leave these rows out"
             if "" not in missing_values(options.codes, name) and (texts := part.table.missing_texts(name)):
                 way += f", or put '{name}=' into missing if {' or '.join(texts)} is a value"
-            found.append(f"column '{name}', the {role}, is missing {in_rows(empty)}; {way}")
+            found.append(f"column '{name}', the {role}, is missing {describe_rows(empty)}; {way}")
         elif role == "domain":
             found += part.table.read_texts(name)[1]
-    return part.said(found)
+    return part.add_source(found)
 
 
 def _ask_about_marks(parts: Sequence[Part], columns: Mapping[str, Sequence[Column]]) -> dict[str, str]:
@@ -312,7 +316,7 @@ def _describe_unusable_columns(
         return []
     if options.public:
         unsaid = [column.name for column in columns if column.name not in options.public]
-        return part.said(
+        return part.add_source(
             f"column '{name}' is not in data.public; say its texts or its range there, or drop it" for name in unsaid
         )
     ways = {
@@ -324,20 +328,20 @@ def _describe_unusable_columns(
     }
     problems = [f"column '{column.name}' {ways[column.kind]}" for column in columns if column.kind in ways]
     problems += [questions[column.name] for column in columns if column.kind == "marked number"]
-    return part.said(problems)
+    return part.add_source(problems)
 
 
-def unreadable(part: Part, columns: Sequence[Column], but: Set[Kind] = frozenset()) -> list[Problem]:
+def describe_unreadable_values(part: Part, columns: Sequence[Column], but: Set[Kind] = frozenset()) -> list[Problem]:
     """Values that are not of their column's kind, by row, ``but`` for some; columns that rows to be tested on lack."""
     names = list(part.frame.columns)
-    found = [unknown(column.name, names) for column in columns if column.name not in names]
+    found = [describe_unknown_column(column.name, names) for column in columns if column.name not in names]
     for column in columns:
         if column.name in names and column.kind not in but:
             found += part.table.read(column)[1]
-    return part.said(found)
+    return part.add_source(found)
 
 
-def _too_small(part: Part, options: TableOptions, given: Sequence[Part], *, alone: bool) -> list[Problem]:
+def _describe_small_site(part: Part, options: TableOptions, given: Sequence[Part], *, alone: bool) -> list[Problem]:
     """Return problems with a site that cannot be split; ``alone``: only for its seed, and few groups suffice."""
     if any(test.site == part.site for test in given):
         return []
@@ -349,14 +353,14 @@ def _too_small(part: Part, options: TableOptions, given: Sequence[Part], *, alon
     least = 1 if alone and groups is not None else least
     why = f"folds = {least}" if options.folds else "to train on and to test on"
     if units < least:
-        return part.said([f"it has {units} {what}; at least {least} are needed ({why})"])
+        return part.add_source([f"it has {units} {what}; at least {least} are needed ({why})"])
     split = options.group_split
     seeds = split.seeds if options.folds and not alone else (options.seed,)
     if groups is None or given or not any(split.mark_test_rows(groups, seed).all() for seed in seeds):
         return []
     where = f"one of the {options.folds} folds" if options.folds else "the part to test on"
     remedy = "other folds" if options.folds else "another test_fraction"
-    return part.said(
+    return part.add_source(
         [
             f"all its {units} {what} are in {where}, and nothing is left to train on; {remedy}, another group_draw or "
             "another group helps"
@@ -376,4 +380,4 @@ def _find_trained_groups(part: Part, options: TableOptions, main: Sequence[Part]
     tables = shorten_list([source for source, mask in shared.items() if mask.any()])
     remedy = f"leave these out of one of the two, or name '{options.group}' in drop if this is meant"
     values = f"values of the group '{options.group}' that rows to train on have too"
-    return part.said([f"it has {count} {values} ({tables}); {remedy}"])
+    return part.add_source([f"it has {count} {values} ({tables}); {remedy}"])

@@ -18,7 +18,7 @@ from perfed.data.partition.shards import generator
 from perfed.errors import shorten_list
 from perfed.tables.checks import Checked, Part
 from perfed.tables.kinds import format_of_swapped, separates_thousands
-from perfed.tables.missing import suspected
+from perfed.tables.missing import find_suspected_codes
 from perfed.tables.options import TableOptions
 from perfed.tables.problems import pandas
 
@@ -40,7 +40,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def doubts(data: Checked, columns: Mapping[str, Sequence[Column]], options: TableOptions) -> list[str]:
+def describe_doubts(data: Checked, columns: Mapping[str, Sequence[Column]], options: TableOptions) -> list[str]:
     """Return a line for each column that predicts the target by itself, each value that may mean missing, and each
     column with ambiguous cells.
 
@@ -49,18 +49,18 @@ def doubts(data: Checked, columns: Mapping[str, Sequence[Column]], options: Tabl
         columns: per site, what the columns hold.
         options: what they are for.
     """
-    sites = [_Site(part, _looked_at(part, options)) for part in data.main]
+    sites = [_Site(part, _draw_rows(part, options)) for part in data.main]
     targets = [data.targets[site.part.site][site.rows] for site in sites]
     found: list[str] = []
     if data.task == "classification":
         classes = [np.unique(y, return_inverse=True)[1] for y in targets]
-        found += _telling(sites, columns, classes, options.target)
+        found += _describe_telling_columns(sites, columns, classes, options.target)
     else:
         values = [y.reshape(len(y), -1)[:, 0].astype(np.float64) for y in targets]
-        found += _following(sites, columns, values, options.target)
+        found += _describe_correlated_columns(sites, columns, values, options.target)
     if options.event is not None:
-        found += _telling(sites, columns, [y[:, 1].astype(np.int64) for y in targets], options.event)
-    found += suspected(_numbers(sites, columns))
+        found += _describe_telling_columns(sites, columns, [y[:, 1].astype(np.int64) for y in targets], options.event)
+    found += find_suspected_codes(_collect_numbers(sites, columns))
     found += _describe_ambiguous_columns(data.main, columns, options)
     found += _describe_possible_codes(data, columns, options)
     return found
@@ -77,7 +77,7 @@ class _Site:
         return found, np.isnan(found) if found.dtype.kind == "f" else pandas().isna(found)
 
 
-def _looked_at(part: Part, options: TableOptions) -> Ints:
+def _draw_rows(part: Part, options: TableOptions) -> Ints:
     """Rows of a site in random order, one of each group: those of a patient say nothing of other patients."""
     rows = generator(0, f"doubts about {part.site}").permutation(len(part.frame))
     if options.group is not None:
@@ -86,7 +86,9 @@ def _looked_at(part: Part, options: TableOptions) -> Ints:
     return rows[:_MOST]
 
 
-def _held(sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]]) -> dict[str, list[tuple[int, Column]]]:
+def _group_columns(
+    sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]]
+) -> dict[str, list[tuple[int, Column]]]:
     """By name, the sites that have a column that may enter, by position, and what it holds there."""
     found: dict[str, list[tuple[int, Column]]] = {}
     for at, site in enumerate(sites):
@@ -96,10 +98,10 @@ def _held(sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]]) -> di
     return found
 
 
-def _numbers(sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]]) -> dict[str, dict[str, Floats]]:
+def _collect_numbers(sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]]) -> dict[str, dict[str, Floats]]:
     """By name, the values of columns of numbers at each site that has some."""
     found: dict[str, dict[str, Floats]] = {}
-    for name, there in _held(sites, columns).items():
+    for name, there in _group_columns(sites, columns).items():
         for at, column in there:
             if column.kind == "number" and not column.binary:
                 found.setdefault(name, {})[sites[at].part.site] = sites[at].values(column)[0]
@@ -147,18 +149,22 @@ def _has_whole_hundreds(numbers: Floats) -> bool:
 # Classes -------------------------------------------------------------------------------------------------------
 
 
-def _telling(
+def _describe_telling_columns(
     sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]], classes: Sequence[Ints], target: str
 ) -> Iterator[str]:
     """Columns, or the gaps in them, that alone tell the classes."""
-    for name, there in _held(sites, columns).items():
+    for name, there in _group_columns(sites, columns).items():
         rows, common, by_gaps, by_values = 0, 0, 0, 0
         for at, column in there:
             (values, gaps), y = sites[at].values(column), classes[at]
             most = int(np.bincount(y).max())
             rows, common = rows + len(y), common + most
             by_gaps += _right_by_group(gaps.astype(np.int64), y) if gaps.any() else most
-            by_values += _right_by_group(_codes(values), y) if _coded(column) else _right_by_values(values, gaps, y)
+            by_values += (
+                _right_by_group(_encode_values(values), y)
+                if _has_few_values(column)
+                else _right_by_values(values, gaps, y)
+            )
         for right, what in ((by_gaps, f"whether column '{name}' is missing"), (by_values, f"column '{name}' alone")):
             if right >= RIGHT * rows and rows - right <= LEFT * (rows - common) and rows - common >= _LEAST:
                 share, usual = (f"{100 * part / rows:.0f} %" for part in (right, common))
@@ -169,11 +175,11 @@ def _telling(
                 break
 
 
-def _coded(column: Column) -> bool:
+def _has_few_values(column: Column) -> bool:
     return column.kind in ("boolean", "category") or column.binary
 
 
-def _codes(values: NDArray[Any]) -> Ints:
+def _encode_values(values: NDArray[Any]) -> Ints:
     """Which values are the same, those that are missing among them."""
     if values.dtype.kind == "f":  # 0, 1 and missing
         return np.where(np.isnan(values), 2, values).astype(np.int64)
@@ -206,20 +212,20 @@ def _right_by_values(values: Floats, gaps: NDArray[np.bool_], y: Ints) -> int:
 # Values --------------------------------------------------------------------------------------------------------
 
 
-def _following(
+def _describe_correlated_columns(
     sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]], targets: Sequence[Floats], target: str
 ) -> Iterator[str]:
     """Columns, or the gaps in them, that alone give the values, or their order."""
-    for name, there in _held(sites, columns).items():
+    for name, there in _group_columns(sites, columns).items():
         rows, by_gaps, by_order, by_values = 0, 0.0, 0.0, 0.0
         for at, column in there:
             (values, gaps), y = sites[at].values(column), targets[at]
             rows += len(y)
-            by_gaps += len(y) * _explained(gaps.astype(np.int64), y) if gaps.any() else 0.0
-            if _coded(column):
-                by_values += len(y) * _explained(_codes(values), y)
+            by_gaps += len(y) * _compute_explained_variance(gaps.astype(np.int64), y) if gaps.any() else 0.0
+            if _has_few_values(column):
+                by_values += len(y) * _compute_explained_variance(_encode_values(values), y)
             else:
-                by_order += len(y) * _ordered(values[~gaps], y[~gaps])
+                by_order += len(y) * _compute_rank_correlation(values[~gaps], y[~gaps])
         for share, what, least, measured in (
             (by_gaps / rows, f"whether column '{name}' is missing gives", CORRELATED**2, "R²"),
             (by_values / rows, f"column '{name}' alone gives", CORRELATED**2, "R²"),
@@ -230,7 +236,7 @@ def _following(
                 break
 
 
-def _explained(group: Ints, y: Floats) -> float:
+def _compute_explained_variance(group: Ints, y: Floats) -> float:
     """R² of the mean of the other rows of a group, against that of all other rows."""
     number, sums = np.bincount(group), np.bincount(group, weights=y)
     others = number[group] - 1
@@ -241,7 +247,7 @@ def _explained(group: Ints, y: Floats) -> float:
     return 1.0 - float(np.square(y - mean).sum() / np.square(y - whole).sum())
 
 
-def _ordered(values: Floats, y: Floats) -> float:
+def _compute_rank_correlation(values: Floats, y: Floats) -> float:
     """How closely the order of the values follows the targets', or the reverse: Spearman's correlation without sign."""
     if len(y) < _LEAST or np.ptp(values) == 0 or np.ptp(y) == 0:
         return 0.0

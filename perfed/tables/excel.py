@@ -10,7 +10,7 @@ from typing import Any
 from perfed.data.files import optional_package
 from perfed.data.reading import reason_of, refuse_unpacked
 from perfed.errors import PerfedError, shorten_list
-from perfed.tables.problems import in_rows, listed
+from perfed.tables.problems import describe_rows, quote_names
 
 _ONE_HEADER = "write one row with a name for every column"
 
@@ -98,10 +98,10 @@ def _describe_hidden_cells(sheet: Any, rows: Sequence[Sequence[Any]]) -> Iterato
     filled = [number for number, row in enumerate(rows, start=1) if _has_values(row)]
     hidden = [number for number in filled if sheet.row_dimensions[number].hidden]
     if hidden:
-        yield f"{len(hidden)} rows are hidden in the sheet and are read like the others, {in_rows(hidden)}"
+        yield f"{len(hidden)} rows are hidden in the sheet and are read like the others, {describe_rows(hidden)}"
     groups = [group for group in sheet.column_dimensions.values() if group.hidden]
     places = {number for group in groups for number in range(group.min, group.max + 1)}
     if names := [str(name) for number, name in enumerate(rows[0], start=1) if number in places and name is not None]:
-        yield f"columns are hidden in the sheet and are read like the others: {listed(names)}"
+        yield f"columns are hidden in the sheet and are read like the others: {quote_names(names)}"
     if merged := [cells.coord for cells in sheet.merged_cells.ranges]:
         yield f"of merged cells only the first holds a value, the others are missing: {shorten_list(merged, 5)}"

@@ -25,7 +25,7 @@ from perfed.tables.conversions import groups_thousands
 from perfed.tables.excel import read_sheet
 from perfed.tables.kinds import ParsedTable, separates_thousands
 from perfed.tables.missing import MISSING_TEXTS
-from perfed.tables.problems import Frame, in_rows, listed, pandas, unknown
+from perfed.tables.problems import Frame, describe_rows, describe_unknown_column, pandas, quote_names
 from perfed.tables.quotes import QuoteCheck, split_line
 
 _TEXT, _PARQUET, _EXCEL = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".xlsx", ".xlsm")
@@ -157,11 +157,11 @@ def _by_site(path: Path, frame: Frame, column: str, codes: Sequence[str]) -> dic
         (number for number, name in enumerate(frame.columns) if compose_text(name) == compose_text(column)), None
     )
     if position is None:
-        raise PerfedError(f"{path}: {unknown(column, list(frame.columns))}")
+        raise PerfedError(f"{path}: {describe_unknown_column(column, list(frame.columns))}")
     names = frame.iloc[:, position]
     cleaned = clean_frame(names.to_frame(column), codes)[compose_text(column)]
     if len(empty := frame.index[cleaned.isna()]):
-        raise PerfedError(f"{path}: column '{column}' names no site {in_rows(empty)}")
+        raise PerfedError(f"{path}: column '{column}' names no site {describe_rows(empty)}")
     sites: dict[str, Frame] = {}
     for site, rows in frame.groupby(cleaned.astype(str), sort=True):
         first = names[rows.index[0]]
@@ -189,12 +189,12 @@ def read_table(path: Path) -> tuple[Frame, list[str]]:
         return _read_parquet(path), []
     if ending in _EXCEL:
         rows, notes = read_sheet(path)
-        return _frame(path, rows[0], rows[1:], range(2, len(rows) + 1)), notes
+        return _create_frame(path, rows[0], rows[1:], range(2, len(rows) + 1)), notes
     raise PerfedError(f"{path}: '{path.suffix}' is not the ending of a table; allowed: {_ALLOWED}")
 
 
 def _read_text(path: Path) -> tuple[Frame, list[str]]:
-    text, notes = _decoded(path)
+    text, notes = _decode(path)
     lines = list(io.StringIO(text, newline=""))
     if _SEPARATOR.fullmatch(lines[0].strip()):
         raise PerfedError(f"{path}: row 1 tells Excel the delimiter ('sep=') and is not a header; remove this row")
@@ -211,7 +211,7 @@ def _read_text(path: Path) -> tuple[Frame, list[str]]:
             )
     if delimiter != "," and _has_decimal_commas(rows[1:]):
         notes += _replace_decimal_commas(rows)
-    return _frame(path, rows[0], rows[1:], numbers[1:]), notes
+    return _create_frame(path, rows[0], rows[1:], numbers[1:]), notes
 
 
 def _read_records(path: Path, lines: Sequence[str], delimiter: str) -> tuple[list[list[str]], list[int]]:
@@ -240,7 +240,7 @@ def _read_records(path: Path, lines: Sequence[str], delimiter: str) -> tuple[lis
     return rows, numbers
 
 
-def _decoded(path: Path) -> tuple[str, list[str]]:
+def _decode(path: Path) -> tuple[str, list[str]]:
     content = path.read_bytes()
     if not content.strip():
         raise PerfedError(f"{path}: the file is empty")
@@ -321,7 +321,7 @@ def _replace_decimal_commas(rows: list[list[str]]) -> list[str]:
         return []
     note = "numbers are read with a decimal comma"
     if grouped == with_commas:  # each comma has three digits behind it
-        names = listed(rows[0][position] for position in decimals)
+        names = quote_names(rows[0][position] for position in decimals)
         note += f"; if commas separate thousands in {names}, put these into thousands"
     return [note]
 
@@ -357,7 +357,7 @@ def refuse_too_large(path: Path, rows: int, columns: int) -> None:
         )
 
 
-def _frame(path: Path, header: Sequence[Any], rows: Sequence[Sequence[Any]], numbers: Iterable[int]) -> Frame:
+def _create_frame(path: Path, header: Sequence[Any], rows: Sequence[Sequence[Any]], numbers: Iterable[int]) -> Frame:
     names = ["" if name is None else str(name) for name in header]
     if "" in names:
         empty = [all(row[position] in (None, "") for row in rows) for position in range(len(names))]
@@ -392,4 +392,4 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
     times = Counter(map(compose_text, names))
     twice = [name for name in dict.fromkeys(names) if times[compose_text(name)] > 1]
     if twice:
-        raise PerfedError(f"{path}: several columns are called {listed(twice)}; names must differ")
+        raise PerfedError(f"{path}: several columns are called {quote_names(twice)}; names must differ")

@@ -14,20 +14,20 @@ from perfed.data.labels import Task
 from perfed.data.summary import NAMES
 from perfed.errors import shorten_list
 from perfed.tables.agreement import agree_on_schema, describe_metadata
-from perfed.tables.checks import Checked, checked
-from perfed.tables.doubts import doubts
-from perfed.tables.kinds import ParsedTable, date_shown
+from perfed.tables.checks import Checked, check_tables
+from perfed.tables.doubts import describe_doubts
+from perfed.tables.kinds import ParsedTable, describe_format
 from perfed.tables.leaks import describe_copies, describe_gaps, describe_shared_groups
 from perfed.tables.missing import missing_values
 from perfed.tables.options import TableOptions
-from perfed.tables.problems import Frame, Problem, merged
+from perfed.tables.problems import Frame, Problem, merge_lines
 from perfed.tables.public import NOTHING_OF_ROWS
 from perfed.tables.site_differences import describe_differences
 from perfed.tables.site_rows import SiteTableData
 from perfed.tables.targets import are_numbers, event_option, looks_like_event
 
 
-def build(
+def build_clients(
     frames: Mapping[str, Frame | ParsedTable],
     options: TableOptions,
     *,
@@ -57,22 +57,24 @@ def build(
         DataProblems: everything that is wrong with rows and columns.
         PerfedError: no data frames, or a transformer of the user's own that cannot be used.
     """
-    data = checked(frames, options, tests=tests, sources=sources, test_sources=test_sources)
+    data = check_tables(frames, options, tests=tests, sources=sources, test_sources=test_sources)
     drawn = "" if tests else f", whose rows seed {options.seed} draws"
     options = replace(options, task=None if options.event is not None else data.task)
     options = replace(options, test_fraction=0.0, folds=0) if tests else options
     sites = SiteTableData.of(data, options)
-    tolds = {site: rows.told() for site, rows in sites.items()}
+    tolds = {site: rows.create_metadata() for site, rows in sites.items()}
     agreement = agree_on_schema(tolds, options, {part.site: part.source for part in data.main})
     clients = {site: rows.client(agreement) for site, rows in sites.items()}
-    columns = {site: rows.as_agreed(agreement)[0] for site, rows in sites.items()}
-    remarks = merged([*_hints(columns, data, options), *_remarks(columns, clients, data.task, drawn)])
+    columns = {site: rows.unify_columns(agreement)[0] for site, rows in sites.items()}
+    remarks = merge_lines(
+        [*_describe_dates_and_events(columns, data, options), *_describe_sites(columns, clients, data.task, drawn)]
+    )
     told = [NOTHING_OF_ROWS] if options.public else describe_metadata(tolds, agreement, NAMES)
     doubtful = [
         *describe_shared_groups(data, options),
         *describe_gaps(clients.values(), data.task, agreement.classes, options),
-        *describe_copies(data.main, data.given, columns, data.task, options),
-        *doubts(data, columns, options),
+        *describe_copies(data.main, data.test_parts, columns, data.task, options),
+        *describe_doubts(data, columns, options),
         *describe_differences(tolds, options.target),
     ]
     notes: dict[str, Any] = {"told": tuple(told), "remarks": tuple(remarks), "doubts": tuple(doubtful)}
@@ -94,21 +96,23 @@ def build_federation(
         frames: a data frame for each site.
         options: the options of the tables, or the arguments of :class:`perfed.tables.options.TableOptions`.
         name: the name of the data in reports.
-        rows: ``tests``, ``sources`` and ``test_sources`` of :func:`build`.
+        rows: ``tests``, ``sources`` and ``test_sources`` of :func:`build_clients`.
     """
     table_options = options if isinstance(options, TableOptions) else TableOptions(**options)
-    clients, schema, notes = build(frames, table_options, **rows)
+    clients, schema, notes = build_clients(frames, table_options, **rows)
     return federation_of(clients.values(), schema, name, notes=notes)
 
 
-def _hints(held: Mapping[str, Sequence[Column]], data: Checked, options: TableOptions) -> Iterator[Problem]:
+def _describe_dates_and_events(
+    held: Mapping[str, Sequence[Column]], data: Checked, options: TableOptions
+) -> Iterator[Problem]:
     """What was guessed of dates, and a column that may be one of events."""
     formats: dict[str, dict[str, list[str]]] = {}
     events: dict[str, str] = {}
     for site, columns in held.items():
         for column in columns:
             if column.kind == "date":
-                formats.setdefault(column.name, {}).setdefault(date_shown(column.format), []).append(site)
+                formats.setdefault(column.name, {}).setdefault(describe_format(column.format), []).append(site)
             elif looks_like_event(column) and options.event is None and are_numbers(data.targets.values()):
                 events[column.name] = event_option(column.name)
     yield from ((f"column '{name}'", f"is this survival? {option}") for name, option in events.items())
@@ -119,7 +123,7 @@ def _hints(held: Mapping[str, Sequence[Column]], data: Checked, options: TableOp
                 f"column '{name}'",
                 "dates are read as " + "; as ".join(f"{f} at {shorten_list(s)}" for f, s in found.items()),
             )
-        elif (only := next(iter(found))) != date_shown("ISO8601"):
+        elif (only := next(iter(found))) != describe_format("ISO8601"):
             yield f"column '{name}'", f"dates are read as {only}"
 
 
@@ -140,7 +144,7 @@ def _texts_that_may_mean_missing(
             yield f"column '{name}'", f"{which} is read as a category, and as missing without '' or [] in missing"
 
 
-def _remarks(
+def _describe_sites(
     held: Mapping[str, Sequence[Column]], clients: Mapping[str, Client], task: Task, drawn: str
 ) -> Iterator[Problem]:
     spelt: dict[str, str] = {}

@@ -41,16 +41,16 @@ def new_client_from_frame(federation: Federation, name: str, frame: Any, source:
         seed: of the split.
 
     Raises:
-        PerfedError: an id that is there, what :func:`perfed.tables.checks.checked` refuses, a class or domain that
+        PerfedError: an id that is there, what :func:`perfed.tables.checks.check_tables` refuses, a class or domain that
             no other site has, or groups that others have trained on among the rows to test on.
     """
     refuse_known_site(federation, name)
     tables = [table for client in federation if (table := table_of(client)) is not None]
     named = tables[0].shared is not None
-    columns = federation.columns if named else federation.columns or _shared(tables)
+    columns = federation.columns if named else federation.columns or _find_shared_columns(tables)
     frame = frame.set_axis(column_names(frame), axis=1)
     cleaned = clean_frame(frame, tables[0].missing)
-    options = _options(
+    options = _create_options(
         tables, columns, cleaned, task=None if tables[0].event is not None else federation.task, seed=seed
     )
     options = replace(options, **_group_options(federation, options))
@@ -64,7 +64,7 @@ def new_client_from_frame(federation: Federation, name: str, frame: Any, source:
     return with_domain(client, tables[0].domains) if tables[0].domain_input else client
 
 
-def _options(
+def _create_options(
     tables: Sequence[TablePreprocessor], columns: tuple[Column, ...] | None, frame: Any, **more: Any
 ) -> TableOptions:
     """What the columns of ``frame`` are for at a site that comes to those with ``tables``."""
@@ -130,7 +130,7 @@ def _refuse_trained_groups(federation: Federation, client: Client, source: str) 
         )
 
 
-def _shared(tables: Sequence[TablePreprocessor]) -> tuple[Column, ...] | None:
+def _find_shared_columns(tables: Sequence[TablePreprocessor]) -> tuple[Column, ...] | None:
     """The columns that enter, if they happen to be the same at all of several sites."""
     shapes = {tuple((c.name, c.kind, c.masked, c.levels) for c in table.inputs) for table in tables}
     if len(shapes) > 1 or len(tables) == 1 or tables[0].own:

@@ -20,7 +20,7 @@ from perfed.tables.conversions import Conversions, groups_thousands, remove_sepa
 from perfed.tables.group_hashes import hash_groups
 from perfed.tables.marks import are_marked_numbers, count_texts, list_texts
 from perfed.tables.missing import MISSING_TEXTS
-from perfed.tables.problems import Frame, Series, in_rows, pandas
+from perfed.tables.problems import Frame, Series, describe_rows, pandas
 
 T = TypeVar("T")
 
@@ -165,10 +165,10 @@ def _kind_of_texts(texts: Sequence[str], name: str) -> Kind:
 
 
 def _called_id(name: str) -> bool:
-    return bool(_IDS & words(name))
+    return bool(_IDS & split_words(name))
 
 
-def words(name: str) -> set[str]:
+def split_words(name: str) -> set[str]:
     """The words of a column's name, in small letters: "patientId" and "Patient_ID" have the same."""
     return set(re.findall(r"[^\W_]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower()))
 
@@ -177,7 +177,7 @@ def _format_of(found: Series) -> str:
     """The format in which most values are dates; "" if two read all of them, and differently."""
     if pandas().api.types.is_datetime64_any_dtype(found.dtype):
         return "ISO8601"
-    parsed = {each: _dates(found, each) for each in _FORMATS}
+    parsed = {each: _parse_dates(found, each) for each in _FORMATS}
     good = {each: int(dates.notna().sum()) for each, dates in parsed.items()}
     best = max(good, key=lambda each: good[each])
     others = [parsed[each] for each in _FORMATS if each != best and good[each] == good[best] > 0]
@@ -204,7 +204,7 @@ def format_of_swapped(cells: Series) -> str | None:
     date_format = _format_of(texts)
     if date_format in ("", "ISO8601"):
         return None
-    days_of_texts, days_of_dates = _dates(texts, date_format).dt.day, _dates(dates, "ISO8601").dt.day
+    days_of_texts, days_of_dates = _parse_dates(texts, date_format).dt.day, _parse_dates(dates, "ISO8601").dt.day
     swapped = (
         bool(days_of_texts.notna().all())
         and bool((days_of_texts > _MONTHS).all())
@@ -227,9 +227,9 @@ def _swap_days(dates: Series) -> Series:
     return pd.to_datetime(parts, errors="coerce") + (dates - days)
 
 
-def _dates(found: Series, form: str) -> Series:
+def _parse_dates(found: Series, form: str) -> Series:
     """Dates in ``form``, with a time of day or without."""
-    pd, texts = pandas(), found.map(_text).reset_index(drop=True)  # labels may occur twice
+    pd, texts = pandas(), found.map(_normalise_category).reset_index(drop=True)  # labels may occur twice
     dates = pd.to_datetime(texts, format=form, errors="coerce", utc=True)
     if form != "ISO8601" and dates.isna().any():
         timed = texts[texts.map(lambda text: isinstance(text, str) and ":" in text).astype(bool)]
@@ -239,19 +239,19 @@ def _dates(found: Series, form: str) -> Series:
     return dates.set_axis(found.index)
 
 
-def _dates_or_iso(found: Series, form: str) -> Series:
+def _parse_dates_or_iso(found: Series, form: str) -> Series:
     """Dates in ``form``; 2024-03-31 can be read in one way alone, and is so in any case."""
-    dates = _dates(found, form)
+    dates = _parse_dates(found, form)
     iso = dates.isna() & found.map(lambda cell: _ISO.fullmatch(str(cell)) is not None)
-    return dates.where(~iso, _dates(found.where(iso, None), "ISO8601"))
+    return dates.where(~iso, _parse_dates(found.where(iso, None), "ISO8601"))
 
 
-def date_shown(form: str) -> str:
+def describe_format(form: str) -> str:
     """How dates of a column's ``format`` are written, such as DD.MM.YYYY."""
     return form.replace("ISO8601", "%Y-%m-%d").replace("%Y", "YYYY").replace("%m", "MM").replace("%d", "DD")
 
 
-def _text(cell: Any) -> Any:
+def _normalise_category(cell: Any) -> Any:
     """A category's name: 3, 3.0 and "3.0" are the same one, as files write a column with and without gaps."""
     name = None if cell is None else str(cell)
     return name if name is None or not _WHOLE.fullmatch(name) else name.partition(".")[0]
@@ -279,7 +279,7 @@ def parse_cells(
     if column.kind == "date":
         return _read_dates(cells, column, where)
     if column.kind not in ("number", "boolean"):
-        texts = cells.astype(object).where(cells.notna(), None).map(_text)
+        texts = cells.astype(object).where(cells.notna(), None).map(_normalise_category)
         texts = texts.astype(object).where(texts.notna(), None)
         return texts, describe_control_characters(texts, where) if column.kind == "category" else []
     numbers = to_numbers(cells)
@@ -292,12 +292,16 @@ def parse_cells(
     if (bad := np.isnan(values) & _are_filled(cells)).any():
         way = f"write numbers alone, {_CODES}, or name the column in categories"
         texts = list_texts(count_texts([str(cell) for cell in cells[bad]]))
-        problems.append(f"{where} holds {column.kind}s, and something else {in_rows(cells.index[bad])}{texts}; {way}")
+        problems.append(
+            f"{where} holds {column.kind}s, and something else {describe_rows(cells.index[bad])}{texts}; {way}"
+        )
     if column.kind == "boolean" and (odd := ~(np.isnan(values) | np.isin(values, (0.0, 1.0)))).any():
         allowed = "allowed: 0, 1, yes, no, true, false"
-        problems.append(f"{where} holds booleans, and other numbers {in_rows(cells.index[odd])}; {allowed}")
+        problems.append(f"{where} holds booleans, and other numbers {describe_rows(cells.index[odd])}; {allowed}")
     if (endless := np.isinf(values)).any():
-        problems.append(f"{where} holds infinity {in_rows(cells.index[endless])}; numbers must be finite, or missing")
+        problems.append(
+            f"{where} holds infinity {describe_rows(cells.index[endless])}; numbers must be finite, or missing"
+        )
     return numbers, problems
 
 
@@ -307,16 +311,16 @@ def describe_control_characters(texts: Series, where: str) -> list[str]:
     bad = texts[texts.map(characters).notna()]
     if bad.empty:
         return []
-    return [f"{where} holds the control character {characters[bad.iloc[0]]} {in_rows(bad.index)}; {ALLOWED}"]
+    return [f"{where} holds the control character {characters[bad.iloc[0]]} {describe_rows(bad.index)}; {ALLOWED}"]
 
 
 def _read_dates(cells: Series, column: Column, where: str) -> tuple[Series, list[str]]:
     date_format = column.format
     if date_format == "":
-        way = f"write dates as {date_shown('ISO8601')}"
+        way = f"write dates as {describe_format('ISO8601')}"
         return cells, [f"{where}: its dates can be read with the day or the month first; {way}"]
     filled = cells.notna().to_numpy()
-    dates = cells[filled] if cells.dtype != object else _dates_or_iso(cells[filled], date_format)
+    dates = cells[filled] if cells.dtype != object else _parse_dates_or_iso(cells[filled], date_format)
     if dates.dt.tz is not None:
         dates = dates.dt.tz_convert("UTC").dt.tz_localize(None)
     if column.swapped:
@@ -324,7 +328,9 @@ def _read_dates(cells: Series, column: Column, where: str) -> tuple[Series, list
         late = recognised & (dates.dt.day > _MONTHS)
         if late.any():
             problem = "day and month of real dates are swapped back at this site, but the day is above 12"
-            return cells, [f"{where}: {problem} {in_rows(dates.index[late])}; write {date_shown(date_format)} there"]
+            return cells, [
+                f"{where}: {problem} {describe_rows(dates.index[late])}; write {describe_format(date_format)} there"
+            ]
         dates = dates.where(~recognised, _swap_days(dates))
     values = np.full(len(cells), np.nan)
     values[filled] = (dates.to_numpy() - np.datetime64(0, "s")) / np.timedelta64(1, "D")
@@ -335,10 +341,10 @@ def _read_dates(cells: Series, column: Column, where: str) -> tuple[Series, list
         out_of_range |= unreadable & cells.map(_is_far_date)
     problems = []
     if len(rows := cells.index[unreadable & ~out_of_range]):
-        formats = " or ".join(map(date_shown, dict.fromkeys((date_format, "ISO8601"))))
-        problems.append(f"{where} holds dates, and something else {in_rows(rows)}; write {formats}, or {_CODES}")
+        formats = " or ".join(map(describe_format, dict.fromkeys((date_format, "ISO8601"))))
+        problems.append(f"{where} holds dates, and something else {describe_rows(rows)}; write {formats}, or {_CODES}")
     if len(rows := cells.index[out_of_range]):
-        problems.append(f"{where} holds dates outside 1677-09-22 to 2262-04-11 {in_rows(rows)}; {_CODES}")
+        problems.append(f"{where} holds dates outside 1677-09-22 to 2262-04-11 {describe_rows(rows)}; {_CODES}")
     return days, problems
 
 

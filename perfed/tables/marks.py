@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from perfed.tables.problems import listed
+from perfed.tables.problems import quote_names
 
 FEWEST = 5
 """Least number of rows of a site that must hold a text before a message shows it or the site sends it."""
@@ -130,7 +130,7 @@ def describe_marks(name: str, texts: Sequence[str]) -> str:
         )
     answers.append(CODES)
     different = sorted({unit.casefold() for unit in frequent if unit[0].isalpha()})
-    warning = f"; its units differ ({listed(different)}), and removing them converts nothing"
+    warning = f"; its units differ ({quote_names(different)}), and removing them converts nothing"
     problem = f"column '{name}' holds numbers, and marks, units or other texts{list_texts(counts)}"
     return f"{problem}; {', '.join(answers)}{warning if len(different) > 1 else ''}"
 

@@ -86,7 +86,7 @@ def _numbers_among(values: tuple[str, ...]) -> list[float]:
     return [float(number) for number in numbers if not np.isnan(number)]
 
 
-def suspected(columns: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> Iterator[str]:
+def find_suspected_codes(columns: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> Iterator[str]:
     """A line for each value that may stand for a missing one, in columns of numbers.
 
     A value is suspected that many rows of a site hold, and that is the only one below zero, or further from all others
@@ -98,7 +98,7 @@ def suspected(columns: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> Itera
     for name, sites in columns.items():
         found: dict[float, dict[str, int]] = {}
         for site, values in sites.items():
-            for code, rows in _odd(values[np.isfinite(values)]):
+            for code, rows in _find_outlying_value(values[np.isfinite(values)]):
                 found.setdefault(code, {})[site] = rows
         for code, held in found.items():
             share = 100 * sum(held.values()) / sum(len(sites[site]) for site in held)
@@ -108,7 +108,7 @@ def suspected(columns: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> Itera
             )
 
 
-def _odd(values: NDArray[np.float64]) -> Iterator[tuple[float, int]]:
+def _find_outlying_value(values: NDArray[np.float64]) -> Iterator[tuple[float, int]]:
     """The smallest or the largest value, if it stands apart, and how many rows hold it."""
     different, rows = np.unique(values, return_counts=True)
     if len(different) <= _OTHERS:

@@ -13,7 +13,7 @@ from perfed.data.names import compose_text
 from perfed.errors import PerfedError
 from perfed.tables.conversions import Conversions, read_values
 from perfed.tables.missing import split_code
-from perfed.tables.problems import listed
+from perfed.tables.problems import quote_names
 from perfed.tables.public import read_public
 
 Mode = Literal["own", "common", "union", "named"]
@@ -123,10 +123,12 @@ class TableOptions:
         roles = [name for name in given if name is not None]
         twice = [name for name in dict.fromkeys(roles) if roles.count(name) > 1]
         if twice:
-            raise PerfedError(f"column {listed(twice)} has two roles among target, event, domain, group and drop")
+            raise PerfedError(f"column {quote_names(twice)} has two roles among target, event, domain, group and drop")
         names = [name for option in _KINDS for name in self._columns_of(option)]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-            raise PerfedError(f"column {listed(twice)} is in two of numbers, dates and categories; it has one kind")
+            raise PerfedError(
+                f"column {quote_names(twice)} is in two of numbers, dates and categories; it has one kind"
+            )
         self._check_public()
 
     def _check_public(self) -> None:

@@ -29,14 +29,14 @@ def column_transformer(columns: Sequence[Column], shared: int | None = None) -> 
         columns: that enter.
         shared: how many of them, the first, have their inputs before those of the others.
     """
-    first = _parts(columns[:shared])
-    own = [] if shared is None else [(f"own_{name}", *rest) for name, *rest in _parts(columns[shared:])]
+    first = _create_parts(columns[:shared])
+    own = [] if shared is None else [(f"own_{name}", *rest) for name, *rest in _create_parts(columns[shared:])]
     from sklearn.compose import ColumnTransformer
 
     return ColumnTransformer([*first, *own], sparse_threshold=0.0)
 
 
-def inputs_of(columns: Sequence[Column]) -> list[Column]:
+def list_inputs(columns: Sequence[Column]) -> list[Column]:
     """The column of each input that :func:`column_transformer` makes of ``columns``."""
     kinds: tuple[Kind, ...] = ("number", "date", "boolean")
     plain = [column for kind in kinds for column in columns if column.kind == kind]
@@ -44,7 +44,7 @@ def inputs_of(columns: Sequence[Column]) -> list[Column]:
     return [*plain, *levels, *(column for column in columns if column.masked and column.kind != "category")]
 
 
-def _parts(columns: Sequence[Column]) -> list[tuple[Any, ...]]:
+def _create_parts(columns: Sequence[Column]) -> list[tuple[Any, ...]]:
     """Name, estimator and columns of each part."""
     from sklearn.impute import SimpleImputer
     from sklearn.pipeline import Pipeline
@@ -101,7 +101,7 @@ def set_scales(transformer: Any, frame: Frame, columns: Sequence[Column], *, fil
                     pipeline["fill"].statistics_[at] = scale[0]
 
 
-def own_transformer(name: str) -> Any:
+def load_transformer(name: str) -> Any:
     """The transformer ``module:NAME`` of the user's: an estimator, of which a copy is returned, or what makes one.
 
     Raises:
@@ -123,7 +123,7 @@ def own_transformer(name: str) -> Any:
     return made
 
 
-def outputs(transformer: Any, frame: Frame, where: str) -> NDArray[np.float64]:
+def transform_rows(transformer: Any, frame: Frame, where: str) -> NDArray[np.float64]:
     """What the fitted ``transformer`` makes of ``frame``, ``(n, p)``.
 
     Raises:
@@ -141,7 +141,7 @@ def outputs(transformer: Any, frame: Frame, where: str) -> NDArray[np.float64]:
     return array
 
 
-def output_names(transformer: Any) -> tuple[str, ...] | None:
+def find_output_names(transformer: Any) -> tuple[str, ...] | None:
     """Names of the inputs that it makes, if it knows them."""
     try:
         return tuple(map(str, transformer.get_feature_names_out()))

@@ -32,11 +32,13 @@ def refuse_complex(frame: Frame, where: str) -> None:
         if cells.dtype == object:
             cells = cells[[isinstance(cell, complex | np.complexfloating) for cell in cells]]
         if len(cells) and (cells.dtype == object or cells.dtype.kind == "c"):
-            problems.append(f"{where}: column '{name}' holds complex numbers {in_rows(cells.index)}; {TWO_COLUMNS}")
+            problems.append(
+                f"{where}: column '{name}' holds complex numbers {describe_rows(cells.index)}; {TWO_COLUMNS}"
+            )
     raise_problems(problems)
 
 
-def merged(found: Iterable[Problem]) -> list[str]:
+def merge_lines(found: Iterable[Problem]) -> list[str]:
     """A line for each, one for all sites of which the same is said."""
     sources: dict[str, list[str]] = {}
     for source, problem in found:
@@ -54,30 +56,32 @@ def pandas() -> Any:
     return optional_package("pandas", "reading tables", extra="tables")
 
 
-def in_rows(labels: Iterable[Any]) -> str:
+def describe_rows(labels: Iterable[Any]) -> str:
     """ "in row 3", or the first few of several."""
     rows = [str(label) for label in labels]
     more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
     return f"in row{'s' if len(rows) > 1 else ''} {', '.join(rows[:_SHOWN])}{more}"
 
 
-def listed(names: Iterable[str]) -> str:
+def quote_names(names: Iterable[str]) -> str:
     """Names in quotes, with commas."""
     return ", ".join(f"'{name}'" for name in names)
 
 
-def columns_named(names: Sequence[str]) -> str:
+def describe_columns(names: Sequence[str]) -> str:
     """ "column 'age'", or "columns 'age', 'sex'"."""
-    return f"column{'s' if len(names) > 1 else ''} {listed(names)}"
+    return f"column{'s' if len(names) > 1 else ''} {quote_names(names)}"
 
 
-def unknown(name: str, names: Sequence[str]) -> str:
+def describe_unknown_column(name: str, names: Sequence[str]) -> str:
     """What to say of a column that is not among ``names``: the nearest, else the first of them."""
-    near = nearest(name, names)
+    near = find_similar_name(name, names)
     return f"no column '{name}'" + (f" (did you mean '{near}'?)" if near else f"; its columns: {shorten_list(names)}")
 
 
-def nowhere(named: Mapping[str, Iterable[str]], held: Collection[str], names: Sequence[str]) -> list[str]:
+def describe_absent_columns(
+    named: Mapping[str, Iterable[str]], held: Collection[str], names: Sequence[str]
+) -> list[str]:
     """What to say of the columns ``named`` by each option that no site has, a line each.
 
     Args:
@@ -87,13 +91,13 @@ def nowhere(named: Mapping[str, Iterable[str]], held: Collection[str], names: Se
     """
     lines = []
     for option, name in ((option, name) for option, of in named.items() for name in of if name not in held):
-        near = nearest(name, names)
+        near = find_similar_name(name, names)
         known = f"; their columns: {shorten_list(names)}" if names else ""
         lines.append(f"{option}: no site has a column '{name}'" + (f" (did you mean '{near}'?)" if near else known))
     return lines
 
 
-def nearest(name: str, names: Sequence[str]) -> str | None:
+def find_similar_name(name: str, names: Sequence[str]) -> str | None:
     """The one of ``names`` that is written almost like ``name``."""
     same = [other for other in names if other.lower() == name.lower()]
     return next(iter(same or difflib.get_close_matches(name, names, n=1)), None)

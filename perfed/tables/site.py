@@ -24,8 +24,17 @@ from perfed.errors import PerfedError
 from perfed.tables.cells import clean_frame, column_names
 from perfed.tables.conversions import Conversions
 from perfed.tables.kinds import read
-from perfed.tables.preprocess import inputs_of, output_names, outputs
-from perfed.tables.problems import Frame, Series, columns_named, in_rows, listed, nearest, pandas, refuse_complex
+from perfed.tables.preprocess import find_output_names, list_inputs, transform_rows
+from perfed.tables.problems import (
+    Frame,
+    Series,
+    describe_columns,
+    describe_rows,
+    find_similar_name,
+    pandas,
+    quote_names,
+    refuse_complex,
+)
 
 _FACTS, _SAFE, _PICKLED = "table.json", "transformer.skops", "transformer.joblib"
 _TRUSTED = ["numpy.dtype"]
@@ -79,7 +88,7 @@ class TablePreprocessor:
     @property
     def held(self) -> tuple[bool, ...] | None:
         """Of the inputs that mean the same at all sites, which the site has; ``None`` without ``shared``."""
-        return None if self.shared is None else tuple(not c.absent for c in inputs_of(self.inputs[: self.shared]))
+        return None if self.shared is None else tuple(not c.absent for c in list_inputs(self.inputs[: self.shared]))
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -107,7 +116,7 @@ class TablePreprocessor:
     @property
     def feature_names_out_(self) -> tuple[str, ...] | None:
         """Names of the model's inputs; ``None`` if a transformer of the user's own does not know them."""
-        names = output_names(self.transformer)
+        names = find_output_names(self.transformer)
         more = tuple(f"domain {name}" for name in self.domains) if self.domain_input else ()
         return None if names is None else names + more
 
@@ -121,7 +130,7 @@ class TablePreprocessor:
             PerfedError: unknown or missing columns, values that are not of their column's kind, a domain that training
                 never saw; names column and rows.
         """
-        made = outputs(self.transformer, self.read(frame), f"site '{self.site}'")
+        made = transform_rows(self.transformer, self.read(frame), f"site '{self.site}'")
         domain = self._domain(frame)
         if self.domain_input and domain is not None:
             made = np.concatenate([made, np.eye(len(self.domains))[domain]], axis=1)
@@ -183,16 +192,16 @@ class TablePreprocessor:
         ]
         lacking = [name for name in needed if name not in given]
         odd = [name for name in given if name not in {*needed, *self.ignored, self.target, self.event, self.domain}]
-        meant = {name: near for name in lacking if (near := nearest(name, odd)) is not None}
-        found = [f"no {columns_named(lacking)}"] if lacking else []
+        meant = {name: near for name in lacking if (near := find_similar_name(name, odd)) is not None}
+        found = [f"no {describe_columns(lacking)}"] if lacking else []
         found += [f"rename '{near}' to '{name}'?" for name, near in meant.items()]
         strays = [name for name in odd if name not in meant.values()]
-        found += [f"unknown {columns_named(strays)}, remove {'them' if len(strays) > 1 else 'it'}"] if strays else []
+        found += [f"unknown {describe_columns(strays)}, remove {'them' if len(strays) > 1 else 'it'}"] if strays else []
         if found:
             raise PerfedError(f"{where}: {'; '.join(found)}; the site's columns: {', '.join(needed)}")
         twice = sorted({name for name in given if given.count(name) > 1})
         if twice:
-            raise PerfedError(f"{where}: several columns are called {listed(twice)}")
+            raise PerfedError(f"{where}: several columns are called {quote_names(twice)}")
         refuse_complex(frame, where)
         return self.conversions.apply(clean_frame(native_columns(frame), self.missing))
 
@@ -201,7 +210,7 @@ class TablePreprocessor:
         if self.domain is None or self.domain not in named:
             return None
         texts, _ = read(named[self.domain], Column(name=self.domain, kind="category"))
-        ids, problems = domain_ids(texts, self.domain, self.domains)
+        ids, problems = number_domains(texts, self.domain, self.domains)
         raise_problems([f"site '{self.site}': {problem}" for problem in problems])
         return ids
 
@@ -227,7 +236,7 @@ class TablePreprocessor:
             kept = None
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
             file.writestr(_FACTS, json.dumps(facts, indent=1))
-            file.writestr(_PICKLED if kept is None else _SAFE, _pickled(self.transformer) if kept is None else kept)
+            file.writestr(_PICKLED if kept is None else _SAFE, _pickle(self.transformer) if kept is None else kept)
 
     @classmethod
     def load(cls, path: Path | str, trust: bool = False) -> TablePreprocessor:
@@ -248,7 +257,7 @@ class TablePreprocessor:
                 safe = _SAFE in file.namelist()
                 if not safe:
                     refuse_untrusted(Path(path), "a preprocessing that is pickled (joblib)", trust)
-                transformer = _transformer(file.read(_SAFE if safe else _PICKLED), safe)
+                transformer = _load_transformer(file.read(_SAFE if safe else _PICKLED), safe)
             return checked(cls, {**facts, "transformer": transformer}, Path(path))
         except PerfedError:
             raise
@@ -261,7 +270,7 @@ def table_of(client: Client) -> TablePreprocessor | None:
     return client.table if isinstance(client.table, TablePreprocessor) else None
 
 
-def _transformer(content: bytes, safe: bool) -> Any:
+def _load_transformer(content: bytes, safe: bool) -> Any:
     if safe:
         skops = optional_package("skops.io", "reading a site's preprocessing", extra="tables")
         return skops.loads(content, trusted=_TRUSTED)
@@ -270,7 +279,7 @@ def _transformer(content: bytes, safe: bool) -> Any:
     return joblib.load(io.BytesIO(content))
 
 
-def _pickled(transformer: Any) -> bytes:
+def _pickle(transformer: Any) -> bytes:
     import joblib
 
     content = io.BytesIO()
@@ -278,7 +287,7 @@ def _pickled(transformer: Any) -> bytes:
     return content.getvalue()
 
 
-def domain_ids(texts: Series, name: str, domains: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
+def number_domains(texts: Series, name: str, domains: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
     """The domain of every row as its place among ``domains``, and what is wrong: missing or unknown ones, by row.
 
     Args:
@@ -291,5 +300,5 @@ def domain_ids(texts: Series, name: str, domains: Sequence[str]) -> tuple[NDArra
     if not len(bad):
         return place.to_numpy(dtype=np.int64), []
     return np.zeros(len(texts), np.int64), [
-        f"column '{name}' holds no known domain {in_rows(bad)}; allowed: {', '.join(domains)}"
+        f"column '{name}' holds no known domain {describe_rows(bad)}; allowed: {', '.join(domains)}"
     ]

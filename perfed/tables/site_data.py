@@ -1,4 +1,4 @@
-"""A site's own data: a table or arrays, from a file; what it tells, and the client that an agreement makes of it."""
+"""The data of one site, a table or arrays, read from a file."""
 
 from __future__ import annotations
 
@@ -21,61 +21,61 @@ _TEST = "test"
 
 
 class SiteData(Protocol):
-    """Data at a site, in which nothing is wrong as far as the site can see alone."""
+    """The data of a site, checked as far as this is possible without other sites."""
 
-    def told(self, fewest: int = 1) -> SiteMetadata:
-        """What the site tells before it trains; of categories those that at least ``fewest`` of its rows hold."""
+    def create_metadata(self, fewest: int = 1) -> SiteMetadata:
+        """Return the metadata that the site sends before training; its categories are in at least ``fewest`` rows."""
 
     def describe_copies(self) -> list[str]:
-        """Return a line with the number of rows that are there several times; none where there are no such."""
+        """Return a line with the number of rows that occur several times; an empty list if there are few."""
 
-    def counts(self) -> tuple[int, dict[str, int] | None]:
-        """How many rows there are to train on, and of each class that has some; ``None`` where there are no classes."""
+    def count_rows(self) -> tuple[int, dict[str, int] | None]:
+        """Return the number of training rows, and of those of each class; ``None`` without classes."""
 
-    def faults(self, agreement: FederationSchema) -> list[str]:
-        """What keeps the site from the agreement, a line each."""
+    def describe_misfits(self, agreement: FederationSchema) -> list[str]:
+        """Return a line for each part of the data that does not fit the schema."""
 
     def client(self, agreement: FederationSchema) -> Client:
-        """The site's client.
+        """Return the client of the site.
 
         Raises:
-            PerfedError: the data do not fit the agreement.
+            PerfedError: the data do not fit the schema.
         """
 
 
-def site_data(site: str, path: Path, options: TableOptions | None = None) -> SiteData:
-    """What a site's file holds, or the one file of a folder.
+def read_site_data(site: str, path: Path, options: TableOptions | None = None) -> SiteData:
+    """Read the data of a site from a file, or from the only file of a folder.
 
-    Beside a table there may be another one called "test", such as test.csv: the rows to test on, in place of a split.
+    Beside a table there may be another one called "test", such as test.csv, whose test rows replace a split.
 
     Args:
-        site: its name.
+        site: the name of the site.
         path: a table (CSV, Parquet, Excel), or an ``.npz`` file with ``x_train``, ``y_train`` and so on, as
             :meth:`perfed.data.federation.Federation.from_arrays` takes them for one client.
-        options: what the columns of a table are for.
+        options: the options of a table.
 
     Raises:
-        PerfedError: no such file, several in the folder, damaged ones, columns that look like names or codes of persons
-            and are not said to be categories, or everything else that is wrong with what they hold
-            (:class:`perfed.data.problems.DataProblems`).
+        PerfedError: the file does not exist or is damaged, or the folder has several.
+        DataProblems: the rows or columns have problems, or columns look like names or codes of persons and the study
+            does not call them categories.
     """
-    file, test = _files(path)
+    file, test = _find_files(path)
     if file.suffix.lower() == _ARRAYS:
         if test is not None:
             raise PerfedError(f"{test}: an {_ARRAYS} file has its rows to test on as x_test and y_test")
         arrays = SiteArrays.of(site, read_arrays(file))
-        arrays.told()
-        return arrays if options is None else replace(arrays, public=_public(options))
+        arrays.create_metadata()
+        return arrays if options is None else replace(arrays, public=_public_metadata(options))
     if options is None:
         raise PerfedError(f"{file}: the study is of arrays; an {_ARRAYS} file is needed")
     tested = None if test is None else read_table(test)[0]
     rows = SiteTableData.alone(site, read_table(file)[0], options, tested, sources=(str(file), str(test)))
-    raise_problems(rows.personal())
+    raise_problems(rows.describe_personal_columns())
     return rows
 
 
-def _public(options: TableOptions) -> SiteMetadata | None:
-    """What a site with arrays tells where the study says what all may know of targets and domains."""
+def _public_metadata(options: TableOptions) -> SiteMetadata | None:
+    """Return the metadata of arrays whose targets and domains are in the study's ``data.public``."""
     known = options.public.get(options.target)
     if known is None or options.task is None:
         return None
@@ -84,26 +84,26 @@ def _public(options: TableOptions) -> SiteMetadata | None:
     return SiteMetadata(task=options.task, domains=domains, named=tuple(sorted(roles)), **known.of_target)
 
 
-def problems(
+def describe_problems(
     site: str, path: Path, options: TableOptions | None = None, agreement: FederationSchema | None = None
 ) -> list[str]:
-    """What is wrong with a site's data and what does not fit an agreement, a line each.
+    """Return a line for each problem of a site's data, and for each part that does not fit a schema.
 
     Args:
-        site, path, options: as of :func:`site_data`.
-        agreement: what holds at all sites, where that is known.
+        site, path, options: see :func:`read_site_data`.
+        agreement: the schema if it is known.
     """
     try:
-        data = site_data(site, path, options)
-        return [] if agreement is None else data.faults(agreement)
+        data = read_site_data(site, path, options)
+        return [] if agreement is None else data.describe_misfits(agreement)
     except DataProblems as error:
         return list(error.problems)
     except PerfedError as error:
         return [str(error)]
 
 
-def _files(path: Path) -> tuple[Path, Path | None]:
-    """The file with the site's rows, and one with those to test on."""
+def _find_files(path: Path) -> tuple[Path, Path | None]:
+    """Return the file with the site's rows, and the file with test rows."""
     if not path.is_dir():
         return path, None
     files = sorted([*tables_in(path), *path.glob(f"[!.]*{_ARRAYS}")])

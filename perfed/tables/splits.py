@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from perfed.data.partition.shards import generator
 
 
-def fold_of(strata: NDArray[Any], folds: int, seed: int, purpose: str) -> NDArray[np.int64]:
+def assign_folds(strata: NDArray[Any], folds: int, seed: int, purpose: str) -> NDArray[np.int64]:
     """Return the fold (0 to ``folds - 1``) of each row.
 
     The sizes of the folds differ by at most one, and so do their numbers of rows of each class.
@@ -25,7 +25,7 @@ def fold_of(strata: NDArray[Any], folds: int, seed: int, purpose: str) -> NDArra
     return fold
 
 
-def held_out(strata: NDArray[Any], fraction: float, seed: int, purpose: str) -> NDArray[np.bool_]:
+def draw_test_rows(strata: NDArray[Any], fraction: float, seed: int, purpose: str) -> NDArray[np.bool_]:
     """Return a mask of a random ``fraction`` of the rows, stratified by class.
 
     Its size is ``fraction`` n, rounded up or down, for all n rows and within each class. A class with a single row is

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from perfed.data.column import Column
 from perfed.data.federation_schema import LabelKind, describe_label_conflicts
 from perfed.data.labels import Classes, Task
-from perfed.tables.kinds import ParsedTable, describe_control_characters, words
-from perfed.tables.problems import Series, in_rows, pandas
+from perfed.tables.kinds import ParsedTable, describe_control_characters, split_words
+from perfed.tables.problems import Series, describe_rows, pandas
 
 _EVENTS = {"1": 1.0, "1.0": 1.0, "true": 1.0, "yes": 1.0, "0": 0.0, "0.0": 0.0, "false": 0.0, "no": 0.0}
 _EVENT_WORDS = frozenset({"event", "status", "death", "dead", "died", "censored"})
@@ -95,7 +95,7 @@ def read_targets(
     labels, target = Labels.from_tables((table for _, table in tables), name), describe_target(name)
     sources = [source for source, _ in tables]
     infinite = [
-        f"{source}: {target} holds infinity {in_rows(numbers.index[np.isinf(numbers)])}"
+        f"{source}: {target} holds infinity {describe_rows(numbers.index[np.isinf(numbers)])}"
         for source, numbers in zip(sources, labels.numbers, strict=True)
         if np.isinf(numbers).any()
     ]
@@ -105,7 +105,7 @@ def read_targets(
     if task is None:
         values = {value for numbers in labels.numbers for value in numbers.tolist()} if all_numbers else set()
         task = "classification" if not all_numbers or (labels.whole and len(values) <= FEW) else "regression"
-    rows_with_texts = [f" {in_rows(numbers.index[numbers.isna()])}" for numbers in labels.numbers]
+    rows_with_texts = [f" {describe_rows(numbers.index[numbers.isna()])}" for numbers in labels.numbers]
     if task == "regression":
         needed = "numbers are needed for regression"
         of_sites = zip(sources, labels.numbers, rows_with_texts, strict=True)
@@ -123,12 +123,12 @@ def read_targets(
 
 def looks_like_event(column: Column) -> bool:
     """Return whether a column of 1 and 0, or yes and no, has a name that suggests events."""
-    return (column.kind == "boolean" or column.binary) and bool(_EVENT_WORDS & words(column.name))
+    return (column.kind == "boolean" or column.binary) and bool(_EVENT_WORDS & split_words(column.name))
 
 
 def event_option(name: str) -> str:
     """Return the option that declares the column ``name`` to be the event."""
-    if "censored" in words(name):
+    if "censored" in split_words(name):
         return "--event takes a column that is 1 where the event was seen, which is the opposite"
     return f"--event {shlex.quote(name)}"
 
@@ -156,6 +156,6 @@ def read_events(tables: Sequence[tuple[str, ParsedTable]], name: str) -> tuple[l
         of_table = table.read_texts(name)[0].astype(str).str.strip().str.lower().map(_EVENTS)
         if len(bad := of_table.index[of_table.isna()]):
             allowed = "allowed: 1 and 0, yes and no, true and false"
-            problems.append(f"{source}: column '{name}', the event, is neither {in_rows(bad)}; {allowed}")
+            problems.append(f"{source}: column '{name}', the event, is neither {describe_rows(bad)}; {allowed}")
         events.append(of_table.to_numpy(np.float64))
     return events, problems

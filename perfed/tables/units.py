@@ -9,7 +9,7 @@ from statistics import median
 
 from perfed.data.target_scale import Sums
 from perfed.errors import shorten_list
-from perfed.tables.kinds import words
+from perfed.tables.kinds import split_words
 
 _SEPARATION = 3.5  # a site differs if it is this many spreads of the other sites away from them
 _LEAST_SPREAD = 0.15  # least spread of the logarithms of means between sites of one population
@@ -63,7 +63,7 @@ class Conversion:
 
     def is_of(self, name: str) -> bool:
         """Return whether the name of a column suggests this quantity."""
-        names = {*words(name), name.casefold()}  # the words of "FiO2" are "fi" and "o2"
+        names = {*split_words(name), name.casefold()}  # the words of "FiO2" are "fi" and "o2"
         return any(
             word.startswith(start) if len(start) > _SHORT else word == start for word in names for start in self.words
         )

@@ -21,7 +21,7 @@ from perfed.run.callbacks.results import holdings
 from perfed.tables import kinds
 from perfed.tables.agreement import agree_on_schema
 from perfed.tables.joining import new_client_from_frame
-from perfed.tables.site_data import site_data
+from perfed.tables.site_data import read_site_data
 
 SITES = ("north", "south", "west")
 
@@ -112,9 +112,9 @@ def test_sites_of_their_own(count, tmp_path, kind):
         else:
             frame(seed).to_csv(tmp_path / f"{name}.csv", index=False)
     ending = "npz" if options is None else "csv"
-    sites = {name: site_data(name, tmp_path / f"{name}.{ending}", options) for name in SITES}
-    schema = agree_on_schema({name: site.told() for name, site in sites.items()}, options)
-    assert not any(site.faults(schema) for site in sites.values()) or options is None
+    sites = {name: read_site_data(name, tmp_path / f"{name}.{ending}", options) for name in SITES}
+    schema = agree_on_schema({name: site.create_metadata() for name, site in sites.items()}, options)
+    assert not any(site.describe_misfits(schema) for site in sites.values()) or options is None
     for site in sites.values():
         used(federation_of([site.client(schema)], schema))
     if options is None:

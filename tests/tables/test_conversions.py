@@ -19,7 +19,7 @@ from perfed.tables.joining import new_client_from_frame
 from perfed.tables.kinds import guess, read
 from perfed.tables.options import TableOptions
 from perfed.tables.site import TablePreprocessor
-from perfed.tables.site_data import site_data
+from perfed.tables.site_data import read_site_data
 
 PLATELETS = np.random.default_rng(2).integers(300, 1900, 60)
 
@@ -188,8 +188,8 @@ def test_real_sites_replace_them_too(tmp_path):
     sites = {}
     for name, frame in coded.items():
         frame.to_csv(tmp_path / f"{name}.csv", index=False)
-        sites[name] = site_data(name, tmp_path / f"{name}.csv", options)
-    schema = agree_on_schema({name: site.told(5) for name, site in sites.items()}, options)
+        sites[name] = read_site_data(name, tmp_path / f"{name}.csv", options)
+    schema = agree_on_schema({name: site.create_metadata(5) for name, site in sites.items()}, options)
     assert schema.classes == ("no", "yes") and schema.domain_names == ("a", "b")
     assert [column.levels for column in schema.columns if column.name == "sex"] == [("F", "M")]
     assert [len(site.client(schema).train) for site in sites.values()] == [48, 48, 48]

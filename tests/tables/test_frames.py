@@ -15,7 +15,7 @@ from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardSc
 
 from perfed import Federation, PerfedError
 from perfed.data.problems import DataProblems
-from perfed.tables.splits import fold_of, held_out
+from perfed.tables.splits import assign_folds, draw_test_rows
 
 
 def made(rows: int = 40, seed: int = 0, **more: object) -> pd.DataFrame:
@@ -178,7 +178,7 @@ def test_seeds_judge_every_row_once_and_by_class():
 def test_folds_are_level(seed):
     rng = np.random.default_rng(seed)
     strata = rng.choice(3, 101, p=[0.8, 0.15, 0.05])
-    fold = fold_of(strata, 4, seed, "folds")
+    fold = assign_folds(strata, 4, seed, "folds")
     for members in (np.ones(101, bool), *(strata == label for label in range(3))):
         counts = np.bincount(fold[members], minlength=4)
         assert counts.max() - counts.min() <= 1
@@ -187,7 +187,7 @@ def test_folds_are_level(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_part_is_drawn_by_class(seed):
     strata = np.array([0] * 61 + [1] * 12 + [2])
-    held = held_out(strata, 0.25, seed, "test")
+    held = draw_test_rows(strata, 0.25, seed, "test")
     assert held[strata == 0].sum() in (15, 16) and held[strata == 1].sum() == 3 and not held[strata == 2].any()
 
 

@@ -20,7 +20,7 @@ from perfed.data.problems import DataProblems
 from perfed.tables.agreement import agree_on_schema
 from perfed.tables.joining import new_client_from_frame
 from perfed.tables.options import TableOptions
-from perfed.tables.site_data import site_data
+from perfed.tables.site_data import read_site_data
 
 Frames = dict[str, pd.DataFrame]
 
@@ -93,8 +93,8 @@ def alone(folder: Path, frames: Mapping[str, pd.DataFrame], options: TableOption
     sites = {}
     for name, frame in frames.items():
         frame.to_csv(folder / f"{name}.csv", index=False)
-        sites[name] = site_data(name, folder / f"{name}.csv", options)
-    messages = {name: json.dumps(site.told().plain()) for name, site in sites.items()}
+        sites[name] = read_site_data(name, folder / f"{name}.csv", options)
+    messages = {name: json.dumps(site.create_metadata().plain()) for name, site in sites.items()}
     schema = agree_on_schema(
         {name: SiteMetadata.of_plain(json.loads(text), name) for name, text in messages.items()}, options
     )

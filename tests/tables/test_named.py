@@ -91,7 +91,7 @@ def test_a_column_that_a_site_lacks_is_0_on_the_scale_of_the_others():
 def test_what_sites_agree_on_names_no_column_of_one_site_alone():
     options, fewest = TableOptions("sick", columns="named"), 5
     sites = {name: SiteTableData.alone(name, frame, options) for name, frame in frames().items()}
-    told = {name: rows.told(fewest) for name, rows in sites.items()}
+    told = {name: rows.create_metadata(fewest) for name, rows in sites.items()}
     agreement = agree_on_schema(told, options)
     assert "only_" not in json.dumps(agreement.plain()) and "height" in json.dumps(agreement.plain())
     for name, client in zip(sites, (sites[name].client(agreement) for name in sites), strict=True):
@@ -101,9 +101,9 @@ def test_what_sites_agree_on_names_no_column_of_one_site_alone():
 def test_a_sum_of_fewer_values_than_a_site_tells_stays_there():
     frame = site(0).assign(rare=[1234.5, *[np.nan] * 39])
     rows = SiteTableData.alone("one", frame, TableOptions("sick", columns="named", test_fraction=0.0))
-    assert {c.name: c.sums is None for c in rows.told(5).columns}["rare"]
-    assert "1234.5" not in json.dumps(rows.told(5).plain())
-    assert not {c.name: c.sums is None for c in rows.told(5).columns}["age"]
+    assert {c.name: c.sums is None for c in rows.create_metadata(5).columns}["rare"]
+    assert "1234.5" not in json.dumps(rows.create_metadata(5).plain())
+    assert not {c.name: c.sums is None for c in rows.create_metadata(5).columns}["age"]
 
 
 def test_it_is_said_what_sites_tell():

@@ -11,10 +11,10 @@ import torch
 
 from perfed import Federation
 from perfed.tables.agreement import agree_on_schema
-from perfed.tables.checks import like_persons
+from perfed.tables.checks import describe_personal_values
 from perfed.tables.marks import FEWEST
 from perfed.tables.options import TableOptions
-from perfed.tables.site_data import problems, site_data
+from perfed.tables.site_data import describe_problems, read_site_data
 
 
 def site(rows: int = 50, **more: object) -> pd.DataFrame:
@@ -31,8 +31,8 @@ def made(folder, options, **frames):
     """The sites' data, what they tell, and what is agreed of it."""
     for name, frame in frames.items():
         frame.to_csv(folder / f"{name}.csv", index=False)
-    sites = {name: site_data(name, folder / f"{name}.csv", options) for name in frames}
-    tolds = {name: own.told(FEWEST) for name, own in sites.items()}
+    sites = {name: read_site_data(name, folder / f"{name}.csv", options) for name in frames}
+    tolds = {name: own.create_metadata(FEWEST) for name, own in sites.items()}
     return sites, tolds, agree_on_schema(tolds, options)
 
 
@@ -88,14 +88,14 @@ def test_a_category_that_nobody_may_tell_does_not_enter(tmp_path):
 def test_columns_of_names_are_refused_unless_they_are_said(tmp_path):
     names = [f"patient {row % 25}" for row in range(110)]
     site(110, Name=names).to_csv(tmp_path / "north.csv", index=False)
-    (line,) = problems("north", tmp_path / "north.csv", TableOptions("ill"))
+    (line,) = describe_problems("north", tmp_path / "north.csv", TableOptions("ill"))
     assert line.removeprefix(f"{tmp_path / 'north.csv'}: ") == (
         "column 'Name' looks like names or codes of persons: 25 different texts in 110 rows, 15 of them "
         "in fewer than 5; leave it out of the file, or name it in the study's drop, or in its categories if they are "
         "none"
     )
     for said in ({"drop": ["Name"]}, {"categories": ["Name"]}):
-        assert problems("north", tmp_path / "north.csv", TableOptions("ill", **said)) == []
+        assert describe_problems("north", tmp_path / "north.csv", TableOptions("ill", **said)) == []
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_columns_of_names_are_refused_unless_they_are_said(tmp_path):
 )
 def test_what_looks_like_names(counts, groups, looks):
     texts = pd.Series([f"text {at}" for at, count in enumerate(counts) for _ in range(count)])
-    assert bool(like_persons("c", texts, texts.rename("patient") if groups else None)) == looks
+    assert bool(describe_personal_values("c", texts, texts.rename("patient") if groups else None)) == looks
 
 
 def test_names_of_inputs_leave_as_one_hash():

@@ -15,7 +15,7 @@ from perfed.data.federation_schema import FederationSchema, SiteMetadata
 from perfed.datasets.tables import TableSettings
 from perfed.tables.agreement import agree_on_schema
 from perfed.tables.options import TableOptions
-from perfed.tables.site_data import problems, site_data
+from perfed.tables.site_data import describe_problems, read_site_data
 
 
 def arrays(seed: int, kind: str) -> dict[str, np.ndarray]:
@@ -38,8 +38,8 @@ def test_arrays_become_what_a_federation_makes_of_them(tmp_path, kind):
     given = {name: arrays(seed, kind) for seed, name in enumerate(("north", "south"))}
     for name, held in given.items():
         np.savez(tmp_path / f"{name}.npz", **held)
-    sites = {name: site_data(name, tmp_path / f"{name}.npz") for name in given}
-    messages = {name: json.dumps(site.told().plain()) for name, site in sites.items()}
+    sites = {name: read_site_data(name, tmp_path / f"{name}.npz") for name in given}
+    messages = {name: json.dumps(site.create_metadata().plain()) for name, site in sites.items()}
     agreement = agree_on_schema(
         {name: SiteMetadata.of_plain(json.loads(text), name) for name, text in messages.items()}
     )
@@ -69,8 +69,8 @@ def test_survival_arrays_say_nothing():
 
     pairs = {"x_train": np.ones((4, 2)), "y_train": np.array([[1.0, 0], [2, 1], [3, 1], [4, 0]])}
     site = SiteArrays.of("a", pairs, "survival")
-    assert {key for key, value in site.told().plain().items() if value is not None} == {"task"}
-    assert site.client(agree_on_schema({"a": site.told()})).train.y.tolist() == pairs["y_train"].tolist()
+    assert {key for key, value in site.create_metadata().plain().items() if value is not None} == {"task"}
+    assert site.client(agree_on_schema({"a": site.create_metadata()})).train.y.tolist() == pairs["y_train"].tolist()
 
 
 def table(seed: int) -> pd.DataFrame:
@@ -86,8 +86,8 @@ def test_a_site_s_table_goes_by_the_experiment_s_data_table(tmp_path):
     table(5).to_parquet(tmp_path / "west.parquet")
     options = TableSettings(files=["unused"], target="sick").options(seed=4)
     paths = {"north": tmp_path / "north", "south": tmp_path / "south", "west": tmp_path / "west.parquet"}
-    sites = {name: site_data(name, path, options) for name, path in paths.items()}
-    agreement = agree_on_schema({name: site.told() for name, site in sites.items()}, options)
+    sites = {name: read_site_data(name, path, options) for name, path in paths.items()}
+    agreement = agree_on_schema({name: site.create_metadata() for name, site in sites.items()}, options)
     frames = {"north": table(0), "south": table(1), "west": table(5)}
     tests = {"north": table(9), "south": table(10)}
     given = Federation.from_frames({name: frames[name] for name in tests}, target="sick", test=tests)
@@ -103,26 +103,28 @@ def test_notes_and_locks_beside_a_site_s_table_are_left_out(tmp_path):
     table(0).to_csv(tmp_path / "a.csv", index=False)
     for name in ("notes.txt", "~$a.xlsx", ".a.csv", "letter.md"):
         (tmp_path / name).write_text("Dear all,\n")
-    assert problems("a", tmp_path, options) == []
+    assert describe_problems("a", tmp_path, options) == []
     (tmp_path / "b.csv").write_text("")
-    assert problems("a", tmp_path, options)[0].endswith("at most one called 'test'; found: a.csv, b.csv, notes.txt")
+    assert describe_problems("a", tmp_path, options)[0].endswith(
+        "at most one called 'test'; found: a.csv, b.csv, notes.txt"
+    )
 
 
 def test_what_is_wrong_with_a_site_s_file_is_said(tmp_path):
     options = TableOptions("sick")
     table(0).rename(columns={"sick": "Sick"}).to_csv(tmp_path / "a.csv", index=False)
     file = tmp_path / "a.csv"
-    assert problems("a", file, options) == [f"{file}: target: no column 'sick' (did you mean 'Sick'?)"]
-    assert problems("a", tmp_path / "b.csv", options) == [f"{tmp_path / 'b.csv'}: no such file"]
-    assert problems("a", tmp_path / "b.npz") == [f"{tmp_path / 'b.npz'}: no such file"]
+    assert describe_problems("a", file, options) == [f"{file}: target: no column 'sick' (did you mean 'Sick'?)"]
+    assert describe_problems("a", tmp_path / "b.csv", options) == [f"{tmp_path / 'b.csv'}: no such file"]
+    assert describe_problems("a", tmp_path / "b.npz") == [f"{tmp_path / 'b.npz'}: no such file"]
     (tmp_path / "b.npz").write_bytes(b"PK\x03\x04 no archive")
-    assert problems("a", tmp_path / "b.npz")[0].startswith(f"{tmp_path / 'b.npz'}: cannot be read: ")
-    assert problems("a", file) == [f"{file}: the study is of arrays; an .npz file is needed"]
-    assert problems("a", tmp_path, options)[0].endswith("at most one called 'test'; found: a.csv, b.npz")
+    assert describe_problems("a", tmp_path / "b.npz")[0].startswith(f"{tmp_path / 'b.npz'}: cannot be read: ")
+    assert describe_problems("a", file) == [f"{file}: the study is of arrays; an .npz file is needed"]
+    assert describe_problems("a", tmp_path, options)[0].endswith("at most one called 'test'; found: a.csv, b.npz")
     table(0).to_csv(file, index=False)
-    assert problems("a", file, options) == []
+    assert describe_problems("a", file, options) == []
     agreement = FederationSchema(task="classification", classes=("ill", "well"))
-    assert problems("a", file, options, agreement) == [
+    assert describe_problems("a", file, options, agreement) == [
         f"{file}: column 'sick', the target, holds no known class in rows 2, 3, 4, 5, 6 and 15 more; allowed: ill, well"
     ]
 
@@ -142,17 +144,17 @@ def test_what_is_wrong_with_a_site_s_file_is_said(tmp_path):
 def test_arrays_that_do_not_fit_what_was_agreed(tmp_path, change, said):
     agreement = FederationSchema(task="classification", classes=(3, 7, 20), domains=3)
     np.savez(tmp_path / "a.npz", **{**arrays(1, "numbers"), **change})
-    (line,) = problems("a", tmp_path / "a.npz", None, agreement)
+    (line,) = describe_problems("a", tmp_path / "a.npz", None, agreement)
     assert said in line and "\n" not in line
 
 
 def test_arrays_with_as_many_values_as_others(tmp_path):
     np.savez(tmp_path / "a.npz", **arrays(0, "values"))
     np.savez(tmp_path / "b.npz", **arrays(0, "two values"))
-    sites = {name: site_data(name, tmp_path / f"{name}.npz") for name in "ab"}
+    sites = {name: read_site_data(name, tmp_path / f"{name}.npz") for name in "ab"}
     with pytest.raises(PerfedError, match="the target has 1 values in site 'a', 2 values in site 'b'"):
-        agree_on_schema({name: site.told() for name, site in sites.items()})
-    agreement = agree_on_schema({"a": sites["a"].told()})
-    assert sites["b"].faults(agreement) == [
+        agree_on_schema({name: site.create_metadata() for name, site in sites.items()})
+    agreement = agree_on_schema({"a": sites["a"].create_metadata()})
+    assert sites["b"].describe_misfits(agreement) == [
         "client 'b': train targets have shape (12, 2); those of others have 1 values"
     ]

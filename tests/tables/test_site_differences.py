@@ -208,10 +208,10 @@ def test_what_sites_send_is_enough():
     frames["west"]["crea"] *= 88.42
     options = TableOptions("ill", columns="named", task="classification")
     sites = {name: SiteTableData.alone(name, frame, options) for name, frame in frames.items()}
-    sent = describe_differences({name: site.told(5) for name, site in sites.items()}, "ill")
+    sent = describe_differences({name: site.create_metadata(5) for name, site in sites.items()}, "ill")
     assert sent == doubts(frames) and len(sent) == 2
     assert describe_differences(
-        {name: site.told(5) for name, site in sites.items()}, "ill", {s: f"{s}.csv" for s in sites}
+        {name: site.create_metadata(5) for name, site in sites.items()}, "ill", {s: f"{s}.csv" for s in sites}
     )[0].startswith("column 'crea' at west.csv is about")
 
 

@@ -52,14 +52,14 @@ def test_what_a_column_is_taken_for(name):
 def test_whole_numbers_under_the_name_of_an_id_are_ids(name):
     assert guess(pd.Series([812, 17, 17, 440]), name).kind == "id"
     assert guess(pd.Series([812.5, 17]), name).kind == "number"
-    assert guess(pd.Series([812, 17, 17]), name, said="category").kind == "category"
+    assert guess(pd.Series([812, 17, 17]), name, kind="category").kind == "category"
 
 
 def test_what_is_said_of_a_column_holds():
-    assert guess(pd.Series([1, 4, 2]), "cp", said="category").kind == "category"
-    assert guess(pd.Series(["1999", "2004"]), "since", said="date").kind == "date"
-    assert guess(pd.Series([1, 2, 3]), "visit_id", said="number").kind == "number"
-    assert guess(pd.Series(["I", "II", "3"]), "stage", said="number").kind == "number"
+    assert guess(pd.Series([1, 4, 2]), "cp", kind="category").kind == "category"
+    assert guess(pd.Series(["1999", "2004"]), "since", kind="date").kind == "date"
+    assert guess(pd.Series([1, 2, 3]), "visit_id", kind="number").kind == "number"
+    assert guess(pd.Series(["I", "II", "3"]), "stage", kind="number").kind == "number"
 
 
 def test_a_column_of_0_and_1_takes_further_numbers_and_words_and_others_do_not_take_words():
@@ -72,7 +72,7 @@ def test_a_column_of_0_and_1_takes_further_numbers_and_words_and_others_do_not_t
         "column 'visits' holds numbers, and something else in row 0; write numbers alone, put what means a "
         "missing value into missing, or name the column in categories"
     ]
-    words = guess(pd.Series(["yes", "no"]), "visits", said="number")
+    words = guess(pd.Series(["yes", "no"]), "visits", kind="number")
     assert read(pd.Series(["yes", "no", "2"]), words)[0].tolist() == [1, 0, 2]
 
 

@@ -66,7 +66,7 @@ def options_of(target: str, **more: object) -> TableOptions:
 def over_a_network(frames, options, tests=None) -> tuple[dict[str, SiteMetadata], Federation]:
     """Each site alone; all that passes between sites and server are texts."""
     sites = {name: SiteTableData.alone(name, frame, options, (tests or {}).get(name)) for name, frame in frames.items()}
-    messages = {name: json.dumps(rows.told().plain()) for name, rows in sites.items()}
+    messages = {name: json.dumps(rows.create_metadata().plain()) for name, rows in sites.items()}
     tolds = {
         name: SiteMetadata.of_plain(json.loads(text), f"site '{name}'") for name, text in reversed(messages.items())
     }
@@ -242,7 +242,7 @@ def test_what_the_server_says_is_checked(values, said):
 
 
 def told_by(frames, options) -> dict[str, SiteMetadata]:
-    return {name: SiteTableData.alone(name, frame, options).told() for name, frame in frames.items()}
+    return {name: SiteTableData.alone(name, frame, options).create_metadata() for name, frame in frames.items()}
 
 
 def test_a_column_that_the_study_names_and_no_site_has_is_refused_with_the_nearest_that_is_told():
@@ -324,23 +324,23 @@ def test_a_table_that_does_not_fit_what_was_agreed_is_refused_by_row():
         "west.csv: column 'sick', the target, holds no known class in row 5; allowed: no, yes",
         "west.csv: column 'race' holds no known domain in row 7; allowed: a, b",
     ]
-    assert [line.partition(" (a name")[0] for line in rows.faults(agreement)] == lines
+    assert [line.partition(" (a name")[0] for line in rows.describe_misfits(agreement)] == lines
     with pytest.raises(DataProblems) as error:
         rows.client(agreement)
     assert len(error.value.problems) == 3
     common = replace(options, columns="common")
     agreement = agree_on_schema(told_by(three(), common), common)
     lacking = SiteTableData.alone("west", three()["west"].drop(columns="age"), common)
-    assert lacking.faults(agreement)[0].startswith("site 'west': no column 'age'")
+    assert lacking.describe_misfits(agreement)[0].startswith("site 'west': no column 'age'")
     other = SiteTableData.alone("west", three()["west"], options_of("value"))
-    assert other.faults(agreement) == [
+    assert other.describe_misfits(agreement) == [
         "site 'west': column 'value', the target, is of regression, and the study is of classification"
     ]
     yes_no = three()
     yes_no["north"] = yes_no["north"].assign(flag=["yes", "no"] * 20)
     options = options_of("sick", columns="common")
     rows = SiteTableData.alone("north", yes_no["north"], options)
-    found = rows.faults(agree_on_schema(told_by(three(), options), options))
+    found = rows.describe_misfits(agree_on_schema(told_by(three(), options), options))
     assert [line.partition(" in rows")[0] for line in found] == [
         "site 'north': column 'flag' holds numbers, and something else"
     ]

@@ -14,7 +14,7 @@ from perfed.data.problems import DataProblems
 from perfed.errors import PerfedError
 from perfed.tables.joining import new_client_from_frame
 from perfed.tables.options import TableOptions
-from perfed.tables.splits import held_out
+from perfed.tables.splits import draw_test_rows
 
 
 def ward(rows: int = 40, seed: int = 0, **more: Any) -> pd.DataFrame:
@@ -65,7 +65,7 @@ def test_a_newcomer_whose_only_2_is_among_its_test_rows_joins(columns):
     others = {"x": ward(visits=np.arange(40) % 4), "y": ward(seed=1, visits=np.arange(40) % 3)}
     federation = Federation.from_frames(others, target="sick", columns=columns)
     new = ward(seed=2)
-    tested = held_out(pd.factorize(new["sick"])[0], TESTED, 0, "test rows of west")
+    tested = draw_test_rows(pd.factorize(new["sick"])[0], TESTED, 0, "test rows of west")
     new.loc[np.flatnonzero(tested)[0], "visits"] = 2
     client = new_client_from_frame(federation, "west", new, "west.csv")
     assert len(client.test) == tested.sum()

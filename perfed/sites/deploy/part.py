@@ -38,7 +38,7 @@ from perfed.system import installed_version, write_atomic
 from perfed.tables.agreement import agree_on_schema
 from perfed.tables.marks import FEWEST
 from perfed.tables.options import TableOptions
-from perfed.tables.site_data import SiteData, site_data
+from perfed.tables.site_data import SiteData, read_site_data
 from perfed.training.plan import Plan, PlanSettings, usable_device
 
 _RUN = "run.json"  # the run that the site is in: its id and place, its study, what was agreed, and since when
@@ -52,7 +52,7 @@ def table_options(experiment: Experiment) -> TableOptions:
 
 def told_by(own: SiteData) -> dict[str, Any]:
     """What a site tells the server before its facts, as it leaves."""
-    return own.told(FEWEST).plain()
+    return own.create_metadata(FEWEST).plain()
 
 
 def make_schema_of_one_site(site: str, metadata: Mapping[str, Any], options: TableOptions) -> FederationSchema:
@@ -283,7 +283,7 @@ class Part:
             PerfedError: its data do not fit.
         """
         experiment = self.experiment
-        own = self.own or site_data(self.site, self.data, table_options(experiment))
+        own = self.own or read_site_data(self.site, self.data, table_options(experiment))
         alone = federation_of([own.client(self.agreement)], self.agreement, experiment.data.name)
         return completed_by(alone, experiment.data.options, experiment.seed)
 

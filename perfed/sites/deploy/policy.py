@@ -100,7 +100,7 @@ class Policy(BaseModel):
         if plan is None or self.epsilon is None:
             return
         if self.delta is None:
-            count, units = (data.counts()[0], "rows") if plan.settings.unit == "sample" else (sites, "sites")
+            count, units = (data.count_rows()[0], "rows") if plan.settings.unit == "sample" else (sites, "sites")
             beyond = _above(plan.settings.delta * count, 1.0) and [f"{plan.settings.delta:g}, with {count} {units}"]
             _refuse(iter([("delta", beyond, f"at most one over the number of {units}, or delta of the policy")]))
         check_planned(folder, line, plan, self.epsilon, self.delta)
@@ -141,7 +141,7 @@ class Policy(BaseModel):
     def _few(self, data: SiteData) -> Iterator[_Lacking]:
         if self.rows is None and self.rows_per_class is None:
             return
-        rows, classes = data.counts()
+        rows, classes = data.count_rows()
         if self.rows is not None:
             yield "rows", [f"{rows} to train on"] if rows < self.rows else [], f"at least {self.rows}"
         if self.rows_per_class is not None:
