@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from perfed.data.reading import to_json_values
 from perfed.datasets import load
 from perfed.engine.initial import Initialiser
 from perfed.engine.record import RoundRecord
@@ -39,7 +40,7 @@ from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 from perfed.run.callbacks.checkpoint import save
 from perfed.run.callbacks.results import holdings
-from perfed.run.directory import RunDirectory, plain
+from perfed.run.directory import RunDirectory
 from perfed.run.totals import RunProgress, RunTotals
 from perfed.training.plan import Plan
 
@@ -144,7 +145,7 @@ def measure(clients: int, participants: int, rounds: int) -> Found:
     found["peak_mb"] = peak_mb()
     found["bytes_down"], found["bytes_up"] = record.bytes_down, record.bytes_up
     line = {"round": rounds, "participants": record.participants, "train_loss": record.train_loss}
-    found["line_bytes"] = len(json.dumps(plain(line)))
+    found["line_bytes"] = len(json.dumps(to_json_values(line)))
     with timed(found, "holdings"):
         found["holdings_mb"] = len(json.dumps(holdings(server.federation), separators=(",", ":"))) / 2**20
     with timed(found, "evaluate"):

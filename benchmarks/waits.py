@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 import perfed
+from perfed.client_model.export import FORMATS
 from perfed.data.csv_text import csv_text
 from perfed.engine.evaluate import predict
 from perfed.model.chain import StageFactory
-from perfed.client_model.export import FORMATS
 from perfed.training.cohort import Cohort
 
 ROOT = Path(__file__).parent.parent

@@ -29,6 +29,9 @@ BLEND = "blend"
 OPTIONAL_PACKAGES = ("perfed.sites",)
 """Packages that the rest of perfed does not import by name, and without which it works."""
 
+TABLES = "perfed.tables.frames"
+"""The module that builds federations from data frames, which the package ``data`` below it finds by this name."""
+
 IMPORTED: dict[str, None] = {}
 """The modules that ``module:NAME`` has named since the command began, each once."""
 T = TypeVar("T")

@@ -15,6 +15,7 @@ ROOT = Path(perfed.__file__).parent
 GROUND = {"errors", "rng", "tree", "codec", "settings", "plugins", "system"}
 ROOMS = (  # from the bottom to the top; a room may use those before it
     "data",
+    "tables",
     "maths",
     "aggregation",
     "participation",
@@ -32,6 +33,16 @@ ROOMS = (  # from the bottom to the top; a room may use those before it
     "cli",
     "sites",
     "testing",  # for users and tests: nothing here imports it
+)
+DATA = (  # modules and packages inside data/ from the bottom to the top; a line may use the lines before it
+    "augment csv_text groups names originals.reading originals.sources partition problems reading target_scale tokens",
+    "column facts files folder inputs labels",
+    "client federation_schema originals",
+    "checks columns summary",
+    "lazy site_arrays",
+    "federation",
+    "held_out",
+    "domain_input new_client",
 )
 # Short names for users; nothing inside imports them.
 FACES = {"aggregate", "placement", "registry", "extensions"}
@@ -88,6 +99,25 @@ def test_no_arrow_runs_back_up():
         if room(name) and room(name) not in FACES
         for other in others
         if not room(other) or room(other) in FACES or floor(room(other)) > floor(room(name))
+    ]
+    assert not upwards, upwards
+
+
+def height_in_data(module: str) -> int:
+    """Return the line of DATA with this module of data/, or with the package in which it is."""
+    name = module.removeprefix("perfed.data.")
+    places = {part: line for line, parts in enumerate(DATA) for part in parts.split()}
+    return places[name] if name in places else places[name.split(".")[0]]
+
+
+def test_no_import_inside_data_points_upwards():
+    inside = {name: others for name, others in arrows().items() if name.startswith("perfed.data.")}
+    package = {name: name.removeprefix("perfed.data.").rpartition(".")[0] for name in inside}
+    upwards = [
+        f"{name} -> {other}"
+        for name, others in inside.items()
+        for other in others & inside.keys()
+        if height_in_data(other) >= height_in_data(name) and not (package[name] and package[name] == package[other])
     ]
     assert not upwards, upwards
 

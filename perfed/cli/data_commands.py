@@ -72,9 +72,9 @@ def init_command(
     """Write a commented experiment for tables of your own, after checking them."""
     from perfed.cli.terminal import print_federation
     from perfed.data.names import quote_name
-    from perfed.data.tables.files import table_files
     from perfed.experiment.config import validate
     from perfed.experiment.init_template import compared, fitting, study_text, tune_command
+    from perfed.tables.files import table_files
 
     table_files([*files, *(test or [])])
     if out.exists():
@@ -179,11 +179,11 @@ def _modules_named() -> Iterator[None]:
 @contextmanager
 def _all_problems() -> Iterator[None]:
     """Print every problem of tables, in place of the first alone."""
-    from perfed.data.tables.problems import TableProblems
+    from perfed.data.problems import DataProblems
 
     try:
         yield
-    except TableProblems as found:
+    except DataProblems as found:
         for problem in found.problems[:_PROBLEMS]:
             say_whole(problem)
         if len(found.problems) > _PROBLEMS:

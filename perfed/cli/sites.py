@@ -14,21 +14,23 @@ from perfed.client_model.export import FORMATS, export
 from perfed.client_model.load import joined_sites, load_site
 from perfed.client_model.site_model import DOMAIN, FACTS, SiteModel
 from perfed.data.client import Client
+from perfed.data.column import Column
 from perfed.data.csv_text import csv_text
 from perfed.data.federation import Federation
 from perfed.data.names import compose_text, find_name
-from perfed.data.new_client import new_client, new_client_from_frame
+from perfed.data.new_client import new_client
+from perfed.data.problems import raise_problems
 from perfed.data.reading import read_arrays
-from perfed.data.tables.cells import clean_frame
-from perfed.data.tables.files import read_table
-from perfed.data.tables.kinds import Column, read
-from perfed.data.tables.problems import refuse
 from perfed.errors import PerfedError
 from perfed.experiment.blended_models import opened_models
 from perfed.experiment.kept_models import KeptModels
 from perfed.experiment.start import opened
 from perfed.plugins import no_modules_of
 from perfed.system import write_atomic
+from perfed.tables.cells import clean_frame
+from perfed.tables.files import read_table
+from perfed.tables.joining import new_client_from_frame
+from perfed.tables.kinds import read
 
 _TARGET = "y"
 
@@ -136,7 +138,7 @@ def _numbers(frame: Any, file: Path, others: tuple[str, ...]) -> Any:
     cleaned = clean_frame(frame)
     for at, name in enumerate(frame.columns):
         if name not in others:
-            made[name], found = read(cleaned.iloc[:, at], Column(str(name), "number"))
+            made[name], found = read(cleaned.iloc[:, at], Column(name=str(name), kind="number"))
             problems += [f"{file}: {problem}" for problem in found]
-    refuse(problems)
+    raise_problems(problems)
     return made

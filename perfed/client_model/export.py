@@ -17,10 +17,10 @@ from perfed.client_model.network import Network, silence_torch, write_program
 from perfed.client_model.onnx_table import example_columns, onnx_package, output_name, with_preprocessing
 from perfed.client_model.site_model import DOMAIN, SiteModel
 from perfed.data.reading import reason_of
-from perfed.data.tables.problems import pandas
-from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
 from perfed.system import write_atomic
+from perfed.tables.problems import pandas
+from perfed.tables.site import TablePreprocessor
 
 Format = Literal["onnx", "pt2", "safetensors"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -14,12 +14,13 @@ from pydantic import BaseModel, ConfigDict
 
 from perfed.client_model.onnx_table import output_name
 from perfed.data.client import SPLITS, Client
+from perfed.data.column import MISSING_CATEGORY, Column
 from perfed.data.federation import Federation
 from perfed.data.labels import Classes
 from perfed.data.reading import check_seal, checked, read_json, seal, to_json_values
-from perfed.data.tables.kinds import MISSING_CATEGORY, Column
 from perfed.errors import PerfedError
 from perfed.system import versions, write_atomic
+from perfed.tables.site import table_of
 
 FORMAT = 1
 
@@ -133,10 +134,10 @@ def describe_model(client: Client, federation: Federation, **facts: Any) -> dict
         federation: the federation of the client.
         facts: those about the model itself, such as ``method`` and ``settings``.
     """
-    table = client.table
+    table = table_of(client)
     columns = () if table is None else (*(column.name for column in table.columns), table.domain or "")
     features = [client.original_name(name) for name in client.feature_names or ()]
-    return to_json_values(
+    content: dict[str, Any] = to_json_values(
         {
             "site": client.id,
             "dataset": federation.name,
@@ -154,6 +155,7 @@ def describe_model(client: Client, federation: Federation, **facts: Any) -> dict
             **facts,
         }
     )
+    return content
 
 
 def _original_classes(client: Client, federation: Federation) -> Classes | None:

@@ -13,8 +13,8 @@ from perfed.client_model.mixture import PARTS, Mixture
 from perfed.client_model.network import load_network
 from perfed.client_model.site_model import FACTS, TABLE, Predictor, SiteModel
 from perfed.data.checksums import find_damage, refuse_damage
-from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
+from perfed.tables.site import TablePreprocessor
 
 
 def load_site(path: Path | str, trust: bool = False) -> SiteModel:

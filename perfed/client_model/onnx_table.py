@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfed.data.column import MISSING_CATEGORY, Column
 from perfed.data.files import optional_package
-from perfed.data.tables.kinds import MISSING_CATEGORY, Column
-from perfed.data.tables.missing import missing_values
-from perfed.data.tables.site import TablePreprocessor
+from perfed.tables.missing import missing_values
+from perfed.tables.site import TablePreprocessor
 
 _PURPOSE = "writing ONNX files"
 OPSET, ML, ML_VERSION = 20, "ai.onnx.ml", 3
@@ -156,7 +156,7 @@ class _Graph:
 
 
 def _add_preprocessing(graph: _Graph) -> str:
-    """Add the nodes of a :func:`~perfed.data.tables.preprocess.column_transformer`; return its output."""
+    """Add the nodes of a :func:`~perfed.tables.preprocess.column_transformer`; return its output."""
     parts = [
         _PARTS[name.removeprefix("own_")](graph, estimator, names)
         for name, estimator, names in graph.table.transformer.transformers_
@@ -232,7 +232,7 @@ def _encode_domain(graph: _Graph) -> str:
     """Add the conversion of domains to ids and return these ``(batch,)``; an unknown domain gets an id out of range."""
     table = graph.table
     assert table.domain is not None
-    column = Column(table.domain, "category")
+    column = Column(name=table.domain, kind="category")
     replacements = table.conversions.replacements(table.domain)
     hot = graph.match_patterns(
         table.domain, [match_spellings(name, column, (), replacements) for name in table.domains]
@@ -256,16 +256,16 @@ def match_spellings(
     """Return a regular expression that matches all spellings of a category in tables.
 
     There may be spaces around a text, accents may be composed or decomposed, and a whole number may end with ``.0``
-    (:func:`perfed.data.tables.kinds.read`). What is missing may be empty or one of the codes that mean missing.
+    (:func:`perfed.tables.kinds.read`). What is missing may be empty or one of the codes that mean missing.
 
     Args:
-        category: the category; :data:`~perfed.data.tables.kinds.MISSING_CATEGORY` for missing values.
+        category: the category; :data:`~perfed.tables.kinds.MISSING_CATEGORY` for missing values.
         column: the column with the category.
-        missing: the site's codes for missing values (:class:`perfed.data.tables.options.TableOptions`).
+        missing: the site's codes for missing values (:class:`perfed.tables.options.TableOptions`).
         replacements: by text the one that a study replaces it by (``values``).
 
     Example:
-        >>> bool(re.fullmatch(match_spellings("1", Column("code", "category"), ()), " 1.0"))
+        >>> bool(re.fullmatch(match_spellings("1", Column(name="code", kind="category"), ()), " 1.0"))
         True
     """
     replaced = replacements or {}

@@ -20,9 +20,9 @@ from perfed.data.federation import Federation
 from perfed.data.inputs import as_tensor, column_names, native_columns
 from perfed.data.names import compose_text
 from perfed.data.reading import to_json_values
-from perfed.data.tables.problems import columns_named, pandas
-from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
+from perfed.tables.problems import describe_columns, pandas
+from perfed.tables.site import TablePreprocessor
 
 FACTS, TABLE = "site.json", "table.zip"
 DOMAIN = "domain"
@@ -247,7 +247,7 @@ class SiteModel:
             ("x has twice", [name for name in dict.fromkeys(columns) if columns.count(name) > 1]),
         ):
             if names:
-                raise PerfedError(f"site '{self.site}': {what} {columns_named(names)}")
+                raise PerfedError(f"site '{self.site}': {what} {describe_columns(names)}")
 
     def _find_domain_ids(self, domain: Any, samples: int) -> Tensor:
         names = self.facts["domains"]

@@ -6,14 +6,15 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from perfed.data.column import Column
 from perfed.data.facts import SPLITS as SPLITS
-from perfed.data.facts import ClientFacts, Counts, SplitFacts, padded
+from perfed.data.facts import ClientFacts, Counts, SplitFacts, pad_counts
 from perfed.data.names import compose_text, find_originals
-from perfed.data.tables.site import TablePreprocessor
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,11 +104,11 @@ class Split:
 
     def class_counts(self, classes: int) -> list[int]:
         """Samples of each of ``classes`` classes."""
-        return padded(self.held_classes, classes)
+        return pad_counts(self.held_classes, classes)
 
     def domain_counts(self, domains: int) -> list[int]:
         """Samples of each of ``domains`` domains; all 0 where they are unknown."""
-        return padded(self.held_domains or (), domains)
+        return pad_counts(self.held_domains or (), domains)
 
     def facts(self, survival: bool = False) -> SplitFacts:
         """All that is known of the samples without them."""
@@ -171,6 +172,25 @@ class Split:
         return made if facts is None else made.with_facts(facts)
 
 
+class Preprocessing(Protocol):
+    """The preprocessing that turns the rows of a site's table into inputs, as far as clients need to know it."""
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of the site that enter."""
+
+    @property
+    def constant(self) -> tuple[str, ...]:
+        """The names of columns that do not enter because all training rows hold the same value."""
+
+    @property
+    def columns_there(self) -> frozenset[str]:
+        """The names of the columns that enter or would if they were not constant."""
+
+    def with_domain_input(self) -> Preprocessing:
+        """Return the preprocessing with the domain as a further input."""
+
+
 @dataclass(frozen=True, repr=False)
 class Client:
     """One client: an id, its training data, and optionally validation and test data.
@@ -181,7 +201,7 @@ class Client:
         test: may be ``None`` or empty: the client then takes part but is not evaluated.
         validation: held-out training data for choices made at the client (early stopping, tuning).
         feature_names: one name per column for tabular inputs.
-        table: what turns the site's own table into inputs, where they were made so (:meth:`Federation.from_frames`).
+        table: the preprocessing of the site's table if its data come from one (:func:`perfed.tables.site.table_of`).
         held: where the first inputs mean the same at all clients, by the names of columns, which of these the client
             has; those that it lacks are 0. ``None`` otherwise.
         originals: the client's spelling of each class and feature name whose composed form
@@ -199,7 +219,7 @@ class Client:
     test: Split | None = None
     validation: Split | None = None
     feature_names: tuple[str, ...] | None = None
-    table: TablePreprocessor | None = None
+    table: Preprocessing | None = None
     held: tuple[bool, ...] | None = None
     originals: Mapping[str, str] = field(default_factory=dict, compare=False)
 

@@ -48,7 +48,7 @@ def with_domain(client: Client, names: Sequence[str]) -> Client:
 
     features = client.feature_names and (*client.feature_names, *(f"domain {name}" for name in names))
     splits = {name: extended(getattr(client, name)) for name in SPLITS}
-    table = client.table and replace(client.table, domain_input=True)
+    table = client.table and client.table.with_domain_input()
     return replace(client, feature_names=features, table=table, **splits)  # type: ignore[arg-type]
 
 

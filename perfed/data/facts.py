@@ -58,7 +58,7 @@ class SplitFacts:
                 continue
             if min(counts, default=0) < 0 or sum(counts) != self.samples:
                 raise PerfedError(f"facts: the samples of the {name} are {sum(counts)}, not {self.samples}")
-            object.__setattr__(self, name, trimmed(counts))
+            object.__setattr__(self, name, trim_zeros(counts))
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class ClientFacts:
 _FACTS = TypeAdapter(ClientFacts)
 
 
-def trimmed(counts: Counts) -> Counts:
+def trim_zeros(counts: Counts) -> Counts:
     """``counts`` without the zeros at their end."""
     last = len(counts)
     while last and counts[last - 1] == 0:
@@ -149,6 +149,6 @@ def trimmed(counts: Counts) -> Counts:
     return tuple(counts[:last])
 
 
-def padded(counts: Counts, number: int) -> list[int]:
+def pad_counts(counts: Counts, number: int) -> list[int]:
     """``counts`` with zeros behind them, ``number`` in all, or as many as there are."""
     return [*counts, *([0] * (number - len(counts)))]

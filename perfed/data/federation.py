@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,8 +16,9 @@ from torch.utils.data import Dataset
 from perfed.data.augment import CropFlip
 from perfed.data.checks import check_client, check_domains
 from perfed.data.client import SPLITS, Client, sizes_of
+from perfed.data.column import Column
 from perfed.data.facts import ClientFacts
-from perfed.data.federation_schema import AgreedColumn, FederationSchema, Scale
+from perfed.data.federation_schema import FederationSchema, Scale
 from perfed.data.folder import ClientFolder
 from perfed.data.inputs import arrays_of
 from perfed.data.labels import Classes, Task, task_of
@@ -26,19 +28,19 @@ from perfed.data.site_arrays import (
     Arrays,
     FromArrays,
     Labels,
-    SeenSite,
+    ScannedArrays,
     SiteArrays,
-    read_by,
-    refuse_unknown,
-    scanned,
-    schema_of,
-    schema_of_facts,
-    targets_in,
+    create_schema,
+    create_schema_from_facts,
+    list_targets,
+    read_arrays_by,
+    refuse_unknown_arguments,
+    scan_arrays,
 )
-from perfed.data.summary import FederationFacts
-from perfed.data.tables.options import TableOptions
+from perfed.data.summary import FederationSummary
 from perfed.data.target_scale import TargetScale
 from perfed.errors import PerfedError
+from perfed.plugins import TABLES
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,7 +88,7 @@ class Federation:
     classes: Classes | None = None
     survival: bool = False
     target_scale: TargetScale | None = None
-    columns: tuple[AgreedColumn, ...] | None = None
+    columns: tuple[Column, ...] | None = None
     scaled_inputs: bool = False
 
     def __post_init__(self) -> None:
@@ -154,7 +156,7 @@ class Federation:
             >>> Federation.from_arrays(data).num_classes
             2
         """
-        refuse_unknown(labels)
+        refuse_unknown_arguments(labels)
         if not isinstance(clients, Mapping | list | tuple):
             raise PerfedError(
                 f"clients must be a mapping from id to data, or a list (given: {type(clients).__name__}); "
@@ -168,13 +170,13 @@ class Federation:
             task = "classification"
         read = [(str(key), arrays_of(str(key), data, SPLITS)) for key, data in pairs]
         refuse_unusable(name, [site for site, _ in read])
-        targets = [target for site, arrays in read for target in targets_in(site, arrays.parts)]
+        targets = [target for site, arrays in read for target in list_targets(site, arrays.parts)]
         task = task_of(targets, task)
         sites = [
             SiteArrays(site, arrays.parts, arrays.names, task, standardised=False, originals=arrays.originals)
             for site, arrays in read
         ]
-        schema = schema_of([site.seen for site in sites], labels)
+        schema = create_schema([site.scanned for site in sites], labels)
         return federation_of((site.client(schema) for site in sites), schema, name, labels.get("class_names"))
 
     @classmethod
@@ -249,7 +251,7 @@ class Federation:
             >>> Federation.from_source(read, ["1", "2"])
             <Federation 'data': 2 clients, 6 train samples, 2 classes>
         """
-        refuse_unknown(labels)
+        refuse_unknown_arguments(labels)
         given = list(clients)
         known = [facts for facts in given if isinstance(facts, ClientFacts)]
         if (known and len(known) < len(given)) or (read is None and not known):
@@ -257,7 +259,7 @@ class Federation:
         if not known and read is not None:
             ids = [str(client) for client in given]
             return _lazy(read, read, ids, name, hold, labels)
-        schema = schema_of_facts(known, labels)
+        schema = create_schema_from_facts(known, labels)
         samples = refuse_read if read is None else FromArrays(read, schema.classes)
         return federation_of(lazy_clients(samples, known, schema, hold), schema, name, labels.get("class_names"))
 
@@ -281,7 +283,7 @@ class Federation:
         Raises:
             PerfedError: no such folder, no client in it, a file that cannot be read, or as :meth:`from_source`.
         """
-        refuse_unknown(labels)
+        refuse_unknown_arguments(labels)
         folder = ClientFolder.of(Path(path))
         return _lazy(folder, folder.heads, list(folder.places), name, hold, labels)
 
@@ -310,10 +312,10 @@ class Federation:
             sources, test_sources: what messages call each site's frame, such as a file; rows are called by its index.
             options: what other columns are for: ``event``, ``domain``, ``drop``, ``numbers``, ``dates``,
                 ``categories``, ``missing``, ``group``, ``task``, ``folds``, ``columns``, ``preprocess``, ``seed``; see
-                :class:`perfed.data.tables.options.TableOptions`.
+                :class:`perfed.tables.options.TableOptions`.
 
         Raises:
-            PerfedError: a :class:`perfed.data.tables.problems.TableProblems` with all faults of rows and columns, one
+            PerfedError: a :class:`perfed.data.problems.DataProblems` with all faults of rows and columns, one
                 line each, or any fault listed for :class:`Federation`.
 
         Example:
@@ -322,9 +324,13 @@ class Federation:
             >>> Federation.from_frames({"north": north}, target="sick", test=0.5).classes
             ('no', 'yes')
         """
+        options |= {"target": target, "test_fraction": 0.0 if isinstance(test, Mapping) else test}
         tests = test if isinstance(test, Mapping) else None
-        meant = TableOptions(target, **options, test_fraction=0.0 if isinstance(test, Mapping) else test)
-        return of_tables(frames, meant, name=name, tests=tests, sources=sources, test_sources=test_sources)
+        tables = importlib.import_module(TABLES)
+        federation: Federation = tables.build_federation(
+            frames, options, name=name, tests=tests, sources=sources, test_sources=test_sources
+        )
+        return federation
 
     @cached_property
     def schema(self) -> FederationSchema:
@@ -360,11 +366,11 @@ class Federation:
         return str(self.facts)
 
     @property
-    def facts(self) -> FederationFacts:
+    def facts(self) -> FederationSummary:
         """What :meth:`describe` says, as plain values."""
         classes = [str(label) for label in self.class_names or self.classes or ()]
         domains = [self.domain_name(number) for number in range(self.num_domains)]
-        return FederationFacts.of(self.clients, classes, domains, self.notes, survival=self.survival)
+        return FederationSummary.from_clients(self.clients, classes, domains, self.notes, survival=self.survival)
 
     @property
     def named_inputs(self) -> int | None:
@@ -461,14 +467,6 @@ def federation_of(
     )
 
 
-def of_tables(frames: Mapping[str, Any], options: TableOptions, *, name: str = "tables", **more: Any) -> Federation:
-    """Do as :meth:`Federation.from_frames`; ``more`` as :func:`perfed.data.tables.frames.build`."""
-    from perfed.data.tables.frames import build
-
-    clients, schema, notes = build(frames, options, **more)
-    return federation_of(clients.values(), schema, name, notes=notes)
-
-
 _RESERVED = frozenset({"", "__metadata__"})  # of files of tensors, see :mod:`perfed.codec`
 
 
@@ -486,14 +484,14 @@ def refuse_unusable(name: str, ids: Sequence[str]) -> None:
 def _lazy(read: Arrays, look: Arrays, ids: Sequence[str], name: str, hold: int, labels: Labels) -> Federation:
     """Clients of whose arrays each is looked at once, by ``look``, and read by ``read`` when it is used."""
     refuse_unusable(name, ids)
-    sites: list[SeenSite] = []
+    sites: list[ScannedArrays] = []
     originals: list[dict[str, str]] = []
     for client in ids:
-        arrays = arrays_of(client, read_by(look, client), SPLITS)
-        sites.append(scanned(client, arrays.parts, arrays.names, labels.get("task")))
+        arrays = arrays_of(client, read_arrays_by(look, client), SPLITS)
+        sites.append(scan_arrays(client, arrays.parts, arrays.names, labels.get("task")))
         originals.append(arrays.originals)
-    schema = schema_of(sites, labels)
-    facts = (site.facts(schema) for site in sites)
+    schema = create_schema(sites, labels)
+    facts = (site.facts_in(schema) for site in sites)
     clients = tuple(
         replace(client, originals=of_client)
         for client, of_client in zip(

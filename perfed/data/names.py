@@ -9,6 +9,9 @@ from typing import Any
 
 from perfed.errors import PerfedError
 
+LONGEST_NAME = 1000
+"""Largest number of characters in the name of a column, class, category or domain."""
+
 _LINE_BREAKS_AND_TABS = "\t\n\r"
 _INVALID_IN_XML = "\ufffe\uffff"
 _REORDERING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # they change the order of displayed text

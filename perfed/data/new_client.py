@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import torch
-
 from perfed.data.client import Client
-from perfed.data.domain_input import with_domain
 from perfed.data.federation import Federation
-from perfed.data.federation_schema import AgreedColumn
-from perfed.data.groups import GroupSplit
 from perfed.data.held_out import with_validation
 from perfed.data.names import find_name
 from perfed.data.site_arrays import SiteArrays
-from perfed.data.tables.cells import clean_frame, column_names
-from perfed.data.tables.kinds import guess
-from perfed.data.tables.options import TableOptions
-from perfed.data.tables.site import TablePreprocessor
-from perfed.data.tables.site_rows import SiteTableData
 from perfed.errors import PerfedError
 
 TESTED = 0.25
@@ -43,7 +31,7 @@ def new_client(federation: Federation, name: str, given: Mapping[str, Any], seed
         PerfedError: an id that is there, arrays that :meth:`Federation.from_arrays` refuses, or labels or domains that
             are none of the federation.
     """
-    _refuse_known(federation, name)
+    refuse_known_site(federation, name)
     full = {f"{key}_train" if key in ("x", "y", "domain") else key: value for key, value in given.items()}
     client = SiteArrays.of(name, full, federation.task).client(federation.schema)
     if client.split("test") is None:
@@ -53,119 +41,7 @@ def new_client(federation: Federation, name: str, given: Mapping[str, Any], seed
     return client
 
 
-def new_client_from_frame(federation: Federation, name: str, frame: Any, source: str, seed: int = 0) -> Client:
-    """Make a client of ``federation``, which is of tables, from a data frame with the site's columns.
-
-    Where all sites have one schema, the new client gets it too, kinds of columns with it, whatever its own rows look
-    like: columns that it lacks are missing in every row, and further ones do not enter; where columns are shared by
-    name, those that nobody shares enter behind them. Else it has columns of its own, of which dates, categories, and
-    numbers that look like an id, are what they are at the others. Target, domain and what the others leave out are as
-    there. Its preprocessing is fitted on its own training rows; a quarter of the rows, stratified by class, are test
-    rows. If rows have groups, the test groups are those that would be test groups at the other sites.
-
-    Args:
-        federation: that it joins.
-        name: its id.
-        frame, source: its rows and where they are from, for messages.
-        seed: of the split.
-
-    Raises:
-        PerfedError: an id that is there, what :func:`perfed.data.tables.checks.checked` refuses, a class or domain that
-            no other site has, or groups that others have trained on among the rows to test on.
-    """
-    _refuse_known(federation, name)
-    tables = [client.table for client in federation if client.table is not None]
-    named = tables[0].shared is not None
-    columns = federation.columns if named else federation.columns or _shared(tables)
-    frame = frame.set_axis(column_names(frame), axis=1)
-    cleaned = clean_frame(frame, tables[0].missing)
-    options = _options(
-        tables, columns, cleaned, task=None if tables[0].event is not None else federation.task, seed=seed
-    )
-    options = replace(options, **_group_options(federation, options))
-    site = SiteTableData.alone(name, frame, options, sources=(source, source))
-    client = site.client(federation.schema.model_copy(update={"columns": columns}))
-    assert client.table is not None
-    ids = tuple(column for column in cleaned.columns if any(column in table.ids for table in tables))
-    client = replace(client, table=replace(client.table, ids=ids))
-    _refuse_trained_groups(federation, client, source)
-    return with_domain(client, tables[0].domains) if tables[0].domain_input else client
-
-
-def _options(
-    tables: Sequence[TablePreprocessor], columns: tuple[AgreedColumn, ...] | None, frame: Any, **more: Any
-) -> TableOptions:
-    """What the columns of ``frame`` are for at a site that comes to those with ``tables``."""
-    first = tables[0]
-    known = {column.name: column.kind for table in tables for column in table.columns}
-    left = {name for table in tables for name in table.ignored} - set(known)
-    named = first.shared is not None
-    if columns is not None and not named:
-        left |= set(frame.columns) - {c.name for c in columns} - {first.target, first.event, first.domain}
-    swapped = {column.name for table in tables for column in table.columns if column.swapped}
-    kinds = {name: known[name] for name, times in Counter(frame.columns).items() if name in known and times == 1}
-    conversions = first.conversions.settings(tuple(frame.columns))
-    numbers = [n for n, k in kinds.items() if k == "number" and (columns or guess(frame[n], n).kind == "id")]
-    return TableOptions(
-        target=first.target,
-        event=first.event,
-        domain=first.domain,
-        drop=tuple(name for name in dict.fromkeys(frame.columns) if name in left),
-        numbers=[*numbers, *conversions["numbers"]],
-        thousands=conversions["thousands"],
-        decimals=conversions["decimals"],
-        swapped=[name for name in kinds if name in swapped],
-        values=conversions["values"],
-        dates=[name for name, kind in kinds.items() if kind == "date"],
-        categories=[name for name, kind in kinds.items() if kind == "category"],
-        missing=first.missing or None,
-        test_fraction=TESTED,
-        columns="named" if named else "own" if columns is None else "union",
-        preprocess=first.transformer if first.own else None,
-        **more,
-    )
-
-
-def _group_options(federation: Federation, options: TableOptions) -> dict[str, Any]:
-    """Return the options by which a site that joins splits groups as the other sites do; empty without groups."""
-    if "group_split" not in federation.notes:
-        return {}
-    group: str
-    split: GroupSplit
-    group, split = federation.notes["group_split"]
-    return {
-        "group": group,
-        "group_draw": split.draw,
-        "folds": split.folds,
-        "test_fraction": split.fraction or options.test_fraction,
-        "seed": split.seed,
-        "drop": tuple(name for name in options.drop if name != group),
-    }
-
-
-def _refuse_trained_groups(federation: Federation, client: Client, source: str) -> None:
-    """Raise an error if test rows belong to groups that some site of the federation has trained on."""
-    test = client.split("test")
-    if test is None or test.group is None:
-        return
-    training_splits = [split for site in federation for split in (site.train, site.validation) if split is not None]
-    groups = [split.group for split in training_splits if split.group is not None]
-    number = len(np.intersect1d(test.group.numpy(), torch.cat(groups).numpy())) if groups else 0
-    if number:
-        raise PerfedError(
-            f"{source}: its test rows have {number} values of the group on which other sites have trained; leave "
-            "these rows out"
-        )
-
-
-def _shared(tables: Sequence[TablePreprocessor]) -> tuple[AgreedColumn, ...] | None:
-    """The columns that enter, if they happen to be the same at all of several sites."""
-    shapes = {tuple((c.name, c.kind, c.masked, c.levels) for c in table.inputs) for table in tables}
-    if len(shapes) > 1 or len(tables) == 1 or tables[0].own:
-        return None
-    return tuple(AgreedColumn(name=n, kind=k, masked=masked, levels=levels) for n, k, masked, levels in shapes.pop())
-
-
-def _refuse_known(federation: Federation, name: str) -> None:
+def refuse_known_site(federation: Federation, name: str) -> None:
+    """Raise :class:`PerfedError` if the federation has a client of this name."""
     if find_name(name, federation.ids) is not None:
         raise PerfedError(f"site '{name}' is in the run already; choose another name")

@@ -1,4 +1,4 @@
-"""A federation in a table of text: what each site holds, in numbers."""
+"""A summary of a federation: a table with a row for each site, and lines on columns and metadata."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from perfed.data.client import SPLITS, Client
-from perfed.data.tables.site import TablePreprocessor
+from perfed.data.client import SPLITS, Client, Preprocessing
 from perfed.errors import shorten_list
 
 NAMES = 20
@@ -20,20 +19,21 @@ _FEW = 8  # classes or domains that have a column each
 
 
 @dataclass(frozen=True)
-class SiteFacts:
-    """What a site holds, in numbers.
+class SiteSummary:
+    """Numbers of rows and columns of a site.
 
     Attributes:
-        site: its id.
-        rows: per split.
-        inputs: numbers in one input of its model.
-        shared, some, own: columns of its table that all sites have, some others, or nobody else; ``None`` without
+        site: the id of the site.
+        rows: the number of rows of each split.
+        inputs: the number of values in one input of its model.
+        shared, some, own: the numbers of columns of its table that all sites have, that some other sites have, and
+            that no other site has; ``None`` without tables.
+        constant: the number of columns that do not enter because all training rows hold one value; ``None`` without
             tables.
-        constant: those of all three that hold one value in the training rows, and do not enter; ``None`` without
-            tables.
-        events: of survival, over all splits; else ``None``.
-        missing, cells: of the training rows, over these columns; ``None`` without tables.
-        classes, domains: rows of each, over all splits; empty where there are none.
+        missing, cells: the numbers of missing values and of cells in the training rows of the columns that enter;
+            ``None`` without tables.
+        events: for survival, the number of events in all splits; otherwise ``None``.
+        classes, domains: the number of rows of each class and domain in all splits; empty if there are none.
     """
 
     site: str
@@ -51,18 +51,18 @@ class SiteFacts:
 
 
 @dataclass(frozen=True)
-class FederationFacts:
-    """What the sites of a federation hold, and what they must tell each other before they train.
+class FederationSummary:
+    """Numbers of rows and columns of all sites, and the metadata that they send before training.
 
     Attributes:
-        sites: each site's facts.
-        classes, domains: their names.
-        columns: of tables, by what they are taken for; one that differs between sites is in several.
-        told: of tables, what sites tell each other before they train.
-        remarks: of tables, what to mind.
+        sites: the summary of each site.
+        classes, domains: the names of classes and domains.
+        columns: for tables, the names of columns by kind; a column whose kind differs between sites occurs repeatedly.
+        told: for tables, the metadata that sites send before training.
+        remarks: for tables, warnings and remarks.
     """
 
-    sites: list[SiteFacts]
+    sites: list[SiteSummary]
     classes: list[str]
     domains: list[str]
     columns: dict[str, list[str]]
@@ -70,7 +70,7 @@ class FederationFacts:
     remarks: list[str]
 
     @classmethod
-    def of(
+    def from_clients(
         cls,
         clients: Sequence[Client],
         classes: Sequence[str],
@@ -78,17 +78,17 @@ class FederationFacts:
         notes: Mapping[str, Any],
         *,
         survival: bool = False,
-    ) -> FederationFacts:
-        """Count a federation's clients; ``notes`` and ``survival`` are the federation's."""
+    ) -> FederationSummary:
+        """Return the summary of clients with the ``notes`` of their federation."""
         tables = [client.table for client in clients if client.table is not None]
-        holders = holders_of(tables)
-        sites = [facts_of(c, holders, len(classes), len(domains), survival=survival) for c in clients]
+        holders = count_holders(tables)
+        sites = [_summarise_site(c, holders, len(classes), len(domains), survival=survival) for c in clients]
         told, doubts, remarks = (list(notes.get(key, ())) if tables else [] for key in ("told", "doubts", "remarks"))
-        return cls(sites, list(classes), list(domains), columns_of(tables), told, [*doubts, *remarks])
+        return cls(sites, list(classes), list(domains), columns_by_kind(tables), told, [*doubts, *remarks])
 
     def rows(self) -> list[list[str]]:
-        """Titles, then a row per site."""
-        return site_rows(self.sites, self.classes, self.domains)
+        """Return the titles and the cells of each site as texts."""
+        return _format_sites(self.sites, self.classes, self.domains)
 
     def sentences(self) -> list[str]:
         """Return the lines below the table of clients, shortened if there are many columns; empty without tables."""
@@ -112,17 +112,17 @@ class FederationFacts:
 
 
 @dataclass(frozen=True)
-class Holders:
-    """How many of ``tables`` tables have each column, by name."""
+class ColumnHolders:
+    """The number of tables, and the number of those that have each column."""
 
     tables: int
     of: Mapping[str, int]
 
     def counts(self, columns: Iterable[str]) -> dict[str, int]:
-        """Return how many of ``columns`` are ``shared`` by all tables, in ``some`` others, or of the one table alone.
+        """Return how many columns are ``shared`` by all tables, in ``some`` others, or only in their ``own`` table.
 
         Example:
-            >>> Holders(3, {"age": 3, "ca": 2, "slope": 1}).counts(["age", "ca", "slope"])
+            >>> ColumnHolders(3, {"age": 3, "ca": 2, "slope": 1}).counts(["age", "ca", "slope"])
             {'shared': 1, 'some': 1, 'own': 1}
         """
         numbers = [self.of[name] for name in columns]
@@ -130,19 +130,19 @@ class Holders:
         return {"shared": shared, "some": len(numbers) - shared - own, "own": own}
 
 
-def holders_of(tables: Collection[TablePreprocessor]) -> Holders:
-    """Return which columns the tables have in common."""
-    return Holders(len(tables), Counter(name for table in tables for name in table.columns_there))
+def count_holders(tables: Collection[Preprocessing]) -> ColumnHolders:
+    """Return how many tables have each column."""
+    return ColumnHolders(len(tables), Counter(name for table in tables for name in table.columns_there))
 
 
-def facts_of(
-    client: Client, holders: Holders, num_classes: int, num_domains: int, *, survival: bool = False
-) -> SiteFacts:
-    """Return what ``client`` holds; ``holders`` are of the columns of all clients' tables."""
+def _summarise_site(
+    client: Client, holders: ColumnHolders, num_classes: int, num_domains: int, *, survival: bool = False
+) -> SiteSummary:
+    """Return the summary of a client; ``holders`` counts the columns of all clients' tables."""
     rows = {split: part for split in SPLITS if (part := client.split(split)) is not None}
     table = client.table
     columns = {} if table is None else holders.counts(table.columns_there)
-    return SiteFacts(
+    return SiteSummary(
         site=client.id,
         rows={split: len(part) for split, part in rows.items()},
         inputs=prod(client.input_shape),
@@ -158,18 +158,18 @@ def facts_of(
     )
 
 
-def site_rows(facts: Sequence[SiteFacts], classes: Sequence[str], domains: Sequence[str]) -> list[list[str]]:
-    """Titles, and the facts as text, a site each."""
-    splits = [split for split in ("train", "validation", "test") if any(split in site.rows for site in facts)]
-    tables = all(site.shared is not None for site in facts)
-    some = any(site.some for site in facts)
-    constant, survival = any(site.constant for site in facts), any(site.events is not None for site in facts)
+def _format_sites(sites: Sequence[SiteSummary], classes: Sequence[str], domains: Sequence[str]) -> list[list[str]]:
+    """Return the titles and the cells of each site as texts."""
+    splits = [split for split in ("train", "validation", "test") if any(split in site.rows for site in sites)]
+    tables = all(site.shared is not None for site in sites)
+    some = any(site.some for site in sites)
+    constant, survival = any(site.constant for site in sites), any(site.events is not None for site in sites)
     header = ["site", *splits, *(["events"] if survival else [])]
     header += ["shared columns", *(["some"] if some else []), "own"] if tables else []
     header += [*(["constant"] if constant else []), "missing"] if tables else []
     header.append("inputs")
     rows = [header + _titles("class", classes) + _titles("domain", domains)]
-    for site in facts:
+    for site in sites:
         row = [site.site, *(str(site.rows.get(split, 0)) for split in splits)]
         row += [str(site.events)] if survival else []
         if tables:
@@ -180,8 +180,8 @@ def site_rows(facts: Sequence[SiteFacts], classes: Sequence[str], domains: Seque
     return rows
 
 
-def columns_of(tables: Iterable[TablePreprocessor]) -> dict[str, list[str]]:
-    """The columns that enter, by what they are taken for; one that differs between sites is in several."""
+def columns_by_kind(tables: Iterable[Preprocessing]) -> dict[str, list[str]]:
+    """Return the names of the columns that enter, by kind; a column may have several kinds."""
     names: dict[str, dict[str, None]] = {}
     for table in tables:
         for column in table.columns:
@@ -202,5 +202,5 @@ def _cells(counts: Sequence[int]) -> list[str]:
 
 
 def _sums(counts: Sequence[Sequence[int]]) -> list[int]:
-    """The sum of the rows, number by number."""
+    """Return the sum of several rows of numbers."""
     return [sum(column) for column in zip(*counts, strict=True)]

@@ -10,8 +10,8 @@ from pydantic import Field
 
 from perfed.data.federation import Federation
 from perfed.data.files import load_npz, optional_package, require
-from perfed.data.tables.options import Mode
 from perfed.datasets.catalogue import dataset
+from perfed.tables.options import Mode
 
 FILE = "heart_disease.npz"
 CODES = ("cp", "restecg", "slope", "thal")

@@ -11,15 +11,16 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from perfed.data.client import Client
-from perfed.data.federation import Federation, of_tables
+from perfed.data.federation import Federation
 from perfed.data.federation_schema import FederationSchema
 from perfed.data.lazy import HOLD
 from perfed.data.names import compose_text, find_name
-from perfed.data.tables.files import Sites, read_sites, table_files, tables_in
-from perfed.data.tables.options import Mode, Scales, TableOptions
-from perfed.data.tables.site_rows import SiteTableData
 from perfed.datasets.catalogue import NonNegative, ValidationFraction, dataset
 from perfed.errors import PerfedError
+from perfed.tables.files import Sites, read_sites, table_files, tables_in
+from perfed.tables.frames import build_federation
+from perfed.tables.options import Mode, Scales, TableOptions
+from perfed.tables.site_rows import SiteTableData
 
 KEPT = 256 << 20
 """Bytes of files whose rows stay in memory, parsed, for further seeds of the same process."""
@@ -35,7 +36,7 @@ class TableSettings(BaseModel):
         target: the column to predict; with ``event``, a time.
         event, domain, drop, numbers, dates, categories, missing, thousands, decimals, swapped, values, group,
             group_draw, folds, columns, scales, preprocess, public: see
-            :class:`perfed.data.tables.options.TableOptions`; "" for none.
+            :class:`perfed.tables.options.TableOptions`; "" for none.
         task: "auto": what the targets look like.
         test_fraction: of each site's rows; not with ``folds`` or ``test_files``.
     """
@@ -97,7 +98,7 @@ def tables(seed: int, data_dir: Path | None, **given: Any) -> Federation:
     settings = TableSettings.model_construct(**given)
     read = _sites(settings.files, settings)
     tests = _sites(settings.test_files, settings)
-    federation = of_tables(
+    federation = build_federation(
         read.parsed,
         settings.options(seed),
         tests=tests.parsed or None,

@@ -13,13 +13,13 @@ from perfed.data.federation import Federation
 from perfed.data.groups import best_draw
 from perfed.data.labels import Task
 from perfed.data.names import quote_unless_plain, toml_value
-from perfed.data.summary import NAMES, columns_of
-from perfed.data.tables.leaks import site_groups
-from perfed.data.tables.problems import TableProblems
+from perfed.data.problems import DataProblems
+from perfed.data.summary import NAMES, columns_by_kind
 from perfed.datasets import load
 from perfed.datasets.tables import TableSettings
 from perfed.errors import PerfedError, shorten_list
 from perfed.report.warnings import MOSTLY
+from perfed.tables.leaks import site_groups
 
 _WHAT = {
     "files": "files or folders, beside this file",
@@ -98,10 +98,10 @@ def fitting(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
         settings: options of the data set "tables", without those on the split; ``columns``, if given, stay.
 
     Raises:
-        TableProblems: the tables have problems whatever the split.
+        DataProblems: the tables have problems whatever the split.
     """
     if "columns" not in settings:
-        with suppress(TableProblems):  # kinds that differ, or too few rows for the folds
+        with suppress(DataProblems):  # kinds that differ, or too few rows for the folds
             named = {**settings, **_split(settings, {"folds": 5}), "columns": "named"}
             federation = load("tables", named, seed=0)
             if _share_columns(federation):
@@ -109,14 +109,14 @@ def fitting(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
     try:
         split = _split(settings, {"folds": 5})
         federation = load("tables", {**settings, **split}, seed=0)
-    except TableProblems:
+    except DataProblems:
         split = _split(settings, {"test_fraction": 0.2})
         federation = load("tables", {**settings, **split}, seed=0)
     if "columns" in settings:
         return federation, {**settings, **split}
     if "test_fraction" in split and _share_columns(federation):
         named = {**settings, **split, "columns": "named"}
-        with suppress(TableProblems):  # kinds that differ
+        with suppress(DataProblems):  # kinds that differ
             return load("tables", named, seed=0), named
     return federation, {**settings, **split, "columns": "own"}
 
@@ -125,7 +125,7 @@ def _split(settings: Mapping[str, Any], split: Mapping[str, Any]) -> dict[str, A
     """Return the settings of ``split`` with the most even draw of the groups; empty if there are test files.
 
     Raises:
-        TableProblems: the tables have problems that do not depend on the split.
+        DataProblems: the tables have problems that do not depend on the split.
     """
     if "test_files" in settings:
         return {}
@@ -186,7 +186,7 @@ def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -
     methods = compared(settings, federation)
     rounds = 30 if federation.task == "survival" else 60
     tables = [client.table for client in federation if client.table is not None]
-    kinds = [f"#   {kind}: {_in_comment(names)}" for kind, names in columns_of(tables).items()]
+    kinds = [f"#   {kind}: {_in_comment(names)}" for kind, names in columns_by_kind(tables).items()]
     file, names = shlex.quote(f"{name}.toml"), ",".join(methods)
     tune = tune_command(f"{name}.toml", settings, federation)
     comments = [f"{tune} --out tuned", f"perfed compare tuned/chosen.toml --methods {names} --seeds 0..4"]

@@ -22,6 +22,7 @@ from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.estimators import is_pooled
 from perfed.run.directory import RunDirectory
 from perfed.system import private_files, versions
+from perfed.tables.site import table_of
 
 FOLDER, POOLED_FILE = "estimators", "pooled.skops"
 MOST = 200
@@ -135,4 +136,4 @@ def estimator_site(
     about["versions"] = versions("scikit-learn", version("scikit-learn"))
     facts = describe_model(client, federation, dtype="float32", domains=None, **about)
     predictor = Estimator(plain_estimator(fitted), federation.num_classes, federation.target_scale)
-    return SiteModel(facts, predictor, client.table, training_rows=client.train).with_metrics(client, federation)
+    return SiteModel(facts, predictor, table_of(client), training_rows=client.train).with_metrics(client, federation)

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfed.data.tables.problems import pandas
 from perfed.datasets.catalogue import in_memory
 from perfed.errors import PerfedError
 from perfed.experiment.blended_models import BlendedModels, opened_models
@@ -25,6 +24,7 @@ from perfed.report import write_report
 from perfed.report.comparison import compare_with_reference
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
+from perfed.tables.problems import pandas
 
 
 @dataclass(frozen=True, repr=False)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from perfed.data.column import Column
 from perfed.data.facts import ClientFacts, SplitFacts
-from perfed.data.federation_schema import SiteMetadata, ToldColumn
+from perfed.data.federation_schema import SiteMetadata
 from perfed.errors import PerfedError
 
 _STUDY = "as the study says it (`data.public`)"
@@ -32,7 +33,7 @@ BEFORE: Mapping[type, Mapping[str, str]] = {
         "columns": "see below",
         "named": _HEADER,
     },
-    ToldColumn: {
+    Column: {
         "name": _HEADER,
         "kind": _STUDY,
         "constant": _NEVER,

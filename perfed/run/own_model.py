@@ -28,6 +28,7 @@ from perfed.model.chain import Chain, Parameters
 from perfed.run.callback import Callback
 from perfed.run.callbacks.best import BestModels
 from perfed.run.callbacks.budget import PrivacyBudget
+from perfed.tables.site import table_of
 from perfed.training.cohort import Cohort
 
 
@@ -156,7 +157,7 @@ class OwnModels:
         about |= {} if (privacy := self.spent_by(name)) is None else {"privacy": privacy}
         facts = describe_model(client, federation, domains=domains, **about)
         network = Network(ClientModule(method, cohort, federation).cpu(), facts)
-        return SiteModel(facts, network, client.table, training_rows=client.train).with_metrics(client, federation)
+        return SiteModel(facts, network, table_of(client), training_rows=client.train).with_metrics(client, federation)
 
     def _of(self, server: Server, client: str) -> Cohort:
         """The client alone with its own model, of a method that has one for new samples."""

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from command_line import Outcome, perfed
 
-from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
 from perfed.run import predictions
+from perfed.tables.site import TablePreprocessor
 
 SEEDS = (4,)
 OTHERS = (None, True, -1, 1.5, "text", [], ["text"], [1, [2]], {}, {"text": 1}, 10**30)

@@ -25,9 +25,9 @@ from perfed.client_model.network import write_program
 from perfed.client_model.site_model import SiteModel
 from perfed.data.checksums import hash_file
 from perfed.data.federation import Federation
-from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
 from perfed.run.run import Run
+from perfed.tables.site import TablePreprocessor
 from perfed.training.plan import Plan
 
 

@@ -16,11 +16,11 @@ from perfed import Federation, PerfedError, load_site
 from perfed.data.client import Client
 from perfed.data.facts import ClientFacts, SplitFacts
 from perfed.data.new_client import new_client
-from perfed.data.site_data import site_data
 from perfed.methods.build import build_method
 from perfed.model.chain import Model
 from perfed.model.presets import linear
 from perfed.run.run import Run
+from perfed.tables.site_data import read_site_data
 
 FORMS = ("NFC", "NFD")
 
@@ -132,7 +132,7 @@ def test_columns_that_differ_in_form_alone_are_refused():
 def test_a_site_sends_composed_labels(tmp_path):
     for form in FORMS:
         np.savez(tmp_path / f"{form}.npz", **arrays(0, form, frame=False))
-    composed, decomposed = (site_data("a", tmp_path / f"{form}.npz").told() for form in FORMS)
+    composed, decomposed = (read_site_data("a", tmp_path / f"{form}.npz").create_metadata() for form in FORMS)
     assert composed == decomposed and composed.classes == ("möglich", "non", "sûr")
 
 

@@ -12,8 +12,9 @@ import torch
 
 from perfed import Federation, PerfedError
 from perfed.data.client import Client, Split
-from perfed.data.groups import Gap, GroupSplit, SiteGroups, best_draw, find_gaps, hash_groups
+from perfed.data.groups import Gap, GroupSplit, SiteGroups, best_draw, find_gaps
 from perfed.data.held_out import fold_as_test, scored_apart, with_validation
+from perfed.tables.group_hashes import hash_groups
 
 WRITTEN = {
     "whole numbers": pd.Series([1, 12, 100]),

@@ -15,12 +15,13 @@ from perfed.data import checks, federation, lazy, site_arrays
 from perfed.data.client import SPLITS, Client, Split
 from perfed.data.domain_input import completed
 from perfed.data.federation import Federation, federation_of
-from perfed.data.federation_schema import agreed
-from perfed.data.new_client import new_client, new_client_from_frame
-from perfed.data.site_data import site_data
-from perfed.data.tables import kinds
+from perfed.data.new_client import new_client
 from perfed.errors import PerfedError
 from perfed.run.callbacks.results import holdings
+from perfed.tables import kinds
+from perfed.tables.agreement import agree_on_schema
+from perfed.tables.joining import new_client_from_frame
+from perfed.tables.site_data import read_site_data
 
 SITES = ("north", "south", "west")
 
@@ -38,7 +39,7 @@ def count(monkeypatch) -> Counter[str]:
     follow(lazy, "check_samples", "checked")
     follow(site_arrays, "arrays_of", "parsed")
     follow(federation, "arrays_of", "parsed")
-    follow(kinds.Cells, "__init__", "columns")
+    follow(kinds, "parse_cells", "columns")
     follow(torch, "bincount", "counted")
     return counted
 
@@ -102,7 +103,7 @@ def test_samples_that_are_read_when_they_are_used(count, tmp_path):
 
 @pytest.mark.parametrize("kind", ["arrays", "tables"])
 def test_sites_of_their_own(count, tmp_path, kind):
-    from perfed.data.tables.options import TableOptions
+    from perfed.tables.options import TableOptions
 
     options = TableOptions("sick", domain="race", columns="common") if kind == "tables" else None
     for seed, (name, given) in enumerate(three().items()):
@@ -111,9 +112,9 @@ def test_sites_of_their_own(count, tmp_path, kind):
         else:
             frame(seed).to_csv(tmp_path / f"{name}.csv", index=False)
     ending = "npz" if options is None else "csv"
-    sites = {name: site_data(name, tmp_path / f"{name}.{ending}", options) for name in SITES}
-    schema = agreed({name: site.told() for name, site in sites.items()}, options)
-    assert not any(site.faults(schema) for site in sites.values()) or options is None
+    sites = {name: read_site_data(name, tmp_path / f"{name}.{ending}", options) for name in SITES}
+    schema = agree_on_schema({name: site.create_metadata() for name, site in sites.items()}, options)
+    assert not any(site.describe_misfits(schema) for site in sites.values()) or options is None
     for site in sites.values():
         used(federation_of([site.client(schema)], schema))
     if options is None:

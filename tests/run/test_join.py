@@ -12,12 +12,13 @@ from test_site_model import done, frames
 
 import perfed
 from perfed.data.federation import Federation
-from perfed.data.new_client import new_client, new_client_from_frame
+from perfed.data.new_client import new_client
 from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.method.registry import entry, method_names
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
+from perfed.tables.joining import new_client_from_frame
 
 CANNOT = {"fedamp", "fedfomo", "pfedhn"}
 

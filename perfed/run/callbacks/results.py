@@ -11,7 +11,7 @@ import numpy as np
 
 from perfed.data.client import SPLITS, Client
 from perfed.data.federation import Federation
-from perfed.data.summary import Holders, holders_of
+from perfed.data.summary import ColumnHolders, count_holders
 from perfed.run.callback import Callback, Running
 
 
@@ -23,7 +23,7 @@ def holdings(federation: Federation) -> dict[str, Any]:
     """
     classes = federation.class_names or [str(label) for label in range(federation.num_classes or 0)]
     domains = [federation.domain_name(number) for number in range(federation.num_domains)]
-    holders = holders_of([c.table for c in federation if c.table is not None])
+    holders = count_holders([c.table for c in federation if c.table is not None])
     return {
         "data": f"{federation.fingerprint:08x}",
         "classes": [str(name) for name in classes],
@@ -33,7 +33,7 @@ def holdings(federation: Federation) -> dict[str, Any]:
     }
 
 
-def _held(client: Client, classes: int, domains: int, holders: Holders) -> dict[str, Any]:
+def _held(client: Client, classes: int, domains: int, holders: ColumnHolders) -> dict[str, Any]:
     found: dict[str, Any] = {
         "rows": {name: len(part) for name in SPLITS if (part := client.split(name)) is not None},
         "inputs": prod(client.input_shape),

@@ -13,10 +13,9 @@ from pydantic import BaseModel
 
 from perfed.data.client import Client
 from perfed.data.facts import ClientFacts
-from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed
+from perfed.data.federation_schema import FederationSchema, SiteMetadata
 from perfed.data.lazy import lazy_clients, refuse_read
 from perfed.data.reading import check_seal, checked, read_json, seal
-from perfed.data.site_differences import describe_differences
 from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.config import Experiment
 from perfed.sites.deploy.part import table_options
@@ -24,6 +23,8 @@ from perfed.sites.deploy.submit import goes_on
 from perfed.sites.flower.message import pack, unpack
 from perfed.sites.flower.transport import Transport
 from perfed.system import write_atomic
+from perfed.tables.agreement import agree_on_schema
+from perfed.tables.site_differences import describe_differences
 
 AGREED = "agreed.json"
 """File of a run's directory: what sites told, what was agreed, and the facts of each."""
@@ -106,7 +107,7 @@ class Opening:
         told = {site: SiteMetadata.of_plain(v, f"site '{site}'") for site, v in self._ask("study", {}, "told").items()}
         options = table_options(self._experiment)
         self.doubts = describe_differences(told, options.target)
-        return agreed(told, options)
+        return agree_on_schema(told, options)
 
     def _ask(self, kind: str, fields: Mapping[str, Any], answer: str) -> dict[str, Any]:
         """The field ``answer`` of each site's reply; one that refuses for a run that is over is asked once more."""

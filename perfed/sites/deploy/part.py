@@ -19,11 +19,8 @@ from perfed.data.client import Client
 from perfed.data.domain_input import completed_by
 from perfed.data.facts import SPLITS, Counts, SplitFacts
 from perfed.data.federation import Federation, federation_of
-from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed
+from perfed.data.federation_schema import FederationSchema, SiteMetadata
 from perfed.data.reading import check_seal, checked, read_json, seal
-from perfed.data.site_data import SiteData, site_data
-from perfed.data.tables.marks import FEWEST
-from perfed.data.tables.options import TableOptions
 from perfed.datasets.tables import TableSettings
 from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError, shorten_list
@@ -38,6 +35,10 @@ from perfed.sites.flower.masking import Signer
 from perfed.sites.flower.refusal import Refused, Said
 from perfed.sites.flower.store import SiteStore, Stored
 from perfed.system import installed_version, write_atomic
+from perfed.tables.agreement import agree_on_schema
+from perfed.tables.marks import FEWEST
+from perfed.tables.options import TableOptions
+from perfed.tables.site_data import SiteData, read_site_data
 from perfed.training.plan import Plan, PlanSettings, usable_device
 
 _RUN = "run.json"  # the run that the site is in: its id and place, its study, what was agreed, and since when
@@ -51,7 +52,7 @@ def table_options(experiment: Experiment) -> TableOptions:
 
 def told_by(own: SiteData) -> dict[str, Any]:
     """What a site tells the server before its facts, as it leaves."""
-    return own.told(FEWEST).plain()
+    return own.create_metadata(FEWEST).plain()
 
 
 def make_schema_of_one_site(site: str, metadata: Mapping[str, Any], options: TableOptions) -> FederationSchema:
@@ -66,7 +67,9 @@ def make_schema_of_one_site(site: str, metadata: Mapping[str, Any], options: Tab
         PerfedError: as :func:`perfed.data.federation_schema.agreed`.
     """
     named = sorted({name for names in options.named.values() for name in names})
-    return agreed({site: SiteMetadata.of_plain({**metadata, "named": named or None}, f"site '{site}'")}, options)
+    return agree_on_schema(
+        {site: SiteMetadata.of_plain({**metadata, "named": named or None}, f"site '{site}'")}, options
+    )
 
 
 def installed_versions() -> str:
@@ -280,7 +283,7 @@ class Part:
             PerfedError: its data do not fit.
         """
         experiment = self.experiment
-        own = self.own or site_data(self.site, self.data, table_options(experiment))
+        own = self.own or read_site_data(self.site, self.data, table_options(experiment))
         alone = federation_of([own.client(self.agreement)], self.agreement, experiment.data.name)
         return completed_by(alone, experiment.data.options, experiment.seed)
 

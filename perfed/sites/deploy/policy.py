@@ -10,7 +10,6 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, PositiveInt, ValidationError
 
-from perfed.data.site_data import SiteData
 from perfed.errors import PerfedError, did_you_mean, first_problem, shorten_list
 from perfed.experiment.config import Experiment
 from perfed.privacy.apply import PrivateMethod
@@ -19,6 +18,7 @@ from perfed.sites.deploy.candidates import methods_of
 from perfed.sites.deploy.spending import check_planned
 from perfed.sites.flower.allowed import Allowed
 from perfed.sites.flower.refusal import Refused, Said
+from perfed.tables.site_data import SiteData
 
 _Names = Annotated[tuple[str, ...], LISTED]
 _Lacking = tuple[str, Sequence[str], str]
@@ -100,7 +100,7 @@ class Policy(BaseModel):
         if plan is None or self.epsilon is None:
             return
         if self.delta is None:
-            count, units = (data.counts()[0], "rows") if plan.settings.unit == "sample" else (sites, "sites")
+            count, units = (data.count_rows()[0], "rows") if plan.settings.unit == "sample" else (sites, "sites")
             beyond = _above(plan.settings.delta * count, 1.0) and [f"{plan.settings.delta:g}, with {count} {units}"]
             _refuse(iter([("delta", beyond, f"at most one over the number of {units}, or delta of the policy")]))
         check_planned(folder, line, plan, self.epsilon, self.delta)
@@ -141,7 +141,7 @@ class Policy(BaseModel):
     def _few(self, data: SiteData) -> Iterator[_Lacking]:
         if self.rows is None and self.rows_per_class is None:
             return
-        rows, classes = data.counts()
+        rows, classes = data.count_rows()
         if self.rows is not None:
             yield "rows", [f"{rows} to train on"] if rows < self.rows else [], f"at least {self.rows}"
         if self.rows_per_class is not None:

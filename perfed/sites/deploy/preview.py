@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from perfed.data.site_data import site_data
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.sites.deploy.candidates import all_allowed, candidate_runs, mixes, weights_allowed
@@ -21,6 +20,7 @@ from perfed.sites.flower.audit_log import OutgoingLog
 from perfed.sites.flower.checks import Entry
 from perfed.sites.flower.hash_chain import LOG
 from perfed.system import write_atomic
+from perfed.tables.site_data import read_site_data
 
 ANY = "any"
 """Consent to whatever the server's study asks for."""
@@ -65,7 +65,7 @@ class Preview:
         Raises:
             PerfedError: the data do not fit the study, or its method refuses such sites.
         """
-        own = site_data(site, data, options := table_options(read(study, "the study")))
+        own = read_site_data(site, data, options := table_options(read(study, "the study")))
         told, facts, why = told_by(own), None, ""
         try:
             agreement = make_schema_of_one_site(site, told, options)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from perfed.data.federation_schema import FederationSchema
-from perfed.data.site_data import SiteData, problems, site_data
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.plugins import only_modules
@@ -45,6 +44,7 @@ from perfed.sites.flower.refusal import Refused, Said, detail, refusing, said_of
 from perfed.sites.flower.site import Site
 from perfed.sites.flower.store import SiteStore
 from perfed.system import installed_version
+from perfed.tables.site_data import SiteData, describe_problems, read_site_data
 
 
 class _Busy(PerfedError):
@@ -251,7 +251,7 @@ class Station:
         for needed in (allowed, *runs):
             self._policy.check(needed)
         with refusing(Said.DATA):
-            own = part.own or site_data(self._name, self._data, table_options(part.experiment))
+            own = part.own or read_site_data(self._name, self._data, table_options(part.experiment))
             self._policy.check_data(own)
         with refusing(Said.UNFIT):
             line, sites = self._ledger_line(part), count_sites(part.experiment)
@@ -314,7 +314,7 @@ def read_checked_data(site: str, data: Path, study: str, policy: Policy) -> Site
     """
     experiment = read(study, "the study")
     options = table_options(experiment)
-    rows = site_data(site, data, options)
+    rows = read_site_data(site, data, options)
     policy.check_data(rows)
     if experiment.privacy is not None:
         schema = make_schema_of_one_site(site, told_by(rows), options)
@@ -378,7 +378,7 @@ def check_site(settings: SiteSettings) -> None:
             secure.check_key(settings.name, SigningKey.in_folder(settings.folder).public)
         going_on = part is not None and belongs(part.study, study)
         agreement = part.agreement if part is not None and going_on else None
-        found = problems(settings.name, settings.data, options, agreement)
+        found = describe_problems(settings.name, settings.data, options, agreement)
         if found:
             raise PerfedError("\n".join(found))
         for allowed in all_allowed(study):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfed.data.labels import Task
-from perfed.data.tables.options import words
-from perfed.data.tables.public import NOTHING_OF_ROWS
 from perfed.engine.gap import GAP
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, validate
@@ -15,6 +13,8 @@ from perfed.methods.blending import Blending
 from perfed.sites.deploy.candidates import candidate_runs, checked_candidates, mixes
 from perfed.sites.deploy.part import table_options
 from perfed.sites.deploy.trial import method_of, private_in, task_of
+from perfed.tables.agreement import describe_fields
+from perfed.tables.public import NOTHING_OF_ROWS
 
 FASTEST = 5.0
 """Seconds that Flower itself needs for an exchange."""
@@ -110,7 +110,7 @@ def told_before(study: Experiment) -> list[str]:
     columns: tuple[list[str], list[str], list[str]] | None = None if own else (["all"], [], ["all columns with some"])
     tasks: list[Task] = [known] if known else ["classification", "regression"]
     named = sorted({name for names in table_options(study).named.values() for name in names})
-    by_task = {task: words(task, bool(data["domain"]), columns, named) for task in tasks}
+    by_task = {task: describe_fields(task, bool(data["domain"]), columns, named) for task in tasks}
     common = [line for line in by_task[tasks[-1]] if all(line in lines for lines in by_task.values())]
     own = [f"{line} ({_WHERE[task]})" for task in tasks for line in by_task[task] if line not in common]
     return [*own, *common]

@@ -10,12 +10,14 @@ import pytest
 from privacy_tables import before
 
 from perfed import start, validate
-from perfed.data.federation_schema import SiteMetadata, agreed
-from perfed.data.site_data import site_data
-from perfed.data.tables.options import TableOptions
+from perfed.data.column import Column
+from perfed.data.federation_schema import SiteMetadata
 from perfed.errors import PerfedError
 from perfed.privacy.before import BEFORE, UNCOUNTED
 from perfed.sites.deploy.part import Part, facts_by, table_options, told_by
+from perfed.tables.agreement import agree_on_schema
+from perfed.tables.options import TableOptions
+from perfed.tables.site_data import read_site_data
 
 SPAN = {"age": [0, 100], "dose": [0, 1], "born": ["1900-01-01", "2030-01-01"]}
 COLUMNS = {**SPAN, "sex": ["f", "m"], "smoker": ["no", "yes"], "ward": ["a", "b", "missing"]}
@@ -27,8 +29,9 @@ def test_every_field_that_a_site_tells_is_accounted_for():
     """A new field of a message must say here what it is."""
     for message, said in BEFORE.items():
         names = getattr(message, "model_fields", None) or [field.name for field in fields(message)]
+        names = SiteMetadata.column_fields if message is Column else names
         assert set(names) == set(said), message.__name__
-    assert "| `ToldColumn.levels` | as the study says it" in before()
+    assert "| `Column.levels` | as the study says it" in before()
 
 
 def plain(rows: int = 24) -> pd.DataFrame:
@@ -55,9 +58,9 @@ def told(path, frame: pd.DataFrame, y, **data: object) -> tuple[dict, dict, np.n
     budget = BUDGET if "public" in data else {}
     study = validate({"method": "fedavg", "rounds": 1, "model": {"head": "linear"}, "data": given, **budget})
     options = table_options(study)
-    own = site_data("site", path / "site.csv", options)
+    own = read_site_data("site", path / "site.csv", options)
     left = told_by(own)
-    schema = agreed({site: SiteMetadata.of_plain(left, site) for site in ("site", "other")}, options)
+    schema = agree_on_schema({site: SiteMetadata.of_plain(left, site) for site in ("site", "other")}, options)
     (client,) = Part("site", path / "site.csv", "run", study.to_toml(), schema, "", "", own).rows
     facts = facts_by(client, schema, b"secret")
     assert facts.pop("mark") != client.facts().mark
@@ -83,8 +86,8 @@ def test_ranges_become_minus_one_to_one_and_what_is_missing_stands_in_the_middle
     frame, public = plain().assign(age=[None, 0.0, 100.0, 75.0] * 6), {"y": ["ill", "well"], **COLUMNS}
     frame.assign(y=["ill", "well"] * 12).to_csv(tmp_path / "site.csv", index=False)
     options = TableOptions("y", dates=["born"], public=public, test_fraction=0.0)
-    own = site_data("site", tmp_path / "site.csv", options)
-    x = own.client(agreed({"site": own.told()}, options)).train.x.numpy()
+    own = read_site_data("site", tmp_path / "site.csv", options)
+    x = own.client(agree_on_schema({"site": own.create_metadata()}, options)).train.x.numpy()
     assert x[:4, 0].tolist() == [0.0, -1.0, 1.0, 0.5] and x[:4, 1].tolist() == [-1.0, 1.0, -1.0, 1.0]
     low, born, high = map(pd.Timestamp, ("1900-01-01", "2001-02-03", "2030-01-01"))
     assert x[0, 2] == pytest.approx(2 * (born - low) / (high - low) - 1)
@@ -95,8 +98,12 @@ def test_arrays_tell_what_the_study_says(tmp_path):
     options, found = TableOptions("y", public={"y": ["0", "1", "2"]}), []
     for name, y in (("one", [0, 1] * 10), ("two", [2] * 20)):
         np.savez(tmp_path / f"{name}.npz", x_train=np.eye(20), y_train=np.array(y))
-        own = site_data("site", tmp_path / f"{name}.npz", options)
-        facts = facts_by(own.client(agreed({"site": own.told()}, options)), agreed({"site": own.told()}, options), b"")
+        own = read_site_data("site", tmp_path / f"{name}.npz", options)
+        facts = facts_by(
+            own.client(agree_on_schema({"site": own.create_metadata()}, options)),
+            agree_on_schema({"site": own.create_metadata()}, options),
+            b"",
+        )
         found.append((told_by(own), {**facts, "mark": 0}))
     assert found[0] == found[1] and found[0][0]["numbers"] == [0, 1, 2]
 

@@ -74,13 +74,14 @@ def test_a_module_that_the_server_names_is_not_imported(place, pinned, tables, w
 
 def agreement_of(told: dict[str, Any]) -> dict[str, Any]:
     """What would hold if there were no other site."""
-    from perfed.data.federation_schema import SiteMetadata, agreed
+    from perfed.data.federation_schema import SiteMetadata
     from perfed.experiment.config import validate
     from perfed.sites.deploy.part import table_options
+    from perfed.tables.agreement import agree_on_schema
 
     data = {"name": "tables", "files": ["x"], "target": "ill"}
     options = table_options(validate({"method": "fedavg", "rounds": 1, "data": data, "model": {"head": "linear"}}))
-    return agreed({"north": SiteMetadata.of_plain(told, "north")}, options).plain()
+    return agree_on_schema({"north": SiteMetadata.of_plain(told, "north")}, options).plain()
 
 
 def test_a_module_that_the_site_s_own_study_names_is_imported(tables, witness):

@@ -82,8 +82,8 @@ def test_a_run_that_is_refused_by_one_site_takes_no_other(tables):
 def test_what_is_sent_again_before_a_run_is_answered_as_before(tables, monkeypatch):
     """Nothing is read again; and word that another run is over counts only as long as that run is silent."""
     text, reads, sent = study(tables), [], []
-    read_data = site_agent.site_data
-    monkeypatch.setattr(site_agent, "site_data", lambda *given: reads.append(given) or read_data(*given))
+    read_data = site_agent.read_site_data
+    monkeypatch.setattr(site_agent, "read_site_data", lambda *given: reads.append(given) or read_data(*given))
 
     def opening(name: str, exchanges: int) -> None:
         stations.stop_after = exchanges

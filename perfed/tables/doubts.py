@@ -1,0 +1,286 @@
+"""Warnings before training: columns that give away the target, values that may mean missing, and ambiguous cells.
+
+Each column is judged alone, by what it says of a row without that row, at each site by a rule of the site's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfed.data.column import Column
+from perfed.data.partition.shards import generator
+from perfed.errors import shorten_list
+from perfed.tables.checks import Checked, Part
+from perfed.tables.kinds import format_of_swapped, separates_thousands
+from perfed.tables.missing import find_suspected_codes
+from perfed.tables.options import TableOptions
+from perfed.tables.problems import pandas
+
+RIGHT = 0.95
+"""Share of the rows that a column must be right of to be suspected of holding the answer."""
+LEFT = 0.2
+"""Share of the mistakes of always saying the commonest class that it may leave."""
+CORRELATED = 0.99
+"""Correlation with values from which on it is suspected."""
+
+_LEAST = 10  # rows outside the commonest class, or rows with values, below which nothing is said
+_MOST = 2000  # rows of a site that are looked at
+_BESIDE = 5  # rows on either side of one that say which class it has
+_LEADING_ZERO = re.compile(r"[+-]?0\d+([.,]\d*)?")
+_EXPONENT = re.compile(r"\d+[eE]\d+")
+_CODE_START = re.compile(r"[+-]?0\d|\d+[eE]\d")  # begins all texts of the two forms, and few other numbers
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def describe_doubts(data: Checked, columns: Mapping[str, Sequence[Column]], options: TableOptions) -> list[str]:
+    """Return a line for each column that predicts the target by itself, each value that may mean missing, and each
+    column with ambiguous cells.
+
+    Args:
+        data: the tables of all sites.
+        columns: per site, what the columns hold.
+        options: what they are for.
+    """
+    sites = [_Site(part, _draw_rows(part, options)) for part in data.main]
+    targets = [data.targets[site.part.site][site.rows] for site in sites]
+    found: list[str] = []
+    if data.task == "classification":
+        classes = [np.unique(y, return_inverse=True)[1] for y in targets]
+        found += _describe_telling_columns(sites, columns, classes, options.target)
+    else:
+        values = [y.reshape(len(y), -1)[:, 0].astype(np.float64) for y in targets]
+        found += _describe_correlated_columns(sites, columns, values, options.target)
+    if options.event is not None:
+        found += _describe_telling_columns(sites, columns, [y[:, 1].astype(np.int64) for y in targets], options.event)
+    found += find_suspected_codes(_collect_numbers(sites, columns))
+    found += _describe_ambiguous_columns(data.main, columns, options)
+    found += _describe_possible_codes(data, columns, options)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Site:
+    part: Part
+    rows: Ints
+
+    def values(self, column: Column) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Those of the column in the rows that are looked at, and where they are missing."""
+        found = self.part.table.read(column)[0].to_numpy()[self.rows]
+        return found, np.isnan(found) if found.dtype.kind == "f" else pandas().isna(found)
+
+
+def _draw_rows(part: Part, options: TableOptions) -> Ints:
+    """Rows of a site in random order, one of each group: those of a patient say nothing of other patients."""
+    rows = generator(0, f"doubts about {part.site}").permutation(len(part.frame))
+    if options.group is not None:
+        groups = part.table.groups(options.group)[rows]
+        rows = rows[np.sort(np.unique(groups, return_index=True)[1])]
+    return rows[:_MOST]
+
+
+def _group_columns(
+    sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]]
+) -> dict[str, list[tuple[int, Column]]]:
+    """By name, the sites that have a column that may enter, by position, and what it holds there."""
+    found: dict[str, list[tuple[int, Column]]] = {}
+    for at, site in enumerate(sites):
+        for column in columns[site.part.site]:
+            if column.kind in ("number", "boolean", "date", "category"):
+                found.setdefault(column.name, []).append((at, column))
+    return found
+
+
+def _collect_numbers(sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]]) -> dict[str, dict[str, Floats]]:
+    """By name, the values of columns of numbers at each site that has some."""
+    found: dict[str, dict[str, Floats]] = {}
+    for name, there in _group_columns(sites, columns).items():
+        for at, column in there:
+            if column.kind == "number" and not column.binary:
+                found.setdefault(name, {})[sites[at].part.site] = sites[at].values(column)[0]
+    return found
+
+
+def _describe_ambiguous_columns(
+    parts: Sequence[Part], columns: Mapping[str, Sequence[Column]], options: TableOptions
+) -> Iterator[str]:
+    """Yield a line for each column of numbers or dates for which another reading of the cells is plausible."""
+    sites: dict[tuple[str, str], list[str]] = {}
+    for part in parts:
+        for column in columns[part.site]:
+            if (reading := _describe_ambiguous_cells(part, column, options)) is not None:
+                sites.setdefault((column.name, reading), []).append(part.site)
+    for (name, reading), where in sites.items():
+        yield f"column '{name}' at {shorten_list(where, 3)}: {reading}"
+
+
+def _describe_ambiguous_cells(part: Part, column: Column, options: TableOptions) -> str | None:
+    name, table, cells = column.name, part.table, part.table.cells(column.name)
+    if column.kind == "number" and cells.dtype == object and column.name not in options.decimals:
+        if column.format == "thousands":
+            return "commas are read as separators of thousands; if they separate decimals, put it into decimals"
+        if _has_whole_hundreds(table.numbers(name).to_numpy()) and separates_thousands(table.texts(name), "."):
+            return (
+                "points are read as decimal points, though all have three digits behind them and other numbers have "
+                "three digits and no point; if they separate thousands, put it into thousands (otherwise into decimals)"
+            )
+    texts_of_dates = column.kind == "date" and not column.swapped and cells.dtype == object
+    if texts_of_dates and format_of_swapped(cells[cells.notna().to_numpy()]) is not None:
+        return (
+            "all dates that a spreadsheet recognised have a day up to 12, and all that stayed texts a later one, so "
+            "that it has swapped day and month; put it into swapped, or write all dates as YYYY-MM-DD"
+        )
+    return None
+
+
+def _has_whole_hundreds(numbers: Floats) -> bool:
+    """Return whether some numbers are integers from 100 to 999 and others are not integers."""
+    is_integer = numbers == np.round(numbers)
+    return not is_integer.all() and bool((is_integer & (np.abs(numbers) >= 100) & (np.abs(numbers) < 1000)).any())
+
+
+# Classes -------------------------------------------------------------------------------------------------------
+
+
+def _describe_telling_columns(
+    sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]], classes: Sequence[Ints], target: str
+) -> Iterator[str]:
+    """Columns, or the gaps in them, that alone tell the classes."""
+    for name, there in _group_columns(sites, columns).items():
+        rows, common, by_gaps, by_values = 0, 0, 0, 0
+        for at, column in there:
+            (values, gaps), y = sites[at].values(column), classes[at]
+            most = int(np.bincount(y).max())
+            rows, common = rows + len(y), common + most
+            by_gaps += _right_by_group(gaps.astype(np.int64), y) if gaps.any() else most
+            by_values += (
+                _right_by_group(_encode_values(values), y)
+                if _has_few_values(column)
+                else _right_by_values(values, gaps, y)
+            )
+        for right, what in ((by_gaps, f"whether column '{name}' is missing"), (by_values, f"column '{name}' alone")):
+            if right >= RIGHT * rows and rows - right <= LEFT * (rows - common) and rows - common >= _LEAST:
+                share, usual = (f"{100 * part / rows:.0f} %" for part in (right, common))
+                yield (
+                    f"{what} predicts '{target}' for {share} of the rows (the commonest class: {usual}): does it hold "
+                    "the answer?"
+                )
+                break
+
+
+def _has_few_values(column: Column) -> bool:
+    return column.kind in ("boolean", "category") or column.binary
+
+
+def _encode_values(values: NDArray[Any]) -> Ints:
+    """Which values are the same, those that are missing among them."""
+    if values.dtype.kind == "f":  # 0, 1 and missing
+        return np.where(np.isnan(values), 2, values).astype(np.int64)
+    return np.asarray(pandas().factorize(values, use_na_sentinel=False)[0], np.int64)
+
+
+def _right_by_group(group: Ints, y: Ints) -> int:
+    """Of how many rows the commonest class of the other rows of their group is right, and no other as common."""
+    width = int(y.max()) + 2  # so that there is a second one
+    counts = np.bincount(group * width + y, minlength=(int(group.max()) + 1) * width).reshape(-1, width)
+    second, first = np.sort(counts, axis=1)[:, -2:].T
+    return int(first[first - 1 > second].sum())
+
+
+def _right_by_values(values: Floats, gaps: NDArray[np.bool_], y: Ints) -> int:
+    """The same of the rows next to a row, by a column of numbers; rows without a number are a group."""
+    right = _right_by_group(np.zeros(gaps.sum(), np.int64), y[gaps]) if gaps.any() else 0
+    kept = y[~gaps][np.argsort(values[~gaps], kind="stable")]
+    if not len(kept):
+        return right
+    hot = np.eye(int(y.max()) + 2, dtype=np.int64)[kept]
+    below = np.concatenate([np.zeros_like(hot[:1]), hot.cumsum(0)])
+    at = np.arange(len(kept))
+    near = below[np.minimum(at + _BESIDE + 1, len(kept))] - below[np.maximum(at - _BESIDE, 0)] - hot
+    own = near[at, kept]
+    near[at, kept] = -1
+    return right + int((own > near.max(1)).sum())
+
+
+# Values --------------------------------------------------------------------------------------------------------
+
+
+def _describe_correlated_columns(
+    sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]], targets: Sequence[Floats], target: str
+) -> Iterator[str]:
+    """Columns, or the gaps in them, that alone give the values, or their order."""
+    for name, there in _group_columns(sites, columns).items():
+        rows, by_gaps, by_order, by_values = 0, 0.0, 0.0, 0.0
+        for at, column in there:
+            (values, gaps), y = sites[at].values(column), targets[at]
+            rows += len(y)
+            by_gaps += len(y) * _compute_explained_variance(gaps.astype(np.int64), y) if gaps.any() else 0.0
+            if _has_few_values(column):
+                by_values += len(y) * _compute_explained_variance(_encode_values(values), y)
+            else:
+                by_order += len(y) * _compute_rank_correlation(values[~gaps], y[~gaps])
+        for share, what, least, measured in (
+            (by_gaps / rows, f"whether column '{name}' is missing gives", CORRELATED**2, "R²"),
+            (by_values / rows, f"column '{name}' alone gives", CORRELATED**2, "R²"),
+            (by_order / rows, f"column '{name}' alone orders the rows by", CORRELATED, "rank correlation"),
+        ):
+            if share >= least and rows >= _LEAST:
+                yield f"{what} '{target}' ({measured} {share:.2f}): does it hold the answer?"
+                break
+
+
+def _compute_explained_variance(group: Ints, y: Floats) -> float:
+    """R² of the mean of the other rows of a group, against that of all other rows."""
+    number, sums = np.bincount(group), np.bincount(group, weights=y)
+    others = number[group] - 1
+    if len(y) < 2 or not (others > 0).any() or np.ptp(y) == 0:
+        return 0.0
+    whole = (y.sum() - y) / (len(y) - 1)
+    mean = np.where(others > 0, (sums[group] - y) / np.maximum(others, 1), whole)
+    return 1.0 - float(np.square(y - mean).sum() / np.square(y - whole).sum())
+
+
+def _compute_rank_correlation(values: Floats, y: Floats) -> float:
+    """How closely the order of the values follows the targets', or the reverse: Spearman's correlation without sign."""
+    if len(y) < _LEAST or np.ptp(values) == 0 or np.ptp(y) == 0:
+        return 0.0
+    from scipy.stats import rankdata  # type: ignore[import-untyped]
+
+    return abs(float(np.corrcoef(rankdata(values), rankdata(y))[0, 1]))
+
+
+def _describe_possible_codes(
+    data: Checked, columns: Mapping[str, Sequence[Column]], options: TableOptions
+) -> Iterator[str]:
+    """Yield a line for each column of numbers that look like codes, with leading zeros or written like 1E2.
+
+    Columns that the study names in ``numbers`` are omitted.
+    """
+    forms = (
+        (_LEADING_ZERO, "have leading zeros, which numbers lose"),
+        (_EXPONENT, "are written like 1E2, which is read as 100"),
+    )
+    numeric = {column.name for kinds in columns.values() for column in kinds if column.kind == "number"}
+    numeric -= set(options.named["numbers"])
+    targets = {options.target} if all(y.dtype.kind in "if" for y in data.targets.values()) else set()
+    for name in sorted(numeric | targets):
+        advice = "name it in categories" if name in numeric else "put a letter before each"
+        candidates: dict[str, list[str]] = {}
+        for part in data.main:
+            cells = part.table.cells(name) if name in part.frame.columns else None
+            if cells is not None and cells.dtype == object:
+                texts = (cell for cell in cells.to_numpy() if isinstance(cell, str))
+                candidates[part.site] = list(filter(_CODE_START.match, texts))
+        for form, description in forms:
+            numbers = {site: sum(map(bool, map(form.fullmatch, texts))) for site, texts in candidates.items()}
+            rows = {site: number for site, number in numbers.items() if number}
+            if rows:
+                values = f"{sum(rows.values())} values of {shorten_list(list(rows), 3)}"
+                yield f"column '{name}': {values} {description}; if these are codes, {advice}"

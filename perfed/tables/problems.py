@@ -1,0 +1,103 @@
+"""What is wrong with tables: all of it at once, one line each, without a row's content."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from perfed.data.files import optional_package
+from perfed.data.inputs import TWO_COLUMNS
+from perfed.data.problems import raise_problems
+from perfed.errors import shorten_list
+
+Frame = Any
+"""A pandas DataFrame; pandas is imported where tables are used, and has no types of its own."""
+Series = Any
+"""A pandas Series."""
+
+Problem = tuple[str, str]
+"""Where it is, and what."""
+
+_SHOWN = 5  # rows that a line names
+
+
+def refuse_complex(frame: Frame, where: str) -> None:
+    """Raise an error whose message starts with ``where`` if a column holds complex numbers."""
+    problems = []
+    for position, name in enumerate(frame.columns):
+        cells = frame.iloc[:, position]
+        if cells.dtype == object:
+            cells = cells[[isinstance(cell, complex | np.complexfloating) for cell in cells]]
+        if len(cells) and (cells.dtype == object or cells.dtype.kind == "c"):
+            problems.append(
+                f"{where}: column '{name}' holds complex numbers {describe_rows(cells.index)}; {TWO_COLUMNS}"
+            )
+    raise_problems(problems)
+
+
+def merge_lines(found: Iterable[Problem]) -> list[str]:
+    """A line for each, one for all sites of which the same is said."""
+    sources: dict[str, list[str]] = {}
+    for source, problem in found:
+        sources.setdefault(problem, []).append(source)
+    more = {problem: f" (and {len(of) - 1} more)" if len(of) > 1 else "" for problem, of in sources.items()}
+    return [f"{of[0]}{more[problem]}: {problem}" for problem, of in sources.items()]
+
+
+def pandas() -> Any:
+    """The module pandas.
+
+    Raises:
+        PerfedError: it is not installed; names the extra.
+    """
+    return optional_package("pandas", "reading tables", extra="tables")
+
+
+def describe_rows(labels: Iterable[Any]) -> str:
+    """ "in row 3", or the first few of several."""
+    rows = [str(label) for label in labels]
+    more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+    return f"in row{'s' if len(rows) > 1 else ''} {', '.join(rows[:_SHOWN])}{more}"
+
+
+def quote_names(names: Iterable[str]) -> str:
+    """Names in quotes, with commas."""
+    return ", ".join(f"'{name}'" for name in names)
+
+
+def describe_columns(names: Sequence[str]) -> str:
+    """ "column 'age'", or "columns 'age', 'sex'"."""
+    return f"column{'s' if len(names) > 1 else ''} {quote_names(names)}"
+
+
+def describe_unknown_column(name: str, names: Sequence[str]) -> str:
+    """What to say of a column that is not among ``names``: the nearest, else the first of them."""
+    near = find_similar_name(name, names)
+    return f"no column '{name}'" + (f" (did you mean '{near}'?)" if near else f"; its columns: {shorten_list(names)}")
+
+
+def describe_absent_columns(
+    named: Mapping[str, Iterable[str]], held: Collection[str], names: Sequence[str]
+) -> list[str]:
+    """What to say of the columns ``named`` by each option that no site has, a line each.
+
+    Args:
+        named: names by option.
+        held: those of them, or of all columns, that some site has.
+        names: columns of any site, as far as they are known, for the nearest.
+    """
+    lines = []
+    for option, name in ((option, name) for option, of in named.items() for name in of if name not in held):
+        near = find_similar_name(name, names)
+        known = f"; their columns: {shorten_list(names)}" if names else ""
+        lines.append(f"{option}: no site has a column '{name}'" + (f" (did you mean '{near}'?)" if near else known))
+    return lines
+
+
+def find_similar_name(name: str, names: Sequence[str]) -> str | None:
+    """The one of ``names`` that is written almost like ``name``."""
+    same = [other for other in names if other.lower() == name.lower()]
+    return next(iter(same or difflib.get_close_matches(name, names, n=1)), None)

@@ -1,0 +1,304 @@
+"""What turns a site's own table into inputs of its model."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfed.data.client import Client
+from perfed.data.column import MISSING_CATEGORY, Column
+from perfed.data.files import optional_package
+from perfed.data.inputs import native_columns
+from perfed.data.names import compose_text
+from perfed.data.problems import raise_problems
+from perfed.data.reading import checked, reason_of, refuse_unpacked, refuse_untrusted
+from perfed.errors import PerfedError
+from perfed.tables.cells import clean_frame, column_names
+from perfed.tables.conversions import Conversions
+from perfed.tables.kinds import read
+from perfed.tables.preprocess import find_output_names, list_inputs, transform_rows
+from perfed.tables.problems import (
+    Frame,
+    Series,
+    describe_columns,
+    describe_rows,
+    find_similar_name,
+    pandas,
+    quote_names,
+    refuse_complex,
+)
+
+_FACTS, _SAFE, _PICKLED = "table.json", "transformer.skops", "transformer.joblib"
+_TRUSTED = ["numpy.dtype"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TablePreprocessor:
+    """A site's columns and its fitted preprocessing.
+
+    Attributes:
+        site: its name.
+        inputs: the columns that enter, in the order in which ``transformer`` takes them; those that are ``absent`` are
+            not in the site's table.
+        transformer: fitted on the site's training rows; any object with scikit-learn's ``transform``.
+        target: the column that is predicted; of survival the time.
+        domain: the column of domains, if there is one.
+        domains: names of the domains 0, 1, ...
+        ignored: columns that may be there and do not enter: dropped ones, constant ones, the group.
+        ids: those of them by which rows can be told apart: the group, and dropped ones that look like ids.
+        constant: those of them that hold one value in the training rows.
+        shared: how many of ``inputs``, the first, mean the same at all sites (``columns = "named"``); ``None`` where
+            all do, or none.
+        missing: values that mean missing (:attr:`perfed.tables.options.TableOptions.codes`).
+        originals: the site's spelling of each name of a column or class that differs from the composed name.
+        conversions: the conversions of cells before anything else reads them.
+        own: whether ``transformer`` is the user's: it gets categories with NaN where missing, and dates as dates.
+        domain_input: whether the domain is also an input, one-hot behind the others.
+        event: of survival the column of events.
+    """
+
+    site: str
+    inputs: tuple[Column, ...]
+    transformer: Any
+    target: str
+    domain: str | None = None
+    domains: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    own: bool = False
+    domain_input: bool = False
+    event: str | None = None
+    ids: tuple[str, ...] = ()
+    constant: tuple[str, ...] = ()
+    shared: int | None = None
+    missing: tuple[str, ...] = ()
+    originals: Mapping[str, str] = field(default_factory=dict)
+    conversions: Conversions = field(default_factory=Conversions)
+
+    def __repr__(self) -> str:
+        return f"<TablePreprocessor '{self.site}': {len(self.columns)} columns, target '{self.target}'>"
+
+    @property
+    def held(self) -> tuple[bool, ...] | None:
+        """Of the inputs that mean the same at all sites, which the site has; ``None`` without ``shared``."""
+        return None if self.shared is None else tuple(not c.absent for c in list_inputs(self.inputs[: self.shared]))
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The site's own columns that enter."""
+        return tuple(column for column in self.inputs if not column.absent)
+
+    @property
+    def feature_names_in_(self) -> tuple[str, ...]:
+        """The names of the site's input columns as the site writes them."""
+        return tuple(self.original_name(column.name) for column in self.columns)
+
+    def with_domain_input(self) -> TablePreprocessor:
+        """Return the preprocessing with the domain as a further input, one-hot behind the others."""
+        return replace(self, domain_input=True)
+
+    def original_name(self, name: str) -> str:
+        """Return the name of a column or a class as the site writes it."""
+        return self.originals.get(name, name)
+
+    @property
+    def columns_there(self) -> frozenset[str]:
+        """Names of the site's own columns that enter, or would if they were not constant."""
+        return frozenset((*(column.name for column in self.columns), *self.constant))
+
+    @property
+    def feature_names_out_(self) -> tuple[str, ...] | None:
+        """Names of the model's inputs; ``None`` if a transformer of the user's own does not know them."""
+        names = find_output_names(self.transformer)
+        more = tuple(f"domain {name}" for name in self.domains) if self.domain_input else ()
+        return None if names is None else names + more
+
+    def transform(self, frame: Frame) -> tuple[NDArray[np.float64], NDArray[np.int64] | None]:
+        """Inputs ``(n, p)`` for the rows of a data frame, and their domains ``(n,)``, ``None`` without a domain column.
+
+        Columns may stand in any order. Categories that training never saw are allowed: see :meth:`unseen`. The domain's
+        column may be left out, but for ``domain_input``: whether the method asks for domains is not known here.
+
+        Raises:
+            PerfedError: unknown or missing columns, values that are not of their column's kind, a domain that training
+                never saw; names column and rows.
+        """
+        made = transform_rows(self.transformer, self.read(frame), f"site '{self.site}'")
+        domain = self._domain(frame)
+        if self.domain_input and domain is not None:
+            made = np.concatenate([made, np.eye(len(self.domains))[domain]], axis=1)
+        return made, domain
+
+    def read(self, frame: Frame) -> Frame:
+        """The columns that enter as the transformer takes them: floats, days of dates, categories as texts.
+
+        Raises:
+            PerfedError: as :meth:`transform`, but for domains; no rows.
+        """
+        frame = self._checked(frame)
+        raise_problems([] if len(frame) else [f"site '{self.site}': there are no rows"])
+        each = {column.name: read(frame[column.name], column) for column in self.columns}
+        raise_problems([f"site '{self.site}': {problem}" for _, problems in each.values() for problem in problems])
+        return self.arrange({name: values.to_numpy() for name, (values, _) in each.items()}, frame.index)
+
+    def arrange(self, values: Mapping[str, NDArray[Any]], index: Any) -> Frame:
+        """Return the input columns as the transformer takes them.
+
+        Args:
+            values: the values of the site's columns by name, as :func:`perfed.tables.kinds.read` returns them.
+            index: the index of the rows.
+        """
+        pd = pandas()
+        arranged: dict[str, Any] = {}
+        for column in self.inputs:
+            if column.absent:
+                arranged[column.name] = pd.Series([column.filling] * len(index), index=index)
+                continue
+            of_column = values[column.name]
+            if column.kind == "category" and not self.own:
+                of_column = np.where(pd.isna(of_column), MISSING_CATEGORY, of_column)
+            elif self.own and of_column.dtype == object:
+                of_column = np.where(pd.isna(of_column), np.nan, of_column)
+            if column.kind == "date" and self.own:
+                of_column = pd.to_datetime(of_column, unit="D")
+            arranged[column.name] = of_column
+        return pd.DataFrame(arranged, index=index)
+
+    def unseen(self, frame: Frame) -> dict[str, int]:
+        """How many rows hold a category that the training rows do not, by column; without columns that have none."""
+        frame, counts = self._checked(frame), {}
+        for column in self.columns:
+            if column.kind == "category":
+                values, _ = read(frame[column.name], column)
+                counts[column.name] = int((values.notna() & ~values.isin(column.categories)).sum())
+        return {name: count for name, count in counts.items() if count}
+
+    def _checked(self, frame: Frame) -> Frame:
+        """Return the frame with composed names and normalised cells; raise an error for missing or unknown columns."""
+        where = f"site '{self.site}'"
+        if not hasattr(frame, "columns") or not hasattr(frame, "index"):
+            raise PerfedError(f"{where}: a {type(frame).__name__} was given; a pandas DataFrame is needed")
+        given = [compose_text(name) for name in column_names(frame)]
+        needed = [
+            *(column.name for column in self.columns),
+            *([self.domain] if self.domain and self.domain_input else []),
+        ]
+        lacking = [name for name in needed if name not in given]
+        odd = [name for name in given if name not in {*needed, *self.ignored, self.target, self.event, self.domain}]
+        meant = {name: near for name in lacking if (near := find_similar_name(name, odd)) is not None}
+        found = [f"no {describe_columns(lacking)}"] if lacking else []
+        found += [f"rename '{near}' to '{name}'?" for name, near in meant.items()]
+        strays = [name for name in odd if name not in meant.values()]
+        found += [f"unknown {describe_columns(strays)}, remove {'them' if len(strays) > 1 else 'it'}"] if strays else []
+        if found:
+            raise PerfedError(f"{where}: {'; '.join(found)}; the site's columns: {', '.join(needed)}")
+        twice = sorted({name for name in given if given.count(name) > 1})
+        if twice:
+            raise PerfedError(f"{where}: several columns are called {quote_names(twice)}")
+        refuse_complex(frame, where)
+        return self.conversions.apply(clean_frame(native_columns(frame), self.missing))
+
+    def _domain(self, frame: Frame) -> NDArray[np.int64] | None:
+        named = self._checked(frame)
+        if self.domain is None or self.domain not in named:
+            return None
+        texts, _ = read(named[self.domain], Column(name=self.domain, kind="category"))
+        ids, problems = number_domains(texts, self.domain, self.domains)
+        raise_problems([f"site '{self.site}': {problem}" for problem in problems])
+        return ids
+
+    # Files ---------------------------------------------------------------------------------------------------------
+
+    def save(self, path: Path | str) -> None:
+        """Write everything to one file, the transformer in skops' format, which runs no code when it is read.
+
+        A transformer of the user's own types is pickled with joblib.
+
+        Raises:
+            PerfedError: skops is not installed; names the extra.
+        """
+        skops = optional_package("skops.io", "saving a site's preprocessing", extra="tables")
+        facts = {**{name: value for name, value in vars(self).items() if name not in ("inputs", "transformer")}}
+        facts["inputs"] = [column.model_dump(mode="json", exclude={"sums"}) for column in self.inputs]
+        facts["conversions"] = asdict(self.conversions)
+        kept: bytes | None = None
+        try:
+            content = skops.dumps(self.transformer)
+            kept = content if set(skops.get_untrusted_types(data=content)) <= set(_TRUSTED) else None
+        except Exception:  # types that skops does not know: whatever their code raises
+            kept = None
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+            file.writestr(_FACTS, json.dumps(facts, indent=1))
+            file.writestr(_PICKLED if kept is None else _SAFE, _pickle(self.transformer) if kept is None else kept)
+
+    @classmethod
+    def load(cls, path: Path | str, trust: bool = False) -> TablePreprocessor:
+        """What :meth:`save` wrote.
+
+        Args:
+            path: the file.
+            trust: whether a pickled transformer of the user's own is read, which runs code.
+
+        Raises:
+            PerfedError: no such file, not one of these, or a pickle that is not trusted.
+        """
+        try:
+            refuse_unpacked(Path(path))
+            with zipfile.ZipFile(path) as file:
+                facts = json.loads(file.read(_FACTS))
+                facts["inputs"] = [{"letters": None, **column} for column in facts["inputs"]]
+                safe = _SAFE in file.namelist()
+                if not safe:
+                    refuse_untrusted(Path(path), "a preprocessing that is pickled (joblib)", trust)
+                transformer = _load_transformer(file.read(_SAFE if safe else _PICKLED), safe)
+            return checked(cls, {**facts, "transformer": transformer}, Path(path))
+        except PerfedError:
+            raise
+        except Exception as error:  # zipfile, zlib, skops and joblib raise each their own
+            raise PerfedError(f"{path}: cannot be read as a site's table ({reason_of(error)})") from None
+
+
+def table_of(client: Client) -> TablePreprocessor | None:
+    """Return the preprocessing of a client whose data come from a table, otherwise ``None``."""
+    return client.table if isinstance(client.table, TablePreprocessor) else None
+
+
+def _load_transformer(content: bytes, safe: bool) -> Any:
+    if safe:
+        skops = optional_package("skops.io", "reading a site's preprocessing", extra="tables")
+        return skops.loads(content, trusted=_TRUSTED)
+    import joblib
+
+    return joblib.load(io.BytesIO(content))
+
+
+def _pickle(transformer: Any) -> bytes:
+    import joblib
+
+    content = io.BytesIO()
+    joblib.dump(transformer, content)
+    return content.getvalue()
+
+
+def number_domains(texts: Series, name: str, domains: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
+    """The domain of every row as its place among ``domains``, and what is wrong: missing or unknown ones, by row.
+
+    Args:
+        texts: the column ``name``, read as categories.
+        name: of the column, for messages.
+        domains: their names.
+    """
+    place = texts.map({domain: number for number, domain in enumerate(domains)})
+    bad = texts.index[place.isna()]
+    if not len(bad):
+        return place.to_numpy(dtype=np.int64), []
+    return np.zeros(len(texts), np.int64), [
+        f"column '{name}' holds no known domain {describe_rows(bad)}; allowed: {', '.join(domains)}"
+    ]

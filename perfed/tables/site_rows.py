@@ -1,0 +1,438 @@
+"""The table of a site: the metadata that the site sends before training, and its client in a federation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from perfed.data.client import Client
+from perfed.data.column import MISSING_CATEGORY, Column
+from perfed.data.federation_schema import FederationSchema, SiteMetadata
+from perfed.data.labels import Task
+from perfed.data.problems import raise_problems
+from perfed.data.site_arrays import SiteArrays, count_targets
+from perfed.data.target_scale import Sums
+from perfed.errors import PerfedError, shorten_list
+from perfed.tables.agreement import describe_differences_from_public, unify_kinds
+from perfed.tables.checks import (
+    UNDECIDED,
+    Checked,
+    Part,
+    check_tables,
+    count_rows_by_value,
+    describe_personal_values,
+    describe_unreadable_values,
+)
+from perfed.tables.kinds import learn_column
+from perfed.tables.leaks import describe_copies
+from perfed.tables.options import TableOptions
+from perfed.tables.preprocess import column_transformer, find_output_names, load_transformer, set_scales, transform_rows
+from perfed.tables.problems import Frame, Series, describe_rows, describe_unknown_column, merge_lines, pandas
+from perfed.tables.site import TablePreprocessor, number_domains
+from perfed.tables.splits import assign_folds, draw_test_rows
+from perfed.tables.targets import Labels, describe_target, read_events
+
+Rows = Mapping[str, tuple[Frame, NDArray[Any]]]
+"""The rows of each split of a site and their targets: labels, values, or times and events."""
+
+
+@dataclass(frozen=True, eq=False)
+class SiteTableData:
+    """The checked table of a site.
+
+    Attributes:
+        main: the rows of the site.
+        test: separate test rows that replace a split.
+        columns: the columns that may enter.
+        task: the task of the targets.
+        options: the options of the tables.
+    """
+
+    main: Part
+    test: Part | None
+    columns: Sequence[Column]
+    task: Task
+    options: TableOptions
+
+    @classmethod
+    def of(cls, data: Checked, options: TableOptions) -> dict[str, SiteTableData]:
+        """Return the table of each site."""
+        given = {part.site: part for part in data.test_parts}
+        return {
+            part.site: cls(part, given.get(part.site), data.columns[part.site], data.task, options)
+            for part in data.main
+        }
+
+    @classmethod
+    def alone(
+        cls,
+        site: str,
+        frame: Frame,
+        options: TableOptions,
+        test: Frame | None = None,
+        sources: tuple[str, str] | None = None,
+    ) -> SiteTableData:
+        """Return the table of one site without those of other sites.
+
+        Args:
+            site: the name of the site.
+            frame: its rows; the index names them in messages.
+            options: the options of the tables.
+            test: separate test rows that replace a split.
+            sources: the names of ``frame`` and ``test`` in messages (default: "site 'NAME'").
+
+        Raises:
+            DataProblems: rows or columns have problems that do not depend on other sites.
+        """
+        tests = None if test is None else {site: test}
+        own, other = ({site: name} for name in sources or (f"site '{site}'", f"site '{site}' (test)"))
+        data = check_tables({site: frame}, options, tests=tests, sources=own, test_sources=other, alone=True)
+        return cls.of(data, options)[site]
+
+    @property
+    def _parts(self) -> list[Part]:
+        return [self.main] if self.test is None else [self.main, self.test]
+
+    @cached_property
+    def _labels(self) -> Labels:
+        return Labels.from_tables([part.table for part in self._parts], self.options.target)
+
+    @cached_property
+    def _test_mask(self) -> NDArray[np.bool_]:
+        """A mask of the site's test rows, stratified by class unless that would disclose the numbers of rows per class.
+
+        With groups, it only depends on each row's group, so that a group is tested on at every site or at none.
+        """
+        options, site = self.options, self.main.site
+        if options.group is not None:
+            return options.group_split.mark_test_rows(self.main.table.groups(options.group), options.seed)
+        y = self._read_targets(numbers=self._labels.whole)[0]
+        by_task = {"classification": y, "survival": y.reshape(len(y), -1)[:, -1]}
+        strata = np.zeros(len(y)) if options.public else by_task.get(self.task, np.zeros(len(y)))
+        if not options.folds:
+            return draw_test_rows(strata, options.test_fraction, options.seed, f"test rows of {site}")
+        repetition, held = divmod(options.seed, options.folds)
+        return np.equal(assign_folds(strata, options.folds, repetition, f"folds of {site}"), held)
+
+    def _read_targets(self, *, numbers: bool) -> list[NDArray[Any]]:
+        """Return the targets of each part: labels, as whole ``numbers`` or texts, values, or times and events."""
+        if self.task == "classification":
+            return self._labels.whole_numbers if numbers else self._labels.names
+        if self.options.event is None:
+            return self._labels.values
+        events, _ = read_events([(part.source, part.table) for part in self._parts], self.options.event)
+        return [np.column_stack(pair) for pair in zip(self._labels.values, events, strict=True)]
+
+    def rows(self, *, numbers: bool | None = None) -> Rows:
+        """Return training and test rows, with labels as whole ``numbers`` or texts (default: as the site has them)."""
+        y, *tested = self._read_targets(numbers=self._labels.whole if numbers is None else numbers)
+        train, test = self._frames_by_split
+        if self.test is not None:
+            return {"train": (train, y), "test": (test, tested[0])}
+        return {"train": (train, y[~self._test_mask]), "test": (test, y[self._test_mask])}
+
+    @cached_property
+    def _frames_by_split(self) -> tuple[Frame, Frame]:
+        """The training rows and the test rows."""
+        if self.test is not None:
+            return self.main.frame, self.test.frame
+        return self.main.frame[~self._test_mask], self.main.frame[self._test_mask]
+
+    def describe_personal_columns(self) -> list[str]:
+        """Return a line for each column that looks like names or codes of persons and is not listed as a category."""
+        options, parts = self.options, self._parts
+        texts = [c.name for c in self.columns if c.kind == "category" and options.kinds.get(c.name) != "category"]
+        groups = None if options.group is None else pandas().concat([part.frame[options.group] for part in parts])
+        found = []
+        for name in texts:
+            values = pandas().concat([part.table.read_texts(name)[0] for part in parts])
+            found.append(describe_personal_values(name, values, groups))
+        return merge_lines(self.main.add_source(filter(None, found)))
+
+    def describe_copies(self) -> list[str]:
+        """Return a line with the number of possible test rows that equal a training row; empty if they are few."""
+        given = [] if self.test is None else [self.test]
+        return describe_copies([self.main], given, {self.main.site: self.columns}, self.task, self.options)
+
+    def count_rows(self) -> tuple[int, dict[str, int] | None]:
+        """Return the number of training rows, and of those of each class."""
+        return count_targets(self.rows(numbers=False)["train"][1], self.task)
+
+    def create_metadata(self, fewest: int = 1) -> SiteMetadata:
+        """Return the metadata that the site sends before training.
+
+        Of a column's categories it contains those in at least ``fewest`` training rows, or groups of rows if there are
+        groups. Columns in ``data.public`` are described by the study only.
+        """
+        domain, labels, known = self.options.domain, self._labels, self.options.public.get(self.options.target)
+        of_task: dict[str, Any] = {}
+        if known is not None and self.task != "survival":
+            of_task = known.of_target
+        elif self.task == "classification":
+            numbers = (
+                tuple(sorted({y for part in labels.whole_numbers for y in part.tolist()})) if labels.whole else None
+            )
+            of_task = {"labels": labels.kind, "numbers": numbers}
+            of_task["classes"] = tuple(sorted({name for part in labels.names for name in part.tolist()}))
+        elif self.task == "regression":
+            of_task = {"sums": Sums.of(torch.from_numpy(np.array(self.rows()["train"][1])))}
+        asked = {name for names in self.options.named.values() for name in names}
+        return SiteMetadata(
+            task=self.task,
+            domains=None if domain is None else self._read_domains(domain),
+            columns=None if self.options.columns == "own" else tuple(self._disclose(c, fewest) for c in self.columns),
+            named=tuple(sorted(asked & {n for part in self._parts for n in part.frame.columns})) if asked else None,
+            **of_task,
+        )
+
+    def _read_domains(self, name: str) -> tuple[str, ...]:
+        if name in self.options.public:
+            return tuple(self.options.public[name].levels)
+        texts = [part.table.read_texts(name)[0] for part in self._parts]
+        return tuple(sorted({text for column in texts for text in column.dropna()}))
+
+    def _disclose(self, column: Column, fewest: int) -> Column:
+        learned = self._learn(column)
+        constant, missing, binary = learned.constant, learned.missing > 0, learned.binary
+        if (known := self.options.public.get(column.name)) is not None:
+            constant = missing = binary = False
+            levels, sums = learned.levels, known.sums
+        else:  # a boolean is a category if it is one at another site
+            levels = self._learn(column.with_kind("category")).levels if column.kind == "boolean" else learned.levels
+            levels = levels if fewest <= 1 else self._select_frequent(column, levels, fewest)
+            sums = self._compute_sums(column, fewest) if self.options.one_scale else None
+        return Column(
+            name=column.name,
+            kind=column.kind,
+            constant=constant,
+            missing=missing,
+            binary=binary,
+            levels=levels,
+            sums=sums if self.options.one_scale else None,
+        )
+
+    def _compute_sums(self, column: Column, fewest: int) -> Sums | None:
+        """Return the sums for a common scale if at least ``fewest`` training rows hold a value."""
+        if column.kind not in ("number", "date", "boolean"):
+            return None
+        values = self._values(column, "train").astype(np.float64)
+        values = values[~np.isnan(values)]
+        with np.errstate(over="ignore"):
+            plain = len(values) >= max(1, fewest) and bool(np.isfinite(np.square(values).sum()))
+        return Sums.of(torch.from_numpy(values)) if plain else None
+
+    def _select_frequent(self, column: Column, levels: tuple[str, ...], fewest: int) -> tuple[str, ...]:
+        """Return the ``levels`` in at least ``fewest`` training rows, or groups of these."""
+        if not levels:
+            return ()
+        values = self._values_with_index(column.with_kind("category"), "train").fillna(MISSING_CATEGORY)
+        group = self.options.group
+        found = count_rows_by_value(values, None if group is None else self._frames_by_split[0][group])
+        return tuple(level for level in levels if found.get(level, 0) >= fewest)
+
+    def _learn(self, column: Column) -> Column:
+        """Return the column with the statistics of the training rows, or with its values in ``data.public``."""
+        if column not in self._learned_columns:
+            found = learn_column(column, self._values(column, "train"))
+            if (known := self.options.public.get(column.name)) is not None:
+                found = found.replace(constant=False, masked=False, levels=known.levels, scale=known.scale)
+            self._learned_columns[column] = found
+        return self._learned_columns[column]
+
+    def _values(self, column: Column, split: str) -> NDArray[Any]:
+        """Return a column's values in the training rows or in the test rows."""
+        if self.test is not None:
+            part = self.test if split == "test" else self.main
+            return np.asarray(part.table.read(column)[0])
+        values = self.main.table.read(column)[0].to_numpy()
+        return np.asarray(values[self._row_masks[split]])
+
+    def _values_with_index(self, column: Column, split: str) -> Series:
+        """Return :meth:`_values` with the index of the rows."""
+        return pandas().Series(self._values(column, split), index=self._frame_of(split).index, name=column.name)
+
+    @cached_property
+    def _row_masks(self) -> dict[str, NDArray[np.bool_]]:
+        """A mask of the rows of each split."""
+        return {"train": ~self._test_mask, "test": self._test_mask}
+
+    def _frame_of(self, split: str) -> Frame:
+        return self._frames_by_split[split == "test"]
+
+    @cached_property
+    def _learned_columns(self) -> dict[Column, Column]:
+        return {}
+
+    # With a schema ------------------------------------------------------------------------------------------------
+
+    def describe_misfits(self, agreement: FederationSchema) -> list[str]:
+        """Return a line for each part of the table that does not fit a schema, which may be older than the table."""
+        where = describe_target(self.options.target)
+        if agreement.task != self.task:
+            return [f"{self.main.source}: {where} is of {self.task}, and the study is of {agreement.task}"]
+        if public := self.options.public:
+            differences = describe_differences_from_public(agreement, self.create_metadata(), public)
+            raise_problems([f"{self.main.source}: {line}" for line in differences])
+        problems = [line for part in self._parts for line in part.add_source(self._describe_unknown(part, agreement))]
+        columns, contradicting = self.unify_columns(agreement)
+        pairs = zip(self.columns, columns, strict=True)
+        late = [known for own, known in pairs if own.kind in UNDECIDED or known.kind == "boolean"]
+        problems += [problem for part in self._parts for problem in describe_unreadable_values(part, late)]
+        return [*contradicting, *merge_lines(problems)]
+
+    def _describe_unknown(self, part: Part, agreement: FederationSchema) -> list[str]:
+        """Return lines on classes and domains that the schema lacks, and on columns that the table lacks."""
+        names, domain, where = list(part.frame.columns), self.options.domain, describe_target(self.options.target)
+        found = []
+        if agreement.classes is not None:
+            bad = Labels.from_tables([part.table], self.options.target).find_unknown(agreement.classes)
+            allowed = shorten_list([str(label) for label in agreement.classes])
+            found += [f"{where} holds no known class {describe_rows(bad)}; allowed: {allowed}"] if len(bad) else []
+        if domain is not None:
+            texts, _ = part.table.read_texts(domain)
+            found += number_domains(texts, domain, agreement.domain_names or ())[1]
+        if self.options.columns == "common" and part is self.main:
+            found += [describe_unknown_column(c.name, names) for c in agreement.columns or () if c.name not in names]
+        return found
+
+    def unify_columns(self, agreement: FederationSchema) -> tuple[list[Column], list[str]]:
+        """Return the columns with the kinds of the schema, and a line for each column that contradicts it."""
+        schema = {column.name: column for column in agreement.columns or ()}
+        both = {self.main.site: [c for c in self.columns if c.name in schema], "": list(schema.values())}
+        _, problems = unify_kinds(both, {self.main.site: self.main.source, "": "the study"})
+        return [c.with_kind(schema[c.name].kind) if c.name in schema else c for c in self.columns], problems
+
+    def client(self, agreement: FederationSchema) -> Client:
+        """Return the client of the site, with its preprocessing.
+
+        Raises:
+            DataProblems: the table does not fit the schema.
+            PerfedError: no column enters, or a transformer of the user cannot be used.
+        """
+        raise_problems(self.describe_misfits(agreement))
+        numbers = not any(isinstance(label, str) for label in agreement.classes or ())
+        rows = self.rows(numbers=numbers)
+        known = [self._learn(column) for column in self.unify_columns(agreement)[0]]
+        entering = self._select_entering(known, agreement.columns)
+        shared = len(agreement.columns or ()) if self.options.columns == "named" else None
+        table = self._fit_preprocessing(known, entering, rows["train"][1], agreement.domain_names or (), shared)
+        made = SiteArrays.of(self.main.site, self._create_arrays(table, rows), self.task)
+        return self._with_groups(replace(made.client(agreement), table=table, held=table.held))
+
+    def _with_groups(self, client: Client) -> Client:
+        """Return ``client`` with the groups of its rows, by which later splits divide them."""
+        if (name := self.options.group) is None:
+            return client
+        groups = self.main.table.groups(name)
+        if self.test is None:
+            parts = {"train": groups[~self._test_mask], "test": groups[self._test_mask]}
+        else:
+            parts = {"train": groups, "test": self.test.table.groups(name)}
+        train = client.train.with_groups(torch.from_numpy(parts["train"]))
+        test = client.split("test")
+        return replace(
+            client, train=train, test=None if test is None else test.with_groups(torch.from_numpy(parts["test"]))
+        )
+
+    def _select_entering(self, known: Sequence[Column], schema: Sequence[Column] | None = None) -> list[Column]:
+        """Return the columns that enter, including those of the schema that the site lacks.
+
+        Without a schema, a transformer of the user gets all columns; otherwise constant ones do not enter.
+        """
+        if schema is None:
+            return [column for column in known if self.options.preprocess is not None or not column.constant]
+        own, named = {column.name: column for column in known}, self.options.columns == "named"
+        agreed = [
+            own.pop(c.name, c.replace(absent=True, silent=named)).replace(
+                masked=c.masked, levels=c.levels, scale=c.scale
+            )
+            for c in schema
+        ]
+        return agreed + [column for column in own.values() if named and not column.constant]
+
+    def _fit_preprocessing(
+        self,
+        known: Sequence[Column],
+        entering: Sequence[Column],
+        y: NDArray[Any],
+        domains: Sequence[str],
+        shared: int | None = None,
+    ) -> TablePreprocessor:
+        """Return the preprocessing, fitted on the training rows.
+
+        Args:
+            known: all columns of the site that may enter.
+            entering: the columns that enter.
+            y: the targets of the training rows.
+            domains: the names of the domains.
+            shared: the number of the first columns that are shared by name.
+        """
+        options, columns = self.options, self.main.frame.columns
+        if not entering:
+            raise PerfedError(
+                f"{self.main.source}: no column is left to enter; those that there are do not vary, or are dropped"
+            )
+        names = {c.name for c in entering if not c.absent} | {options.target, options.event, options.domain}
+        out = [name for name in (options.group, *options.drop) if name in columns and name is not None]
+        ids = tuple(n for n in out if n == options.group or self.main.table.guess(n).kind == "id")
+        table = TablePreprocessor(
+            self.main.site,
+            tuple(entering),
+            _create_transformer(options.preprocess, entering, shared),
+            options.target,
+            domain=options.domain,
+            domains=tuple(domains),
+            ignored=tuple(name for name in columns if name not in names),
+            own=options.preprocess is not None,
+            event=options.event,
+            ids=ids,
+            constant=tuple(column.name for column in known if column.constant and column.name not in names),
+            shared=shared,
+            missing=options.codes,
+            originals=self._find_original_names(),
+            conversions=options.conversions,
+        )
+        frame = self._arrange_rows(table, "train")
+        table.transformer.fit(frame, y)
+        if not table.own:
+            set_scales(table.transformer, frame, entering, filled=bool(options.public))
+        return table
+
+    def _find_original_names(self) -> dict[str, str]:
+        """Return the site's spelling of the names of columns and classes that it does not write in composed form."""
+        names = {*self.main.frame.columns, *(label for part in self._labels.names for label in part.tolist())}
+        return {composed: text for composed, text in self.main.table.originals.items() if composed in names}
+
+    def _arrange_rows(self, table: TablePreprocessor, split: str) -> Frame:
+        """Return the rows of a split as the transformer takes them."""
+        values = {column.name: self._values(column, split) for column in table.columns}
+        return table.arrange(values, self._frame_of(split).index)
+
+    def _create_arrays(self, table: TablePreprocessor, rows: Rows) -> dict[str, Any]:
+        arrays: dict[str, Any] = {}
+        for split, (frame, y) in rows.items():
+            if len(frame):
+                ready = self._arrange_rows(table, split)
+                arrays[f"x_{split}"] = transform_rows(table.transformer, ready, f"site '{table.site}'")
+                arrays[f"y_{split}"] = y
+                if table.domain is not None:
+                    texts = self._values_with_index(Column(name=table.domain, kind="category"), split)
+                    arrays[f"domain_{split}"] = number_domains(texts, table.domain, table.domains)[0]
+        names = find_output_names(table.transformer)
+        return arrays if names is None else {**arrays, "feature_names": names}
+
+
+def _create_transformer(preprocess: Any, entering: Sequence[Column], shared: int | None) -> Any:
+    if preprocess is None:
+        return column_transformer(entering, shared)
+    if isinstance(preprocess, str):
+        return load_transformer(preprocess)
+    from sklearn.base import clone
+
+    return clone(preprocess)
