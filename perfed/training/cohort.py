@@ -302,7 +302,11 @@ class Cohort(View):
                 path, self.n, lambda first, stop: fitting.run(task.part(first, stop)), parallel=self.parallel
             )
         except Diverged as error:
-            raise self.diverged(error.row, error.reason) from None
+            if not (self.discreet and self.n == 1):
+                raise self.diverged(error.row, error.reason) from None
+            for name in task.trained:  # as if a loss were not finite; an error would tell of the client's rows
+                task.params[name].fill_(torch.nan)
+            return self.forget()
         self._check(torch.cat([losses for _, _, (losses, _) in parts]))
         for first, stop, (losses, done) in parts:
             self._loss_sum[first:stop] += losses.cpu().double()

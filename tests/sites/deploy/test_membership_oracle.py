@@ -11,6 +11,7 @@ from stations import answer_all, study
 from test_noise_binding import PRIVATE, Recorder, replies_of
 
 from perfed.sites.flower.message import pack, unpack
+from perfed.tree import map_leaves
 
 
 @pytest.mark.parametrize("unit", ["sample", "client"])
@@ -43,3 +44,21 @@ def test_weights_that_overflow_at_one_row_get_the_same_kind_of_reply_with_the_ro
         kinds.append([(reply["kind"], reply.get("error")) for reply in replies])
     assert kinds[0] == kinds[1]
     assert sum(kind == "done" for kind, _ in kinds[0]) >= 3
+
+
+def test_a_matrix_that_cannot_be_factorised_gets_the_same_kind_of_reply_as_any_other(tables):
+    """The distance of FLIC to anchors factorises matrices of a client's features, which overflow with such anchors."""
+    flic = {"method": "flic-hl", "methods": {}, "privacy": {"unit": "client", "noise": 3.0, "delta": 1e-3}}
+    text = study(tables, **{**PRIVATE, **flic})
+    stations = Recorder(tables, text)
+    with closing(stations):
+        answer_all(tables, text, stations)
+    crafted = []
+    for header, tree in map(unpack, stations.asked):
+        if header["kind"] == "work":
+            tree = map_leaves(tree, lambda _, tensor: torch.full_like(tensor, 3e38))
+        crafted.append(pack(header, tree))
+    folder = tables / "oracle"
+    folder.mkdir()
+    (folder / "north.csv").write_bytes((tables / "north.csv").read_bytes())
+    assert [reply.get("error") for reply in replies_of(folder, text, *crafted)] == [None] * len(crafted)
