@@ -270,7 +270,7 @@ def test_clients_whose_replies_are_not_used_are_not_computed_and_every_exchange_
     asked: list[list[str]] = []
     server = serve(make("feddar-sa"), blobs((5, 4, 3, 6)), participation=staged(first=2), clock=FIXED)
     run = server.engine.run
-    server.engine.run = lambda *given, **more: asked.append(list(given[2])) or run(*given, **more)
+    server.engine.run = lambda task, steps: asked.append(list(task.ids)) or run(task, steps)
     server.prepare()
     asked.clear()
     record = server.round(1)
