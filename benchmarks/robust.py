@@ -79,7 +79,7 @@ def flip_labels(federation: Federation, clients: tuple[str, ...]) -> Federation:
     return replace(federation, clients=tuple(flipped))
 
 
-def score(method: str, kind: str, attack: str, count: int, federation: Federation, seed: int) -> float:
+def measure_accuracy(method: str, kind: str, attack: str, count: int, federation: Federation, seed: int) -> float:
     """Return the mean test accuracy of the honest clients after the last round, in percent."""
     dishonest = choose_dishonest(federation.ids, count, seed)
     if attack == "labels":
@@ -115,7 +115,7 @@ def main() -> None:
                 continue
             began = time.perf_counter()
             try:
-                values.append(score(method, kind, attack, count, federation, seed))
+                values.append(measure_accuracy(method, kind, attack, count, federation, seed))
             except ClientsDiverged:
                 values.append(None)
             RESULTS.write_text(json.dumps(scores, indent=1) + "\n")

@@ -29,6 +29,7 @@ import named_tables
 import numpy as np
 import private_tables
 import pulls_tables
+import robust_tables
 import scale_tables
 import sweep_tables
 from markdown_tables import table
@@ -223,6 +224,7 @@ def _contents(document: str) -> dict[str, str]:
             "init": init_tables.markdown(),
             "named columns": named_tables.markdown(),
             "pulls": pulls_tables.markdown(),
+            "robust": robust_tables.markdown(),
             "sweeps": sweep_tables.markdown(),
         }
         found["how often the verdict is wrong"] = coverage_tables.markdown()

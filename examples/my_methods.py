@@ -6,7 +6,6 @@ perfed compare digits-label-skew --methods my_methods:my-fedper,fedper,fedpac
 
 from pydantic import Field
 
-from perfed.aggregate import weighted_mean
 from perfed.method import Method, Reply
 from perfed.placement import PERSONAL, SHARED
 from perfed.registry import register
@@ -17,11 +16,12 @@ class MyFedPer(Method):
     """Shared body, personal head, trained together (Arivazhagan et al. 2019)."""
 
     default_placement = {"embedding": SHARED, "body": SHARED, "head": PERSONAL}
+    needs_mean = ""  # any kind of [aggregation] may take the place of the mean
     head_epochs: int = Field(1, ge=0, description="further epochs of the head alone")
 
     def round(self, server, clients):  # runs on the server
         reply = clients.train(self.train, shared=server.shared)
-        server.shared = weighted_mean(reply.shared, reply.num_samples)
+        server.shared = clients.mean(reply.shared, reply.num_samples, current=server.shared)
 
     def train(self, cohort, shared):  # runs where the data is; every tensor has a leading client axis
         cohort.load(shared)

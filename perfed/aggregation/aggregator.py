@@ -78,7 +78,7 @@ class Aggregator(Generic[Settings]):
         if weights.ndim == 1:
             return self._combine_positive(stacked, weights, current)
         entries = [
-            self._combine_positive(_entry(stacked, k, 1), weights[:, k], _entry(current, k, 0))
+            self._combine_positive(_select_entry(stacked, k, 1), weights[:, k], _select_entry(current, k, 0))
             for k in range(weights.shape[1])
         ]
         return stack(entries)
@@ -100,7 +100,7 @@ def _count_clients(stacked: Tree) -> int:
     return 0
 
 
-def _entry(tree: Tree, k: int, axis: int) -> dict[str, Any]:
+def _select_entry(tree: Tree, k: int, axis: int) -> dict[str, Any]:
     return map_leaves(tree, lambda _, x: x.select(axis, k))
 
 

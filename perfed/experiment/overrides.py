@@ -124,7 +124,7 @@ def axis_of(entry: str, where: str = "") -> list[str]:
 def resolve(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[tuple[str, ...]]:
     """Return where the key of an assignment belongs, as paths; several if it is a setting of several methods."""
     first, *rest = key_path(key)
-    of_methods = () if rest else _holders(table, first, methods)  # FedDAR has a setting 'aggregation'
+    of_methods = () if rest else _find_holders(table, first, methods)  # FedDAR has a setting 'aggregation'
     if first in Experiment.model_fields and not of_methods:
         return [(first, *rest)]
     return [(*path, *rest) for path in _places(table, first, methods)]
@@ -151,7 +151,7 @@ def _places(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[
     name = _section(table, "data").get("name")
     if key in _data_options(name):
         places["data"] = [("data", key)]
-    holders = _holders(table, key, methods)
+    holders = _find_holders(table, key, methods)
     if key in Method.model_fields and key != "extensions":
         tables, named = _section(table, "methods"), {bare_name(m) for m in _with_bases(methods)}
         places["training"] = [("training", key)] + [
@@ -170,7 +170,7 @@ def _places(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[
     raise PerfedError(_unknown(key, name, methods))
 
 
-def _holders(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[str]:
+def _find_holders(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[str]:
     """Return those of ``methods`` that have a setting ``key``, themselves or in an extension."""
     return [method for method in methods if key in setting_names(method) | _extension_settings(table, method)]
 

@@ -321,22 +321,22 @@ def aggregation_is_replaced_or_refused(make: Make) -> None:
     """Check that each kind of aggregation replaces the mean, or is refused in one line with the declared reason."""
     reason = find_reason_for_mean(make())
 
-    def served(aggregation: Aggregation, options: Mapping[str, Any]) -> Server:
+    def serve_with(aggregation: Aggregation, options: Mapping[str, Any]) -> Server:
         method = make()
         return serve(method, blobs((8, 7, 6)), model=network_for(method), aggregation=aggregation, **options)
 
     for engine, options in TWO_ENGINES.items():
-        mean = served(Aggregation(), options)
+        mean = serve_with(Aggregation(), options)
         before = dict(leaves(mean.sets))
         after = dict(leaves(train(mean, 2).sets))
         averages = any(not torch.equal(tensor, after[path]) for path, tensor in before.items())
         for aggregation in ROBUST:
             where = f"{engine}, aggregation.kind = '{aggregation.kind}'"
             if reason:
-                message = refusal(partial(served, aggregation, options))
+                message = refusal(partial(serve_with, aggregation, options))
                 demand(reason in message, f"{where}: it is not refused with the declared reason (needs_mean)")
                 continue
-            server = train(served(aggregation, options), 2)
+            server = train(serve_with(aggregation, options), 2)
             for path, tensor in every_tensor(server).items():
                 demand(bool(torch.isfinite(tensor.double()).all()), f"{where}: {'/'.join(path)} is not finite")
             finite(server.evaluate("test"), where)
