@@ -113,9 +113,12 @@ class _ProgramNetwork(nn.Module):
             inputs = [(entry, _read_argument(entry["arg"], values)) for entry in node["inputs"]]
             keywords = {entry["name"]: value for entry, value in inputs if entry["kind"] == _KEYWORD}
             result = operation(*(value for entry, value in inputs if entry["kind"] != _KEYWORD), **keywords)
-            outputs = node["outputs"][0].get("as_tensors", node["outputs"])
-            is_single = outputs is node["outputs"] and len(outputs) == 1
-            values.update(zip(map(_find_name, outputs), [result] if is_single else result, strict=True))
+            outputs = node["outputs"]
+            if len(outputs) == 1:
+                outputs, result = (
+                    (outputs[0]["as_tensors"], result) if "as_tensors" in outputs[0] else (outputs, [result])
+                )
+            values.update(zip(map(_find_name, outputs), result or (), strict=True))  # a check has no result
         output: Tensor = values[self.output]
         return output
 
