@@ -81,12 +81,12 @@ class Mixture:
                 if type_ != onnx.TensorProto.INT64:
                     inputs[name].type.tensor_type.elem_type = kind
             nodes += part.graph.node
-            nodes.append(helper.make_node("Cast", [part.graph.output[0].name], [f"{prefix}output"], to=kind))
-            nodes.append(helper.make_node("Mul", [f"{prefix}output", f"{prefix}weight"], [f"{prefix}weighted"]))
+            nodes.append(helper.make_node("Cast", [part.graph.output[0].name], [f"{prefix}said"], to=kind))
+            nodes.append(helper.make_node("Mul", [f"{prefix}said", f"{prefix}weight"], [f"{prefix}weighed"]))
             by = np.array(weight, np.float64 if double else np.float32)
             constants += [*part.graph.initializer, onnx.numpy_helper.from_array(by, f"{prefix}weight")]
             functions += part.functions
-            weighted.append(f"{prefix}weighted")
+            weighted.append(f"{prefix}weighed")
         nodes.append(helper.make_node("Sum", weighted, [output]))
         width = 1 if self.parts[0].facts["classes"] is None else len(self.parts[0].facts["classes"])
         result = helper.make_tensor_value_info(output, kind, ["batch", width])

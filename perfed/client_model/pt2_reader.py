@@ -12,11 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._export.serde.serialize import (
-    _SERIALIZE_TO_TORCH_DTYPE,
-    _SERIALIZE_TO_TORCH_LAYOUT,
-    _SERIALIZE_TO_TORCH_MEMORY_FORMAT,
-)
 
 from perfed.data.reading import refuse_unpacked
 
@@ -32,9 +27,9 @@ _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     "as_float": float,  # infinity is a text
     "as_floats": lambda values: [float(value) for value in values],
     "as_device": lambda device: torch.device(device["type"]),
-    "as_scalar_type": _SERIALIZE_TO_TORCH_DTYPE.__getitem__,
-    "as_layout": _SERIALIZE_TO_TORCH_LAYOUT.__getitem__,
-    "as_memory_format": _SERIALIZE_TO_TORCH_MEMORY_FORMAT.__getitem__,
+    "as_scalar_type": lambda number: _find_constant("DTYPE", number),
+    "as_layout": lambda number: _find_constant("LAYOUT", number),
+    "as_memory_format": lambda number: _find_constant("MEMORY_FORMAT", number),
 }
 _REFERENCE = re.compile(r"as_(optional_tensor|tensor|sym_int|sym_bool)s?")
 
@@ -118,16 +113,19 @@ class _ProgramNetwork(nn.Module):
             inputs = [(entry, _read_argument(entry["arg"], values)) for entry in node["inputs"]]
             keywords = {entry["name"]: value for entry, value in inputs if entry["kind"] == _KEYWORD}
             result = operation(*(value for entry, value in inputs if entry["kind"] != _KEYWORD), **keywords)
-            outputs = node["outputs"][0].get("as_tensors", node["outputs"])
-            is_single = outputs is node["outputs"] and len(outputs) == 1
-            values.update(zip(map(_find_name, outputs), [result] if is_single else result, strict=True))
+            outputs = node["outputs"]
+            if len(outputs) == 1:
+                outputs, result = (
+                    (outputs[0]["as_tensors"], result) if "as_tensors" in outputs[0] else (outputs, [result])
+                )
+            values.update(zip(map(_find_name, outputs), result or (), strict=True))  # a check has no result
         output: Tensor = values[self.output]
         return output
 
 
 def _read_tensor(content: bytes, meta: Mapping[str, Any]) -> Tensor:
     sizes, strides = ([size["as_int"] for size in meta[name]] for name in ("sizes", "strides"))
-    dtype = _SERIALIZE_TO_TORCH_DTYPE[meta["dtype"]]
+    dtype = _find_constant("DTYPE", meta["dtype"])
     storage = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
     return storage.as_strided(sizes, strides, meta["storage_offset"]["as_int"])
 
@@ -143,6 +141,13 @@ def _find_operation(target: str) -> Callable[..., Any]:
     if any(argument.name == "filename" for argument in operation._schema.arguments):
         raise UnsafeProgramError(f"the operation {target}, which opens files")
     return operation
+
+
+def _find_constant(kind: str, number: int) -> Any:
+    """Return the dtype, layout or memory format that has this number in torch's format."""
+    from torch._export.serde import serialize  # which takes a second to import
+
+    return getattr(serialize, f"_SERIALIZE_TO_TORCH_{kind}")[number]
 
 
 def _find_name(output: Any) -> str:

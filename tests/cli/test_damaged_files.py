@@ -36,7 +36,7 @@ READERS = {
     "checkpoint/state-000003.json": (RESUME, EXPORT),
     "checkpoint/server-000003.safetensors": (EXPORT,),
     "joined/west/site.json": (PREDICT, (*EXPORT[:3], "west", *EXPORT[4:])),
-    "joined/west/network.safetensors": (PREDICT,),
+    "joined/west/network.pt2": (PREDICT,),
     "joined/west/table.zip": (PREDICT,),
 }
 

@@ -79,7 +79,7 @@ def test_a_site_joins_and_every_other_file_stays_as_it_was(run_dir, tmp_path):
     assert joined.code == 0, joined.err
     assert re.search(r"accuracy: [\d.]+ % \(95 %: [\d.]+ % to [\d.]+ %\)", joined.out)
     after = contents(run_dir)
-    new = {"card.md", "network.safetensors", "site.json"}
+    new = {"card.md", "network.pt2", "site.json"}
     assert set(after) - set(before) == {f"joined/west/{name}" for name in new}
     assert all(after[name] == content for name, content in before.items())
     facts = json.loads(after["joined/west/site.json"])

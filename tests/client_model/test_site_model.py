@@ -161,10 +161,15 @@ def test_a_site_says_what_the_run_says_and_so_do_its_files_without_perfed(name, 
 
 @pytest.mark.every_method("name")
 @pytest.mark.parametrize("name", NAMES)
-def test_a_saved_network_is_data_and_no_program(name, tmp_path):
+def test_a_saved_network_predicts_the_same_and_need_not_be_trusted(name, tmp_path):
     _, site = finished(name)
-    held = {file.name for file in site.save(tmp_path / "north").iterdir()}
-    assert held == {"network.pt2", "site.json"}
+    test = the_data().clients[0].test
+    folder = site.save(tmp_path / "north")
+    assert {file.name for file in folder.iterdir()} == {"network.pt2", "site.json"}
+    said = perfed.load_site(folder).predict_proba(test.x, test.domain)
+    # FedProto's distances are those of cdist, which a graph for any number of rows cannot have.
+    tolerance = 1e-6 if name == "fedproto" else 0
+    np.testing.assert_allclose(said, site.predict_proba(test.x, test.domain), rtol=tolerance)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "knnper", "feddar-sa", "fedem"])
@@ -296,6 +301,8 @@ def test_images_and_texts_are_exported_as_well(federation, model, tmp_path):
     np.testing.assert_allclose(site.predict_proba(x.flatten(1).numpy()), expected, atol=1e-6)
     np.testing.assert_allclose(site.predict_proba(x[:1]), expected[:1], atol=1e-6)
     assert export(site, tmp_path / "a.onnx", "onnx")["largest_difference"] < 1e-5
+    again = perfed.load_site(site.save(tmp_path / "a"))
+    np.testing.assert_allclose(again.predict_proba(x), expected, atol=1e-6)
 
 
 # Tables ------------------------------------------------------------------------------------------------------
