@@ -63,9 +63,9 @@ class SiteTableData:
     @classmethod
     def of(cls, data: Checked, options: TableOptions) -> dict[str, SiteTableData]:
         """Return the table of each site."""
-        given = {part.site: part for part in data.test_parts}
+        test_parts = {part.site: part for part in data.test_parts}
         return {
-            part.site: cls(part, given.get(part.site), data.columns[part.site], data.task, options)
+            part.site: cls(part, test_parts.get(part.site), data.columns[part.site], data.task, options)
             for part in data.main
         }
 
@@ -117,8 +117,8 @@ class SiteTableData:
         strata = np.zeros(len(y)) if options.public else by_task.get(self.task, np.zeros(len(y)))
         if not options.folds:
             return draw_test_rows(strata, options.test_fraction, options.seed, f"test rows of {site}")
-        repetition, held = divmod(options.seed, options.folds)
-        return np.equal(assign_folds(strata, options.folds, repetition, f"folds of {site}"), held)
+        repetition, test_fold = divmod(options.seed, options.folds)
+        return np.equal(assign_folds(strata, options.folds, repetition, f"folds of {site}"), test_fold)
 
     def _read_targets(self, *, numbers: bool) -> list[NDArray[Any]]:
         """Return the targets of each part: labels, as whole ``numbers`` or texts, values, or times and events."""
@@ -149,16 +149,16 @@ class SiteTableData:
         options, parts = self.options, self._parts
         texts = [c.name for c in self.columns if c.kind == "category" and options.kinds.get(c.name) != "category"]
         groups = None if options.group is None else pandas().concat([part.frame[options.group] for part in parts])
-        found = []
+        lines = []
         for name in texts:
             values = pandas().concat([part.table.read_texts(name)[0] for part in parts])
-            found.append(describe_personal_values(name, values, groups))
-        return merge_lines(self.main.add_source(filter(None, found)))
+            lines.append(describe_personal_values(name, values, groups))
+        return merge_lines(self.main.add_source(filter(None, lines)))
 
     def describe_copies(self) -> list[str]:
         """Return a line with the number of possible test rows that equal a training row; empty if they are few."""
-        given = [] if self.test is None else [self.test]
-        return describe_copies([self.main], given, {self.main.site: self.columns}, self.task, self.options)
+        test_parts = [] if self.test is None else [self.test]
+        return describe_copies([self.main], test_parts, {self.main.site: self.columns}, self.task, self.options)
 
     def count_rows(self) -> tuple[int, dict[str, int] | None]:
         """Return the number of training rows, and of those of each class."""
@@ -170,10 +170,10 @@ class SiteTableData:
         Of a column's categories it contains those in at least ``fewest`` training rows, or groups of rows if there are
         groups. Columns in ``data.public`` are described by the study only.
         """
-        domain, labels, known = self.options.domain, self._labels, self.options.public.get(self.options.target)
+        domain, labels, public = self.options.domain, self._labels, self.options.public.get(self.options.target)
         of_task: dict[str, Any] = {}
-        if known is not None and self.task != "survival":
-            of_task = known.of_target
+        if public is not None and self.task != "survival":
+            of_task = public.of_target
         elif self.task == "classification":
             numbers = (
                 tuple(sorted({y for part in labels.whole_numbers for y in part.tolist()})) if labels.whole else None
@@ -182,12 +182,14 @@ class SiteTableData:
             of_task["classes"] = tuple(sorted({name for part in labels.names for name in part.tolist()}))
         elif self.task == "regression":
             of_task = {"sums": Sums.of(torch.from_numpy(np.array(self.rows()["train"][1])))}
-        asked = {name for names in self.options.named.values() for name in names}
+        optional_names = {name for names in self.options.named.values() for name in names}
         return SiteMetadata(
             task=self.task,
             domains=None if domain is None else self._read_domains(domain),
             columns=None if self.options.columns == "own" else tuple(self._disclose(c, fewest) for c in self.columns),
-            named=tuple(sorted(asked & {n for part in self._parts for n in part.frame.columns})) if asked else None,
+            named=tuple(sorted(optional_names & {n for part in self._parts for n in part.frame.columns}))
+            if optional_names
+            else None,
             **of_task,
         )
 
@@ -200,9 +202,9 @@ class SiteTableData:
     def _disclose(self, column: Column, fewest: int) -> Column:
         learned = self._learn(column)
         constant, missing, binary = learned.constant, learned.missing > 0, learned.binary
-        if (known := self.options.public.get(column.name)) is not None:
+        if (public := self.options.public.get(column.name)) is not None:
             constant = missing = binary = False
-            levels, sums = learned.levels, known.sums
+            levels, sums = learned.levels, public.sums
         else:  # a boolean is a category if it is one at another site
             levels = self._learn(column.with_kind("category")).levels if column.kind == "boolean" else learned.levels
             levels = levels if fewest <= 1 else self._select_frequent(column, levels, fewest)
@@ -233,16 +235,16 @@ class SiteTableData:
             return ()
         values = self._values_with_index(column.with_kind("category"), "train").fillna(MISSING_CATEGORY)
         group = self.options.group
-        found = count_rows_by_value(values, None if group is None else self._frames_by_split[0][group])
-        return tuple(level for level in levels if found.get(level, 0) >= fewest)
+        counts = count_rows_by_value(values, None if group is None else self._frames_by_split[0][group])
+        return tuple(level for level in levels if counts.get(level, 0) >= fewest)
 
     def _learn(self, column: Column) -> Column:
         """Return the column with the statistics of the training rows, or with its values in ``data.public``."""
         if column not in self._learned_columns:
-            found = learn_column(column, self._values(column, "train"))
-            if (known := self.options.public.get(column.name)) is not None:
-                found = found.replace(constant=False, masked=False, levels=known.levels, scale=known.scale)
-            self._learned_columns[column] = found
+            learned = learn_column(column, self._values(column, "train"))
+            if (public := self.options.public.get(column.name)) is not None:
+                learned = learned.replace(constant=False, masked=False, levels=public.levels, scale=public.scale)
+            self._learned_columns[column] = learned
         return self._learned_columns[column]
 
     def _values(self, column: Column, split: str) -> NDArray[Any]:
@@ -280,26 +282,26 @@ class SiteTableData:
             differences = describe_differences_from_public(agreement, self.create_metadata(), public)
             raise_problems([f"{self.main.source}: {line}" for line in differences])
         problems = [line for part in self._parts for line in part.add_source(self._describe_unknown(part, agreement))]
-        columns, contradicting = self.unify_columns(agreement)
+        columns, conflicts = self.unify_columns(agreement)
         pairs = zip(self.columns, columns, strict=True)
-        late = [known for own, known in pairs if own.kind in UNDECIDED or known.kind == "boolean"]
-        problems += [problem for part in self._parts for problem in describe_unreadable_values(part, late)]
-        return [*contradicting, *merge_lines(problems)]
+        undecided = [agreed for local, agreed in pairs if local.kind in UNDECIDED or agreed.kind == "boolean"]
+        problems += [problem for part in self._parts for problem in describe_unreadable_values(part, undecided)]
+        return [*conflicts, *merge_lines(problems)]
 
     def _describe_unknown(self, part: Part, agreement: FederationSchema) -> list[str]:
         """Return lines on classes and domains that the schema lacks, and on columns that the table lacks."""
         names, domain, where = list(part.frame.columns), self.options.domain, describe_target(self.options.target)
-        found = []
+        problems = []
         if agreement.classes is not None:
             bad = Labels.from_tables([part.table], self.options.target).find_unknown(agreement.classes)
             allowed = shorten_list([str(label) for label in agreement.classes])
-            found += [f"{where} holds no known class {describe_rows(bad)}; allowed: {allowed}"] if len(bad) else []
+            problems += [f"{where} holds no known class {describe_rows(bad)}; allowed: {allowed}"] if len(bad) else []
         if domain is not None:
             texts, _ = part.table.read_texts(domain)
-            found += number_domains(texts, domain, agreement.domain_names or ())[1]
+            problems += number_domains(texts, domain, agreement.domain_names or ())[1]
         if self.options.columns == "common" and part is self.main:
-            found += [describe_unknown_column(c.name, names) for c in agreement.columns or () if c.name not in names]
-        return found
+            problems += [describe_unknown_column(c.name, names) for c in agreement.columns or () if c.name not in names]
+        return problems
 
     def unify_columns(self, agreement: FederationSchema) -> tuple[list[Column], list[str]]:
         """Return the columns with the kinds of the schema, and a line for each column that contradicts it."""
@@ -318,12 +320,12 @@ class SiteTableData:
         raise_problems(self.describe_misfits(agreement))
         numbers = not any(isinstance(label, str) for label in agreement.classes or ())
         rows = self.rows(numbers=numbers)
-        known = [self._learn(column) for column in self.unify_columns(agreement)[0]]
-        entering = self._select_entering(known, agreement.columns)
+        columns = [self._learn(column) for column in self.unify_columns(agreement)[0]]
+        entering = self._select_entering(columns, agreement.columns)
         shared = len(agreement.columns or ()) if self.options.columns == "named" else None
-        table = self._fit_preprocessing(known, entering, rows["train"][1], agreement.domain_names or (), shared)
-        made = SiteArrays.of(self.main.site, self._create_arrays(table, rows), self.task)
-        return self._with_groups(replace(made.client(agreement), table=table, held=table.held))
+        table = self._fit_preprocessing(columns, entering, rows["train"][1], agreement.domain_names or (), shared)
+        arrays = SiteArrays.of(self.main.site, self._create_arrays(table, rows), self.task)
+        return self._with_groups(replace(arrays.client(agreement), table=table, held=table.held))
 
     def _with_groups(self, client: Client) -> Client:
         """Return ``client`` with the groups of its rows, by which later splits divide them."""
@@ -347,14 +349,14 @@ class SiteTableData:
         """
         if schema is None:
             return [column for column in known if self.options.preprocess is not None or not column.constant]
-        own, named = {column.name: column for column in known}, self.options.columns == "named"
-        agreed = [
-            own.pop(c.name, c.replace(absent=True, silent=named)).replace(
+        local, named = {column.name: column for column in known}, self.options.columns == "named"
+        shared = [
+            local.pop(c.name, c.replace(absent=True, silent=named)).replace(
                 masked=c.masked, levels=c.levels, scale=c.scale
             )
             for c in schema
         ]
-        return agreed + [column for column in own.values() if named and not column.constant]
+        return shared + [column for column in local.values() if named and not column.constant]
 
     def _fit_preprocessing(
         self,
