@@ -111,7 +111,7 @@ def check_tables(
     test_sources: Mapping[str, str] | None = None,
     alone: bool = False,
 ) -> Checked:
-    """Check the tables of sites; the arguments are those of :func:`perfed.tables.frames.build_clients`.
+    """Check the tables of sites; the arguments are those of :func:`perfed.tables.frames.build_federation`.
 
     With ``alone``, the tables of other sites are unknown, and their decisions are not checked: whether the target
     varies, whether some site has each column that the options name, and the kind of columns of yes and no or without

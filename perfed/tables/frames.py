@@ -9,7 +9,6 @@ from typing import Any
 from perfed.data.client import Client
 from perfed.data.column import Column
 from perfed.data.federation import Federation, federation_of
-from perfed.data.federation_schema import FederationSchema
 from perfed.data.labels import Task
 from perfed.data.summary import NAMES
 from perfed.errors import shorten_list
@@ -27,14 +26,15 @@ from perfed.tables.site_rows import SiteTableData
 from perfed.tables.targets import are_numbers, event_option, looks_like_event
 
 
-def build_clients(
+def build_federation(
     frames: Mapping[str, Frame | ParsedTable],
-    options: TableOptions,
+    options: TableOptions | Mapping[str, Any],
     *,
+    name: str = "tables",
     tests: Mapping[str, Frame | ParsedTable] | None = None,
     sources: Mapping[str, str] | None = None,
     test_sources: Mapping[str, str] | None = None,
-) -> tuple[dict[str, Client], FederationSchema, dict[str, Any]]:
+) -> Federation:
     """Check the tables of all sites and create their clients by the same steps as over a network.
 
     Each site splits its rows and fits its preprocessing on its training rows. Problems that only all tables together
@@ -42,12 +42,13 @@ def build_clients(
 
     Args:
         frames: a data frame per site; its index names rows in messages.
-        options: the options of the tables.
+        options: the options of the tables, or the arguments of :class:`perfed.tables.options.TableOptions`.
+        name: the name of the data in reports.
         tests: separate test rows of some sites, which replace a split.
         sources, test_sources: the name of each site's rows in messages (default: "site 'NAME'").
 
     Returns:
-        The client of each site; the schema; and notes: "told" describes the metadata that sites send before training,
+        The federation of all sites. In its notes, "told" describes the metadata that sites send before training,
         "remarks" lists columns that do not enter, names with two spellings and sites with one class, and "doubts" lists
         warnings (:mod:`perfed.tables.doubts` and :mod:`perfed.tables.leaks`); with groups, "group_split" is their
         column and division, which a site that joins adopts.
@@ -56,6 +57,7 @@ def build_clients(
         DataProblems: rows or columns have problems.
         PerfedError: there are no data frames, or a transformer of the user cannot be used.
     """
+    options = options if isinstance(options, TableOptions) else TableOptions(**options)
     data = check_tables(frames, options, tests=tests, sources=sources, test_sources=test_sources)
     seed_note = "" if tests else f", whose rows seed {options.seed} draws"
     options = replace(options, task=None if options.event is not None else data.task)
@@ -79,27 +81,7 @@ def build_clients(
     notes: dict[str, Any] = {"told": tuple(metadata_lines), "remarks": tuple(remarks), "doubts": tuple(warnings)}
     if options.group is not None:
         notes["group_split"] = (options.group, options.group_split)
-    return clients, agreement, notes
-
-
-def build_federation(
-    frames: Mapping[str, Frame | ParsedTable],
-    options: TableOptions | Mapping[str, Any],
-    *,
-    name: str = "tables",
-    **rows: Any,
-) -> Federation:
-    """Build a federation as :meth:`perfed.data.federation.Federation.from_frames` does.
-
-    Args:
-        frames: a data frame for each site.
-        options: the options of the tables, or the arguments of :class:`perfed.tables.options.TableOptions`.
-        name: the name of the data in reports.
-        rows: ``tests``, ``sources`` and ``test_sources`` of :func:`build_clients`.
-    """
-    table_options = options if isinstance(options, TableOptions) else TableOptions(**options)
-    clients, schema, notes = build_clients(frames, table_options, **rows)
-    return federation_of(clients.values(), schema, name, notes=notes)
+    return federation_of(clients.values(), agreement, name, notes=notes)
 
 
 def _describe_dates_and_events(

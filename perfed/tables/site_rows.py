@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -37,9 +37,6 @@ from perfed.tables.problems import Frame, Series, describe_rows, describe_unknow
 from perfed.tables.site import TablePreprocessor, number_domains
 from perfed.tables.splits import assign_folds, draw_test_rows
 from perfed.tables.targets import Labels, describe_target, read_events
-
-Rows = Mapping[str, tuple[Frame, NDArray[Any]]]
-"""The rows of each split of a site and their targets: labels, values, or times and events."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,20 +126,18 @@ class SiteTableData:
         events, _ = read_events([(part.source, part.table) for part in self._parts], self.options.event)
         return [np.column_stack(pair) for pair in zip(self._labels.values, events, strict=True)]
 
-    def rows(self, *, numbers: bool | None = None) -> Rows:
-        """Return training and test rows, with labels as whole ``numbers`` or texts (default: as the site has them)."""
-        y, *tested = self._read_targets(numbers=self._labels.whole if numbers is None else numbers)
-        train, test = self._frames_by_split
+    def targets(self, *, numbers: bool | None = None) -> dict[str, NDArray[Any]]:
+        """Return the targets of each split, with labels as whole ``numbers`` or texts (default: as they are)."""
+        y, *test_y = self._read_targets(numbers=self._labels.whole if numbers is None else numbers)
         if self.test is not None:
-            return {"train": (train, y), "test": (test, tested[0])}
-        return {"train": (train, y[~self._test_mask]), "test": (test, y[self._test_mask])}
+            return {"train": y, "test": test_y[0]}
+        return {"train": y[~self._test_mask], "test": y[self._test_mask]}
 
-    @cached_property
-    def _frames_by_split(self) -> tuple[Frame, Frame]:
-        """The training rows and the test rows."""
+    def _select(self, split: str, read: Callable[[Part], Any]) -> Any:
+        """Return what ``read`` returns for the rows of a split."""
         if self.test is not None:
-            return self.main.frame, self.test.frame
-        return self.main.frame[~self._test_mask], self.main.frame[self._test_mask]
+            return read(self.test if split == "test" else self.main)
+        return read(self.main)[self._test_mask if split == "test" else ~self._test_mask]
 
     def describe_personal_columns(self) -> list[str]:
         """Return a line for each column that looks like names or codes of persons and is not listed as a category."""
@@ -162,7 +157,7 @@ class SiteTableData:
 
     def count_rows(self) -> tuple[int, dict[str, int] | None]:
         """Return the number of training rows, and of those of each class."""
-        return count_targets(self.rows(numbers=False)["train"][1], self.task)
+        return count_targets(self.targets(numbers=False)["train"], self.task)
 
     def create_metadata(self, fewest: int = 1) -> SiteMetadata:
         """Return the metadata that the site sends before training.
@@ -181,7 +176,7 @@ class SiteTableData:
             of_task = {"labels": labels.kind, "numbers": numbers}
             of_task["classes"] = tuple(sorted({name for part in labels.names for name in part.tolist()}))
         elif self.task == "regression":
-            of_task = {"sums": Sums.of(torch.from_numpy(np.array(self.rows()["train"][1])))}
+            of_task = {"sums": Sums.of(torch.from_numpy(np.array(self.targets()["train"])))}
         optional_names = {name for names in self.options.named.values() for name in names}
         return SiteMetadata(
             task=self.task,
@@ -235,7 +230,8 @@ class SiteTableData:
             return ()
         values = self._values_with_index(column.with_kind("category"), "train").fillna(MISSING_CATEGORY)
         group = self.options.group
-        counts = count_rows_by_value(values, None if group is None else self._frames_by_split[0][group])
+        groups = None if group is None else self._select("train", lambda part: part.frame[group])
+        counts = count_rows_by_value(values, groups)
         return tuple(level for level in levels if counts.get(level, 0) >= fewest)
 
     def _learn(self, column: Column) -> Column:
@@ -248,24 +244,13 @@ class SiteTableData:
         return self._learned_columns[column]
 
     def _values(self, column: Column, split: str) -> NDArray[Any]:
-        """Return a column's values in the training rows or in the test rows."""
-        if self.test is not None:
-            part = self.test if split == "test" else self.main
-            return np.asarray(part.table.read(column)[0])
-        values = self.main.table.read(column)[0].to_numpy()
-        return np.asarray(values[self._row_masks[split]])
+        """Return the values of a column in the rows of a split."""
+        return np.asarray(self._select(split, lambda part: part.table.read(column)[0].to_numpy()))
 
     def _values_with_index(self, column: Column, split: str) -> Series:
         """Return :meth:`_values` with the index of the rows."""
-        return pandas().Series(self._values(column, split), index=self._frame_of(split).index, name=column.name)
-
-    @cached_property
-    def _row_masks(self) -> dict[str, NDArray[np.bool_]]:
-        """A mask of the rows of each split."""
-        return {"train": ~self._test_mask, "test": self._test_mask}
-
-    def _frame_of(self, split: str) -> Frame:
-        return self._frames_by_split[split == "test"]
+        index = self._select(split, lambda part: part.frame.index)
+        return pandas().Series(self._values(column, split), index=index, name=column.name)
 
     @cached_property
     def _learned_columns(self) -> dict[Column, Column]:
@@ -319,28 +304,25 @@ class SiteTableData:
         """
         raise_problems(self.describe_misfits(agreement))
         numbers = not any(isinstance(label, str) for label in agreement.classes or ())
-        rows = self.rows(numbers=numbers)
+        targets = self.targets(numbers=numbers)
         columns = [self._learn(column) for column in self.unify_columns(agreement)[0]]
         entering = self._select_entering(columns, agreement.columns)
         shared = len(agreement.columns or ()) if self.options.columns == "named" else None
-        table = self._fit_preprocessing(columns, entering, rows["train"][1], agreement.domain_names or (), shared)
-        arrays = SiteArrays.of(self.main.site, self._create_arrays(table, rows), self.task)
+        table = self._fit_preprocessing(columns, entering, targets["train"], agreement.domain_names or (), shared)
+        arrays = SiteArrays.of(self.main.site, self._create_arrays(table, targets), self.task)
         return self._with_groups(replace(arrays.client(agreement), table=table, held=table.held))
 
     def _with_groups(self, client: Client) -> Client:
         """Return ``client`` with the groups of its rows, by which later splits divide them."""
         if (name := self.options.group) is None:
             return client
-        groups = self.main.table.groups(name)
-        if self.test is None:
-            parts = {"train": groups[~self._test_mask], "test": groups[self._test_mask]}
-        else:
-            parts = {"train": groups, "test": self.test.table.groups(name)}
-        train = client.train.with_groups(torch.from_numpy(parts["train"]))
-        test = client.split("test")
-        return replace(
-            client, train=train, test=None if test is None else test.with_groups(torch.from_numpy(parts["test"]))
-        )
+        splits = {split: client.split(split) for split in ("train", "test")}
+        grouped = {
+            split: samples.with_groups(torch.from_numpy(self._select(split, lambda part: part.table.groups(name))))
+            for split, samples in splits.items()
+            if samples is not None
+        }
+        return replace(client, train=grouped["train"], test=grouped.get("test"))
 
     def _select_entering(self, known: Sequence[Column], schema: Sequence[Column] | None = None) -> list[Column]:
         """Return the columns that enter, including those of the schema that the site lacks.
@@ -414,12 +396,12 @@ class SiteTableData:
     def _arrange_rows(self, table: TablePreprocessor, split: str) -> Frame:
         """Return the rows of a split as the transformer takes them."""
         values = {column.name: self._values(column, split) for column in table.columns}
-        return table.arrange(values, self._frame_of(split).index)
+        return table.arrange(values, self._select(split, lambda part: part.frame.index))
 
-    def _create_arrays(self, table: TablePreprocessor, rows: Rows) -> dict[str, Any]:
+    def _create_arrays(self, table: TablePreprocessor, targets: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         arrays: dict[str, Any] = {}
-        for split, (frame, y) in rows.items():
-            if len(frame):
+        for split, y in targets.items():
+            if len(y):
                 ready = self._arrange_rows(table, split)
                 arrays[f"x_{split}"] = transform_rows(table.transformer, ready, f"site '{table.site}'")
                 arrays[f"y_{split}"] = y
