@@ -1,4 +1,4 @@
-"""What is wrong with sites' tables, found before anything is made of them: names, rows, kinds, targets, persons."""
+"""Checks of the tables of sites before anything else uses them: names, rows, kinds, targets and personal data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MANY = 10  # different texts up to which a column is none of names
 
 
 def count_rows_by_value(values: Series, groups: Series | None = None) -> Series:
-    """By value how many rows hold it; where rows have ``groups`` (patients), how many of these do."""
+    """Return the number of rows with each value or, if rows have ``groups`` such as patients, of these groups."""
     if groups is None:
         return values.value_counts()
     pairs = pandas().DataFrame({"value": values.to_numpy(), "group": groups.to_numpy()}).drop_duplicates()
@@ -46,28 +46,28 @@ def count_rows_by_value(values: Series, groups: Series | None = None) -> Series:
 
 
 def describe_personal_values(name: str, values: Series, groups: Series | None = None) -> str:
-    """Why the texts of the column ``name`` may be names or codes of persons; empty where they are no such."""
-    found: Any = count_rows_by_value(values, groups)
-    different, rare, rows = len(found), int((found < FEWEST).sum()), int(found.sum())
+    """Return a message if the texts of the column ``name`` may be names or codes of persons, otherwise ""."""
+    counts: Any = count_rows_by_value(values, groups)
+    different, rare, rows = len(counts), int((counts < FEWEST).sum()), int(counts.sum())
     if different <= _MANY or (2 * rare <= different and rows >= FEWEST * different):
         return ""
-    of = "rows" if groups is None else f"values of '{groups.name}'"
+    units = "rows" if groups is None else f"values of '{groups.name}'"
     return (
-        f"column '{name}' looks like names or codes of persons: {different} different texts in {rows} {of}, {rare} of "
-        f"them in fewer than {FEWEST}; leave it out of the file, or name it in the study's drop, or in its categories "
-        "if they are none"
+        f"column '{name}' looks like names or codes of persons: {different} different texts in {rows} {units}, "
+        f"{rare} of them in fewer than {FEWEST}; leave it out of the file, or name it in the study's drop, or in its "
+        "categories if they are none"
     )
 
 
 UNDECIDED: frozenset[Kind] = frozenset({"boolean", "empty"})
-"""What other sites may know better where all have one schema: see :func:`perfed.tables.agreement.unify_kinds`."""
+"""Kinds that another site may change if all have one schema; see :func:`perfed.tables.agreement.unify_kinds`."""
 
 _ABOVE = "drop these rows, or add half a unit to them"
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Rows of a site, all of one source: its table, or the table that it is tested on."""
+    """The rows of a site from one source: its table, or a separate table of test rows."""
 
     site: str
     source: str
@@ -75,11 +75,11 @@ class Part:
 
     @property
     def frame(self) -> Frame:
-        """The rows as the site has them."""
+        """The rows as a data frame."""
         return self.table.frame
 
     def add_source(self, problems: Iterable[str]) -> list[Problem]:
-        """The problems of these rows."""
+        """Return problems of these rows with their source."""
         return [(self.source, problem) for problem in problems]
 
 
@@ -111,14 +111,14 @@ def check_tables(
     test_sources: Mapping[str, str] | None = None,
     alone: bool = False,
 ) -> Checked:
-    """The tables of all sites, if nothing is wrong with them; arguments as :func:`perfed.tables.frames.build_clients`.
+    """Check the tables of sites; the arguments are those of :func:`perfed.tables.frames.build_federation`.
 
-    With ``alone`` there are other sites that are not known here, and what they decide is left: whether the target
-    varies, whether somebody has a column that is to be dropped, and what a column is taken for that holds yes and no,
-    or nothing, here.
+    With ``alone``, the tables of other sites are unknown, and their decisions are not checked: whether the target
+    varies, whether some site has each column that the options name, and the kind of columns of yes and no or without
+    values.
 
     Raises:
-        DataProblems: first of names and of rows that are needed, then of everything else.
+        DataProblems: first the problems of names and required rows, then all others.
     """
     if not isinstance(frames, Mapping) or not frames:
         raise PerfedError("frames must be a mapping from the name of a site to its data frame, with one site at least")
@@ -127,17 +127,17 @@ def check_tables(
         if repeated := [site for site, count in counts.items() if count > 1]:
             raise PerfedError(f"two sites are called {quote_names(repeated)}; names must differ")
     sites = {compose_text(str(site)): str(site) for site in frames}
-    strange = [site for site in tests or {} if compose_text(str(site)) not in sites]
-    if strange:
+    unknown_sites = [site for site in tests or {} if compose_text(str(site)) not in sites]
+    if unknown_sites:
         raise PerfedError(
-            f"test rows are given for {quote_names(strange)}, but there are the sites {', '.join(frames)} only"
+            f"test rows are given for {quote_names(unknown_sites)}, but there are the sites {', '.join(frames)} only"
         )
     main = [_create_part(str(site), frame, options, sources) for site, frame in sort_by_name(frames)]
     tested_on = [
         _create_part(str(site), frame, options, test_sources, " (test)") for site, frame in sort_by_name(tests or {})
     ]
-    given = [replace(part, site=sites[compose_text(part.site)]) for part in tested_on]
-    parts = [*main, *given]
+    test_parts = [replace(part, site=sites[compose_text(part.site)]) for part in tested_on]
+    parts = [*main, *test_parts]
     raise_problems(
         [problem for site in frames if (problem := describe_control_character("site", str(site))) is not None]
     )
@@ -146,7 +146,7 @@ def check_tables(
     raise_problems(_merge_problems(_describe_long_texts(part, options) for part in parts))
     names = list(dict.fromkeys(name for part in parts for name in part.frame.columns))
     raise_problems([] if alone else describe_absent_columns(options.named, names, names))
-    tested = {part.site: part for part in given}
+    tested = {part.site: part for part in test_parts}
     columns = {part.site: _guess_columns(part, tested.get(part.site), options) for part in main}
     values, task, problems = _check_targets(parts, options, alone=alone)
     questions = _ask_about_marks(main, columns)
@@ -155,20 +155,20 @@ def check_tables(
     )
     read_as: Mapping[str, Sequence[Column]] = columns
     if options.columns != "own" and not alone:
-        read_as, found = unify_kinds(columns, {part.site: part.source for part in main})
-        problems += found
+        read_as, conflicts = unify_kinds(columns, {part.site: part.source for part in main})
+        problems += conflicts
     late = UNDECIDED if options.columns != "own" and alone else frozenset[Kind]()
     problems += _merge_problems(describe_unreadable_values(part, read_as[part.site], late) for part in parts)
-    problems += _merge_problems(_describe_small_site(part, options, given, alone=alone) for part in main)
-    problems += _merge_problems(_find_trained_groups(part, options, main) for part in given)
+    problems += _merge_problems(_describe_small_site(part, options, test_parts, alone=alone) for part in main)
+    problems += _merge_problems(_find_trained_groups(part, options, main) for part in test_parts)
     raise_problems(problems)
-    return Checked(main, given, columns, dict(zip(columns, values, strict=False)), task)
+    return Checked(main, test_parts, columns, dict(zip(columns, values, strict=False)), task)
 
 
 def _check_targets(
     parts: Sequence[Part], options: TableOptions, *, alone: bool = False
 ) -> tuple[list[NDArray[Any]], Task, list[str]]:
-    """Labels, values, or times and events ``(rows, 2)``; see :func:`perfed.tables.targets.read_targets`."""
+    """Return labels, values, or times and events ``(rows, 2)``; see :func:`perfed.tables.targets.read_targets`."""
     survival = options.event is not None
     tables = [(part.source, part.table) for part in parts]
     if options.task is None and not survival:
@@ -187,8 +187,8 @@ def _check_targets(
         problems.append(CONSTANT.format(describe_target(options.target)))
     if options.event is None:
         return values, task, problems
-    events, found = read_events(tables, options.event)
-    problems += found
+    events, event_problems = read_events(tables, options.event)
+    problems += event_problems
     for part, times in zip(parts, values, strict=False):
         if len(bad := part.frame.index[times <= 0]):
             problems.append(
@@ -205,18 +205,18 @@ def _is_marked_target(table: ParsedTable, name: str) -> bool:
 
 
 def sort_by_name(frames: Mapping[str, Frame | ParsedTable]) -> list[tuple[str, Frame | ParsedTable]]:
-    """Sites and their frames, names as texts, sorted."""
+    """Return sites and their frames, sorted by name."""
     return sorted(((str(site), frame) for site, frame in frames.items()), key=lambda pair: pair[0])
 
 
-def _merge_problems(found: Iterable[Sequence[Problem]]) -> list[str]:
-    return merge_lines(problem for problems in found for problem in problems)
+def _merge_problems(problems_of_parts: Iterable[Sequence[Problem]]) -> list[str]:
+    return merge_lines(problem for problems in problems_of_parts for problem in problems)
 
 
 def _create_part(
-    site: str, frame: Frame | ParsedTable, options: TableOptions, sources: Mapping[str, str] | None, what: str = ""
+    site: str, frame: Frame | ParsedTable, options: TableOptions, sources: Mapping[str, str] | None, suffix: str = ""
 ) -> Part:
-    source = (sources or {}).get(site, f"site '{site}'{what}")
+    source = (sources or {}).get(site, f"site '{site}'{suffix}")
     if isinstance(frame, ParsedTable):
         return Part(site, source, frame.clean(options.codes).converted(options.conversions))
     if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
@@ -225,28 +225,28 @@ def _create_part(
     return Part(site, source, ParsedTable(frame).clean(options.codes).converted(options.conversions))
 
 
-def _guess_columns(part: Part, given: Part | None, options: TableOptions) -> list[Column]:
-    """Kinds of the columns that may enter, from all rows of the site, those among them that it is tested on."""
+def _guess_columns(part: Part, test_part: Part | None, options: TableOptions) -> list[Column]:
+    """Return the columns that may enter, with the kinds that all rows of the site suggest, including test rows."""
     roles = {options.target, options.event, options.domain, options.group, *options.drop}
-    more = None if given is None else given.table
+    test_rows = None if test_part is None else test_part.table
     names = [name for name in part.frame.columns if name not in roles]
     kinds = options.kinds
-    found = [part.table.guess(name, kinds.get(name), more, swapped=name in options.swapped) for name in names]
-    return [c.with_kind(options.kinds[c.name]) if c.name in options.public else c for c in found]
+    columns = [part.table.guess(name, kinds.get(name), test_rows, swapped=name in options.swapped) for name in names]
+    return [c.with_kind(options.kinds[c.name]) if c.name in options.public else c for c in columns]
 
 
 def _describe_structure(part: Part) -> list[Problem]:
     names = list(part.frame.columns)
-    twice = [name for name, times in Counter(names).items() if times > 1]
-    found = [f"several columns are called {quote_names(twice)}; names must differ"] if twice else []
-    found += [] if len(part.frame) else ["there are no rows; every site needs some"]
-    found += filter(None, (describe_control_character("column", name) for name in names))
-    found += [
+    repeated = [name for name, times in Counter(names).items() if times > 1]
+    problems = [f"several columns are called {quote_names(repeated)}; names must differ"] if repeated else []
+    problems += [] if len(part.frame) else ["there are no rows; every site needs some"]
+    problems += filter(None, (describe_control_character("column", name) for name in names))
+    problems += [
         f"the name of column {number} has {len(name):,} characters; allowed: {LONGEST_NAME:,}"
         for number, name in enumerate(names, start=1)
         if len(name) > LONGEST_NAME
     ]
-    return part.add_source(found)
+    return part.add_source(problems)
 
 
 def _describe_long_texts(part: Part, options: TableOptions) -> list[Problem]:
@@ -275,23 +275,23 @@ def _describe_long_texts(part: Part, options: TableOptions) -> list[Problem]:
 
 
 def _describe_roles(part: Part, options: TableOptions) -> list[Problem]:
-    """Target, domain and group must be there, in every row."""
-    found = []
+    """Return problems with the target, the event, the domain and the group, which every row must have."""
+    problems = []
     names = list(part.frame.columns)
     roles = {"target": options.target, "event": options.event, "domain": options.domain, "group": options.group}
     for role, name in roles.items():
         if name is None:
             continue
         if name not in names:
-            found.append(f"{role}: {describe_unknown_column(name, names)}")
+            problems.append(f"{role}: {describe_unknown_column(name, names)}")
         elif len(empty := part.frame.index[part.table.cells(name).isna()]):
             way = "leave these rows out" if role in ("target", "event") else "fill them in, or leave these rows out"
             if "" not in missing_values(options.codes, name) and (texts := part.table.missing_texts(name)):
                 way += f", or put '{name}=' into missing if {' or '.join(texts)} is a value"
-            found.append(f"column '{name}', the {role}, is missing {describe_rows(empty)}; {way}")
+            problems.append(f"column '{name}', the {role}, is missing {describe_rows(empty)}; {way}")
         elif role == "domain":
-            found += part.table.read_texts(name)[1]
-    return part.add_source(found)
+            problems += part.table.read_texts(name)[1]
+    return part.add_source(problems)
 
 
 def _ask_about_marks(parts: Sequence[Part], columns: Mapping[str, Sequence[Column]]) -> dict[str, str]:
@@ -331,39 +331,43 @@ def _describe_unusable_columns(
     return part.add_source(problems)
 
 
-def describe_unreadable_values(part: Part, columns: Sequence[Column], but: Set[Kind] = frozenset()) -> list[Problem]:
-    """Values that are not of their column's kind, by row, ``but`` for some; columns that rows to be tested on lack."""
+def describe_unreadable_values(
+    part: Part, columns: Sequence[Column], except_kinds: Set[Kind] = frozenset()
+) -> list[Problem]:
+    """Return problems with values of the wrong kind, unless it is among ``except_kinds``, and with absent columns."""
     names = list(part.frame.columns)
-    found = [describe_unknown_column(column.name, names) for column in columns if column.name not in names]
+    problems = [describe_unknown_column(column.name, names) for column in columns if column.name not in names]
     for column in columns:
-        if column.name in names and column.kind not in but:
-            found += part.table.read(column)[1]
-    return part.add_source(found)
+        if column.name in names and column.kind not in except_kinds:
+            problems += part.table.read(column)[1]
+    return part.add_source(problems)
 
 
-def _describe_small_site(part: Part, options: TableOptions, given: Sequence[Part], *, alone: bool) -> list[Problem]:
+def _describe_small_site(
+    part: Part, options: TableOptions, test_parts: Sequence[Part], *, alone: bool
+) -> list[Problem]:
     """Return problems with a site that cannot be split; ``alone``: only for its seed, and few groups suffice."""
-    if any(test.site == part.site for test in given):
+    if any(test.site == part.site for test in test_parts):
         return []
     groups = None if options.group is None else part.table.groups(options.group)
-    units, what = len(part.frame), "rows"
+    units, unit_name = len(part.frame), "rows"
     if groups is not None:
-        units, what = len(np.unique(groups)), f"values of the group '{options.group}'"
+        units, unit_name = len(np.unique(groups)), f"values of the group '{options.group}'"
     least = options.folds or (2 if options.test_fraction else 1)
     least = 1 if alone and groups is not None else least
     why = f"folds = {least}" if options.folds else "to train on and to test on"
     if units < least:
-        return part.add_source([f"it has {units} {what}; at least {least} are needed ({why})"])
+        return part.add_source([f"it has {units} {unit_name}; at least {least} are needed ({why})"])
     split = options.group_split
     seeds = split.seeds if options.folds and not alone else (options.seed,)
-    if groups is None or given or not any(split.mark_test_rows(groups, seed).all() for seed in seeds):
+    if groups is None or test_parts or not any(split.mark_test_rows(groups, seed).all() for seed in seeds):
         return []
     where = f"one of the {options.folds} folds" if options.folds else "the part to test on"
     remedy = "other folds" if options.folds else "another test_fraction"
     return part.add_source(
         [
-            f"all its {units} {what} are in {where}, and nothing is left to train on; {remedy}, another group_draw or "
-            "another group helps"
+            f"all its {units} {unit_name} are in {where}, and nothing is left to train on; {remedy}, another "
+            "group_draw or another group helps"
         ]
     )
 

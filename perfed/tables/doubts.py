@@ -51,19 +51,19 @@ def describe_doubts(data: Checked, columns: Mapping[str, Sequence[Column]], opti
     """
     sites = [_Site(part, _draw_rows(part, options)) for part in data.main]
     targets = [data.targets[site.part.site][site.rows] for site in sites]
-    found: list[str] = []
+    lines: list[str] = []
     if data.task == "classification":
         classes = [np.unique(y, return_inverse=True)[1] for y in targets]
-        found += _describe_telling_columns(sites, columns, classes, options.target)
+        lines += _describe_telling_columns(sites, columns, classes, options.target)
     else:
         values = [y.reshape(len(y), -1)[:, 0].astype(np.float64) for y in targets]
-        found += _describe_correlated_columns(sites, columns, values, options.target)
+        lines += _describe_correlated_columns(sites, columns, values, options.target)
     if options.event is not None:
-        found += _describe_telling_columns(sites, columns, [y[:, 1].astype(np.int64) for y in targets], options.event)
-    found += find_suspected_codes(_collect_numbers(sites, columns))
-    found += _describe_ambiguous_columns(data.main, columns, options)
-    found += _describe_possible_codes(data, columns, options)
-    return found
+        lines += _describe_telling_columns(sites, columns, [y[:, 1].astype(np.int64) for y in targets], options.event)
+    lines += find_suspected_codes(_collect_numbers(sites, columns))
+    lines += _describe_ambiguous_columns(data.main, columns, options)
+    lines += _describe_possible_codes(data, columns, options)
+    return lines
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +73,8 @@ class _Site:
 
     def values(self, column: Column) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Those of the column in the rows that are looked at, and where they are missing."""
-        found = self.part.table.read(column)[0].to_numpy()[self.rows]
-        return found, np.isnan(found) if found.dtype.kind == "f" else pandas().isna(found)
+        values = self.part.table.read(column)[0].to_numpy()[self.rows]
+        return values, np.isnan(values) if values.dtype.kind == "f" else pandas().isna(values)
 
 
 def _draw_rows(part: Part, options: TableOptions) -> Ints:
@@ -90,22 +90,22 @@ def _group_columns(
     sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]]
 ) -> dict[str, list[tuple[int, Column]]]:
     """By name, the sites that have a column that may enter, by position, and what it holds there."""
-    found: dict[str, list[tuple[int, Column]]] = {}
-    for at, site in enumerate(sites):
+    grouped: dict[str, list[tuple[int, Column]]] = {}
+    for number, site in enumerate(sites):
         for column in columns[site.part.site]:
             if column.kind in ("number", "boolean", "date", "category"):
-                found.setdefault(column.name, []).append((at, column))
-    return found
+                grouped.setdefault(column.name, []).append((number, column))
+    return grouped
 
 
 def _collect_numbers(sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]]) -> dict[str, dict[str, Floats]]:
     """By name, the values of columns of numbers at each site that has some."""
-    found: dict[str, dict[str, Floats]] = {}
-    for name, there in _group_columns(sites, columns).items():
-        for at, column in there:
+    numbers: dict[str, dict[str, Floats]] = {}
+    for name, site_columns in _group_columns(sites, columns).items():
+        for number, column in site_columns:
             if column.kind == "number" and not column.binary:
-                found.setdefault(name, {})[sites[at].part.site] = sites[at].values(column)[0]
-    return found
+                numbers.setdefault(name, {})[sites[number].part.site] = sites[number].values(column)[0]
+    return numbers
 
 
 def _describe_ambiguous_columns(
@@ -153,24 +153,24 @@ def _describe_telling_columns(
     sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]], classes: Sequence[Ints], target: str
 ) -> Iterator[str]:
     """Columns, or the gaps in them, that alone tell the classes."""
-    for name, there in _group_columns(sites, columns).items():
-        rows, common, by_gaps, by_values = 0, 0, 0, 0
-        for at, column in there:
-            (values, gaps), y = sites[at].values(column), classes[at]
+    for name, site_columns in _group_columns(sites, columns).items():
+        rows, most_common, by_gaps, by_values = 0, 0, 0, 0
+        for number, column in site_columns:
+            (values, gaps), y = sites[number].values(column), classes[number]
             most = int(np.bincount(y).max())
-            rows, common = rows + len(y), common + most
+            rows, most_common = rows + len(y), most_common + most
             by_gaps += _right_by_group(gaps.astype(np.int64), y) if gaps.any() else most
             by_values += (
                 _right_by_group(_encode_values(values), y)
                 if _has_few_values(column)
                 else _right_by_values(values, gaps, y)
             )
-        for right, what in ((by_gaps, f"whether column '{name}' is missing"), (by_values, f"column '{name}' alone")):
-            if right >= RIGHT * rows and rows - right <= LEFT * (rows - common) and rows - common >= _LEAST:
-                share, usual = (f"{100 * part / rows:.0f} %" for part in (right, common))
+        for right, source in ((by_gaps, f"whether column '{name}' is missing"), (by_values, f"column '{name}' alone")):
+            if right >= RIGHT * rows and rows - right <= LEFT * (rows - most_common) and rows - most_common >= _LEAST:
+                share, usual = (f"{100 * part / rows:.0f} %" for part in (right, most_common))
                 yield (
-                    f"{what} predicts '{target}' for {share} of the rows (the commonest class: {usual}): does it hold "
-                    "the answer?"
+                    f"{source} predicts '{target}' for {share} of the rows (the commonest class: {usual}): does it "
+                    "hold the answer?"
                 )
                 break
 
@@ -197,16 +197,16 @@ def _right_by_group(group: Ints, y: Ints) -> int:
 def _right_by_values(values: Floats, gaps: NDArray[np.bool_], y: Ints) -> int:
     """The same of the rows next to a row, by a column of numbers; rows without a number are a group."""
     right = _right_by_group(np.zeros(gaps.sum(), np.int64), y[gaps]) if gaps.any() else 0
-    kept = y[~gaps][np.argsort(values[~gaps], kind="stable")]
-    if not len(kept):
+    sorted_y = y[~gaps][np.argsort(values[~gaps], kind="stable")]
+    if not len(sorted_y):
         return right
-    hot = np.eye(int(y.max()) + 2, dtype=np.int64)[kept]
+    hot = np.eye(int(y.max()) + 2, dtype=np.int64)[sorted_y]
     below = np.concatenate([np.zeros_like(hot[:1]), hot.cumsum(0)])
-    at = np.arange(len(kept))
-    near = below[np.minimum(at + _BESIDE + 1, len(kept))] - below[np.maximum(at - _BESIDE, 0)] - hot
-    own = near[at, kept]
-    near[at, kept] = -1
-    return right + int((own > near.max(1)).sum())
+    position = np.arange(len(sorted_y))
+    near = below[np.minimum(position + _BESIDE + 1, len(sorted_y))] - below[np.maximum(position - _BESIDE, 0)] - hot
+    own_class = near[position, sorted_y]
+    near[position, sorted_y] = -1
+    return right + int((own_class > near.max(1)).sum())
 
 
 # Values --------------------------------------------------------------------------------------------------------
@@ -216,35 +216,35 @@ def _describe_correlated_columns(
     sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]], targets: Sequence[Floats], target: str
 ) -> Iterator[str]:
     """Columns, or the gaps in them, that alone give the values, or their order."""
-    for name, there in _group_columns(sites, columns).items():
+    for name, site_columns in _group_columns(sites, columns).items():
         rows, by_gaps, by_order, by_values = 0, 0.0, 0.0, 0.0
-        for at, column in there:
-            (values, gaps), y = sites[at].values(column), targets[at]
+        for number, column in site_columns:
+            (values, gaps), y = sites[number].values(column), targets[number]
             rows += len(y)
             by_gaps += len(y) * _compute_explained_variance(gaps.astype(np.int64), y) if gaps.any() else 0.0
             if _has_few_values(column):
                 by_values += len(y) * _compute_explained_variance(_encode_values(values), y)
             else:
                 by_order += len(y) * _compute_rank_correlation(values[~gaps], y[~gaps])
-        for share, what, least, measured in (
+        for share, source, least, measured in (
             (by_gaps / rows, f"whether column '{name}' is missing gives", CORRELATED**2, "R²"),
             (by_values / rows, f"column '{name}' alone gives", CORRELATED**2, "R²"),
             (by_order / rows, f"column '{name}' alone orders the rows by", CORRELATED, "rank correlation"),
         ):
             if share >= least and rows >= _LEAST:
-                yield f"{what} '{target}' ({measured} {share:.2f}): does it hold the answer?"
+                yield f"{source} '{target}' ({measured} {share:.2f}): does it hold the answer?"
                 break
 
 
 def _compute_explained_variance(group: Ints, y: Floats) -> float:
     """R² of the mean of the other rows of a group, against that of all other rows."""
     number, sums = np.bincount(group), np.bincount(group, weights=y)
-    others = number[group] - 1
-    if len(y) < 2 or not (others > 0).any() or np.ptp(y) == 0:
+    other_rows = number[group] - 1
+    if len(y) < 2 or not (other_rows > 0).any() or np.ptp(y) == 0:
         return 0.0
-    whole = (y.sum() - y) / (len(y) - 1)
-    mean = np.where(others > 0, (sums[group] - y) / np.maximum(others, 1), whole)
-    return 1.0 - float(np.square(y - mean).sum() / np.square(y - whole).sum())
+    overall_mean = (y.sum() - y) / (len(y) - 1)
+    mean = np.where(other_rows > 0, (sums[group] - y) / np.maximum(other_rows, 1), overall_mean)
+    return 1.0 - float(np.square(y - mean).sum() / np.square(y - overall_mean).sum())
 
 
 def _compute_rank_correlation(values: Floats, y: Floats) -> float:

@@ -1,4 +1,4 @@
-"""From one data frame per site to the clients of a federation, all sites in one process."""
+"""Federations of data frames, with all sites in one process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from perfed.data.client import Client
 from perfed.data.column import Column
 from perfed.data.federation import Federation, federation_of
-from perfed.data.federation_schema import FederationSchema
 from perfed.data.labels import Task
 from perfed.data.summary import NAMES
 from perfed.errors import shorten_list
@@ -27,96 +26,78 @@ from perfed.tables.site_rows import SiteTableData
 from perfed.tables.targets import are_numbers, event_option, looks_like_event
 
 
-def build_clients(
-    frames: Mapping[str, Frame | ParsedTable],
-    options: TableOptions,
-    *,
-    tests: Mapping[str, Frame | ParsedTable] | None = None,
-    sources: Mapping[str, str] | None = None,
-    test_sources: Mapping[str, str] | None = None,
-) -> tuple[dict[str, Client], FederationSchema, dict[str, Any]]:
-    """Check the tables of all sites, and do in one process what they do over a network: tell, agree, prepare.
-
-    Each site splits its rows and fits its preprocessing on its own training rows. What only all tables together show,
-    is found beforehand: everything that is wrong, in one list, and the task, if it is not said.
-
-    Args:
-        frames: a data frame per site; its index names rows in messages.
-        options: what the columns are for.
-        tests: the rows that each site is tested on, in place of a split; sites may be left out.
-        sources, test_sources: where each site's rows come from, for messages (default: "site 'NAME'").
-
-    Returns:
-        A client per site; what holds at all of them; and notes: "told", what sites tell each other before they train,
-        in words, "remarks", what is worth knowing and no fault (columns that do not enter, names written in two ways,
-        sites with one class), and "doubts", what makes results doubtful (:mod:`perfed.tables.doubts` and
-        :mod:`perfed.tables.leaks`); with groups, "group_split" is their column and division, which a site that
-        joins takes over.
-
-    Raises:
-        DataProblems: everything that is wrong with rows and columns.
-        PerfedError: no data frames, or a transformer of the user's own that cannot be used.
-    """
-    data = check_tables(frames, options, tests=tests, sources=sources, test_sources=test_sources)
-    drawn = "" if tests else f", whose rows seed {options.seed} draws"
-    options = replace(options, task=None if options.event is not None else data.task)
-    options = replace(options, test_fraction=0.0, folds=0) if tests else options
-    sites = SiteTableData.of(data, options)
-    tolds = {site: rows.create_metadata() for site, rows in sites.items()}
-    agreement = agree_on_schema(tolds, options, {part.site: part.source for part in data.main})
-    clients = {site: rows.client(agreement) for site, rows in sites.items()}
-    columns = {site: rows.unify_columns(agreement)[0] for site, rows in sites.items()}
-    remarks = merge_lines(
-        [*_describe_dates_and_events(columns, data, options), *_describe_sites(columns, clients, data.task, drawn)]
-    )
-    told = [NOTHING_OF_ROWS] if options.public else describe_metadata(tolds, agreement, NAMES)
-    doubtful = [
-        *describe_shared_groups(data, options),
-        *describe_gaps(clients.values(), data.task, agreement.classes, options),
-        *describe_copies(data.main, data.test_parts, columns, data.task, options),
-        *describe_doubts(data, columns, options),
-        *describe_differences(tolds, options.target),
-    ]
-    notes: dict[str, Any] = {"told": tuple(told), "remarks": tuple(remarks), "doubts": tuple(doubtful)}
-    if options.group is not None:
-        notes["group_split"] = (options.group, options.group_split)
-    return clients, agreement, notes
-
-
 def build_federation(
     frames: Mapping[str, Frame | ParsedTable],
     options: TableOptions | Mapping[str, Any],
     *,
     name: str = "tables",
-    **rows: Any,
+    tests: Mapping[str, Frame | ParsedTable] | None = None,
+    sources: Mapping[str, str] | None = None,
+    test_sources: Mapping[str, str] | None = None,
 ) -> Federation:
-    """Build a federation as :meth:`perfed.data.federation.Federation.from_frames` does.
+    """Check the tables of all sites and create their clients by the same steps as over a network.
+
+    Each site splits its rows and fits its preprocessing on its training rows. Problems that only all tables together
+    show are reported in one list, and the task is detected if the options do not set it.
 
     Args:
-        frames: a data frame for each site.
+        frames: a data frame per site; its index names rows in messages.
         options: the options of the tables, or the arguments of :class:`perfed.tables.options.TableOptions`.
         name: the name of the data in reports.
-        rows: ``tests``, ``sources`` and ``test_sources`` of :func:`build_clients`.
+        tests: separate test rows of some sites, which replace a split.
+        sources, test_sources: the name of each site's rows in messages (default: "site 'NAME'").
+
+    Returns:
+        The federation of all sites. In its notes, "told" describes the metadata that sites send before training,
+        "remarks" lists columns that do not enter, names with two spellings and sites with one class, and "doubts" lists
+        warnings (:mod:`perfed.tables.doubts` and :mod:`perfed.tables.leaks`); with groups, "group_split" is their
+        column and division, which a site that joins adopts.
+
+    Raises:
+        DataProblems: rows or columns have problems.
+        PerfedError: there are no data frames, or a transformer of the user cannot be used.
     """
-    table_options = options if isinstance(options, TableOptions) else TableOptions(**options)
-    clients, schema, notes = build_clients(frames, table_options, **rows)
-    return federation_of(clients.values(), schema, name, notes=notes)
+    options = options if isinstance(options, TableOptions) else TableOptions(**options)
+    data = check_tables(frames, options, tests=tests, sources=sources, test_sources=test_sources)
+    seed_note = "" if tests else f", whose rows seed {options.seed} draws"
+    options = replace(options, task=None if options.event is not None else data.task)
+    options = replace(options, test_fraction=0.0, folds=0) if tests else options
+    sites = SiteTableData.of(data, options)
+    metadata = {site: rows.create_metadata() for site, rows in sites.items()}
+    agreement = agree_on_schema(metadata, options, {part.site: part.source for part in data.main})
+    clients = {site: rows.client(agreement) for site, rows in sites.items()}
+    columns = {site: rows.unify_columns(agreement)[0] for site, rows in sites.items()}
+    remarks = merge_lines(
+        [*_describe_dates_and_events(columns, data, options), *_describe_sites(columns, clients, data.task, seed_note)]
+    )
+    metadata_lines = [NOTHING_OF_ROWS] if options.public else describe_metadata(metadata, agreement, NAMES)
+    warnings = [
+        *describe_shared_groups(data, options),
+        *describe_gaps(clients.values(), data.task, agreement.classes, options),
+        *describe_copies(data.main, data.test_parts, columns, data.task, options),
+        *describe_doubts(data, columns, options),
+        *describe_differences(metadata, options.target),
+    ]
+    notes: dict[str, Any] = {"told": tuple(metadata_lines), "remarks": tuple(remarks), "doubts": tuple(warnings)}
+    if options.group is not None:
+        notes["group_split"] = (options.group, options.group_split)
+    return federation_of(clients.values(), agreement, name, notes=notes)
 
 
 def _describe_dates_and_events(
-    held: Mapping[str, Sequence[Column]], data: Checked, options: TableOptions
+    columns_of_sites: Mapping[str, Sequence[Column]], data: Checked, options: TableOptions
 ) -> Iterator[Problem]:
-    """What was guessed of dates, and a column that may be one of events."""
+    """Yield remarks on the formats of dates, on texts that may mean missing, and on columns that may hold events."""
     formats: dict[str, dict[str, list[str]]] = {}
     events: dict[str, str] = {}
-    for site, columns in held.items():
+    for site, columns in columns_of_sites.items():
         for column in columns:
             if column.kind == "date":
                 formats.setdefault(column.name, {}).setdefault(describe_format(column.format), []).append(site)
             elif looks_like_event(column) and options.event is None and are_numbers(data.targets.values()):
                 events[column.name] = event_option(column.name)
     yield from ((f"column '{name}'", f"is this survival? {option}") for name, option in events.items())
-    yield from _texts_that_may_mean_missing(held, data, options)
+    yield from _texts_that_may_mean_missing(columns_of_sites, data, options)
     for name, found in formats.items():
         if len(found) > 1:
             yield (
@@ -145,10 +126,10 @@ def _texts_that_may_mean_missing(
 
 
 def _describe_sites(
-    held: Mapping[str, Sequence[Column]], clients: Mapping[str, Client], task: Task, drawn: str
+    columns_of_sites: Mapping[str, Sequence[Column]], clients: Mapping[str, Client], task: Task, seed_note: str
 ) -> Iterator[Problem]:
     spelt: dict[str, str] = {}
-    for site, columns in held.items():
+    for site, columns in columns_of_sites.items():
         names = [column.name for column in columns]
         for name in names:
             first = spelt.setdefault("".join(name.casefold().split()), name)
@@ -156,7 +137,7 @@ def _describe_sites(
                 yield f"site '{site}'", f"column '{name}' is another than '{first}' of other sites; is it meant to be?"
     for site, client in clients.items():
         if client.table is not None and (out := client.table.constant):
-            which = f"constant in the training rows{drawn}, and not entering there"
+            which = f"constant in the training rows{seed_note}, and not entering there"
             yield f"site '{site}'", f"columns that are {which}: {shorten_list(out, NAMES)}"
         if task == "classification" and len(client.train.y.unique()) == 1:
             yield f"site '{site}'", "its training rows are of one class"

@@ -173,15 +173,19 @@ def split_words(name: str) -> set[str]:
     return set(re.findall(r"[^\W_]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower()))
 
 
-def _format_of(found: Series) -> str:
+def _format_of(cells: Series) -> str:
     """The format in which most values are dates; "" if two read all of them, and differently."""
-    if pandas().api.types.is_datetime64_any_dtype(found.dtype):
+    if pandas().api.types.is_datetime64_any_dtype(cells.dtype):
         return "ISO8601"
-    parsed = {each: _parse_dates(found, each) for each in _FORMATS}
-    good = {each: int(dates.notna().sum()) for each, dates in parsed.items()}
-    best = max(good, key=lambda each: good[each])
-    others = [parsed[each] for each in _FORMATS if each != best and good[each] == good[best] > 0]
-    return "" if any(not other.equals(parsed[best]) for other in others) else best
+    parsed = {date_format: _parse_dates(cells, date_format) for date_format in _FORMATS}
+    num_parsed = {date_format: int(dates.notna().sum()) for date_format, dates in parsed.items()}
+    best = max(num_parsed, key=lambda date_format: num_parsed[date_format])
+    alternatives = [
+        parsed[date_format]
+        for date_format in _FORMATS
+        if date_format != best and num_parsed[date_format] == num_parsed[best] > 0
+    ]
+    return "" if any(not other.equals(parsed[best]) for other in alternatives) else best
 
 
 def _date_column(cells: Series, name: str, *, swapped: bool) -> Column:
@@ -227,23 +231,23 @@ def _swap_days(dates: Series) -> Series:
     return pd.to_datetime(parts, errors="coerce") + (dates - days)
 
 
-def _parse_dates(found: Series, form: str) -> Series:
-    """Dates in ``form``, with a time of day or without."""
-    pd, texts = pandas(), found.map(_normalise_category).reset_index(drop=True)  # labels may occur twice
-    dates = pd.to_datetime(texts, format=form, errors="coerce", utc=True)
-    if form != "ISO8601" and dates.isna().any():
+def _parse_dates(cells: Series, date_format: str) -> Series:
+    """Dates in ``date_format``, with a time of day or without."""
+    pd, texts = pandas(), cells.map(_normalise_category).reset_index(drop=True)  # labels may occur twice
+    dates = pd.to_datetime(texts, format=date_format, errors="coerce", utc=True)
+    if date_format != "ISO8601" and dates.isna().any():
         timed = texts[texts.map(lambda text: isinstance(text, str) and ":" in text).astype(bool)]
         spaced = timed.map(lambda text: _BEFORE_TIME.sub(r"\1 ", text))
         for time in _TIMES if len(timed) else ():
-            dates = dates.fillna(pd.to_datetime(spaced, format=f"{form} {time}", errors="coerce", utc=True))
-    return dates.set_axis(found.index)
+            dates = dates.fillna(pd.to_datetime(spaced, format=f"{date_format} {time}", errors="coerce", utc=True))
+    return dates.set_axis(cells.index)
 
 
-def _parse_dates_or_iso(found: Series, form: str) -> Series:
-    """Dates in ``form``; 2024-03-31 can be read in one way alone, and is so in any case."""
-    dates = _parse_dates(found, form)
-    iso = dates.isna() & found.map(lambda cell: _ISO.fullmatch(str(cell)) is not None)
-    return dates.where(~iso, _parse_dates(found.where(iso, None), "ISO8601"))
+def _parse_dates_or_iso(cells: Series, date_format: str) -> Series:
+    """Dates in ``date_format``; 2024-03-31 can be read in one way alone, and is so in any case."""
+    dates = _parse_dates(cells, date_format)
+    iso = dates.isna() & cells.map(lambda cell: _ISO.fullmatch(str(cell)) is not None)
+    return dates.where(~iso, _parse_dates(cells.where(iso, None), "ISO8601"))
 
 
 def describe_format(form: str) -> str:

@@ -1,4 +1,4 @@
-"""Values that stand for a missing one, such as -9: those that are said become missing, others are suspected."""
+"""Codes of missing values, such as -9: those in the settings become missing, others are suspected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OTHERS = 10  # different values beside it that a column has at least
 
 
 def split_code(code: str) -> tuple[str | None, str]:
-    """The column of ``code``, ``None`` for all columns, and the value that means missing.
+    """Return the column of ``code``, ``None`` for all columns, and the value that means missing.
 
     Example:
         >>> split_code("age=999"), split_code("-9")
@@ -96,14 +96,14 @@ def find_suspected_codes(columns: Mapping[str, Mapping[str, NDArray[np.float64]]
         columns: by name, the values at each site, NaN where missing.
     """
     for name, sites in columns.items():
-        found: dict[float, dict[str, int]] = {}
+        suspects: dict[float, dict[str, int]] = {}
         for site, values in sites.items():
             for code, rows in _find_outlying_value(values[np.isfinite(values)]):
-                found.setdefault(code, {})[site] = rows
-        for code, held in found.items():
-            share = 100 * sum(held.values()) / sum(len(sites[site]) for site in held)
+                suspects.setdefault(code, {})[site] = rows
+        for code, counts in suspects.items():
+            share = 100 * sum(counts.values()) / sum(len(sites[site]) for site in counts)
             yield (
-                f"column '{name}' holds {code:g} in {share:.0f} % of the rows of {shorten_list(list(held), 3)}, far "
+                f"column '{name}' holds {code:g} in {share:.0f} % of the rows of {shorten_list(list(counts), 3)}, far "
                 f"from its other values; if that means missing, put '{name}={code:g}' into missing"
             )
 

@@ -119,8 +119,8 @@ class TableOptions:
             )
         if self.event is not None and self.task is not None:
             raise PerfedError(f"event = '{self.event}' makes it survival, but task = '{self.task}'; leave one out")
-        given = (self.target, self.event, self.domain, self.group, *self.drop)
-        roles = [name for name in given if name is not None]
+        names_of_roles = (self.target, self.event, self.domain, self.group, *self.drop)
+        roles = [name for name in names_of_roles if name is not None]
         twice = [name for name in dict.fromkeys(roles) if roles.count(name) > 1]
         if twice:
             raise PerfedError(f"column {quote_names(twice)} has two roles among target, event, domain, group and drop")
@@ -142,8 +142,8 @@ class TableOptions:
         for role, name in roles.items():
             if name is not None and name not in self.public:
                 raise PerfedError(f"public says nothing of column '{name}', the {role}, which sites would then tell")
-        for name, known in self.public.items():
-            levels = known.span is None
+        for name, values in self.public.items():
+            levels = values.span is None
             if self.kinds[name] in (("number", "date") if levels else ("category",)):
                 says = "texts" if levels else "a range"
                 raise PerfedError(f"public.{name} says {says}, and the column is said to be a {self.kinds[name]}")

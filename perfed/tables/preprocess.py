@@ -1,4 +1,4 @@
-"""A site's preprocessing: from columns as they are read to inputs, by scikit-learn."""
+"""The preprocessing of a site with scikit-learn, from parsed columns to inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HUGE = 1e30  # stands for a missing value where the mask is made; below float32
 
 
 def column_transformer(columns: Sequence[Column], shared: int | None = None) -> Any:
-    """A ``ColumnTransformer``, not fitted, for columns as ``TablePreprocessor.read`` gives them.
+    """Return an unfitted ``ColumnTransformer`` for columns as ``TablePreprocessor.read`` returns them.
 
     Numbers and dates (in days): the median where missing, then mean 0 and deviation 1 (but :func:`set_scales`).
     Booleans: the more frequent value where missing. Categories: one input for each of ``levels``, none for all others,
@@ -26,18 +26,18 @@ def column_transformer(columns: Sequence[Column], shared: int | None = None) -> 
     drops ``add_indicator`` without a word, so that the mask is an imputed huge number behind a threshold.
 
     Args:
-        columns: that enter.
-        shared: how many of them, the first, have their inputs before those of the others.
+        columns: the columns that enter.
+        shared: the number of the first columns, whose inputs come before those of the others.
     """
-    first = _create_parts(columns[:shared])
-    own = [] if shared is None else [(f"own_{name}", *rest) for name, *rest in _create_parts(columns[shared:])]
+    shared_parts = _create_parts(columns[:shared])
+    local = [] if shared is None else [(f"own_{name}", *rest) for name, *rest in _create_parts(columns[shared:])]
     from sklearn.compose import ColumnTransformer
 
-    return ColumnTransformer([*first, *own], sparse_threshold=0.0)
+    return ColumnTransformer([*shared_parts, *local], sparse_threshold=0.0)
 
 
 def list_inputs(columns: Sequence[Column]) -> list[Column]:
-    """The column of each input that :func:`column_transformer` makes of ``columns``."""
+    """Return the column of each input that :func:`column_transformer` creates."""
     kinds: tuple[Kind, ...] = ("number", "date", "boolean")
     plain = [column for kind in kinds for column in columns if column.kind == kind]
     levels = [column for column in columns if column.kind == "category" for _ in column.levels]
@@ -45,7 +45,7 @@ def list_inputs(columns: Sequence[Column]) -> list[Column]:
 
 
 def _create_parts(columns: Sequence[Column]) -> list[tuple[Any, ...]]:
-    """Name, estimator and columns of each part."""
+    """Return name, estimator and columns of each part."""
     from sklearn.impute import SimpleImputer
     from sklearn.pipeline import Pipeline
     from sklearn.preprocessing import Binarizer, OneHotEncoder, StandardScaler
@@ -72,17 +72,17 @@ def _create_parts(columns: Sequence[Column]) -> list[tuple[Any, ...]]:
 
 
 def set_scales(transformer: Any, frame: Frame, columns: Sequence[Column], *, filled: bool = False) -> None:
-    """Scale columns by what all sites agreed on, and let other numbers that are 0 or 1 in all rows enter as they are.
+    """Scale columns as all sites agreed, and leave other numbers unchanged if they are 0 or 1 in all rows.
 
     Standardised, a rare 1 would be a large input, which costs linear models a twentieth of their error on the schools.
     The scaler is scikit-learn's still, so that skl2onnx can convert it.
 
     Args:
-        transformer: a :func:`column_transformer` that is fitted.
-        frame: the rows that it is fitted on.
-        columns: that enter.
-        filled: whether the mean that was agreed on stands where a value is missing, and not the site's median; of
-            columns that the site lacks it always does.
+        transformer: a fitted :func:`column_transformer`.
+        frame: the training rows.
+        columns: the columns that enter.
+        filled: whether missing values are replaced by the agreed mean instead of the site's median, as those of absent
+            columns always are.
     """
     agreed = {column.name: column.scale for column in columns if column.scale is not None}
     absent = {column.name for column in columns if column.absent}
@@ -90,22 +90,23 @@ def set_scales(transformer: Any, frame: Frame, columns: Sequence[Column], *, fil
         if part.removeprefix("own_") not in ("number", "date"):
             continue
         scaler = pipeline["scale"]
-        for at, name in enumerate(names):
+        for position, name in enumerate(names):
             scale = agreed.get(name)
             if scale is None and part.endswith("number"):
                 values = frame[name].to_numpy()
                 scale = (0.0, 1.0) if ((values == 0) | (values == 1) | np.isnan(values)).all() else None
             if scale is not None:
-                scaler.mean_[at], scaler.scale_[at], scaler.var_[at] = scale[0], scale[1], scale[1] ** 2
+                mean, deviation = scale
+                scaler.mean_[position], scaler.scale_[position], scaler.var_[position] = mean, deviation, deviation**2
                 if filled or name in absent:
-                    pipeline["fill"].statistics_[at] = scale[0]
+                    pipeline["fill"].statistics_[position] = mean
 
 
 def load_transformer(name: str) -> Any:
-    """The transformer ``module:NAME`` of the user's: an estimator, of which a copy is returned, or what makes one.
+    """Return the transformer ``module:NAME`` of the user: a copy of an estimator, or the result of a function or class.
 
     Raises:
-        PerfedError: it cannot be imported, or has no ``fit`` and ``transform``.
+        PerfedError: the transformer cannot be imported, or has no ``fit`` and ``transform``.
     """
     from sklearn.base import clone
 
@@ -113,26 +114,28 @@ def load_transformer(name: str) -> Any:
     if not colon:
         raise PerfedError(f"preprocess = '{name}' is not allowed; 'module:NAME' of a scikit-learn transformer is")
     try:
-        found = getattr(own_module(module), attribute)
+        imported = getattr(own_module(module), attribute)
         with endings_refused():
-            made = found() if isinstance(found, type) or not hasattr(found, "fit") else clone(found)
+            transformer = imported() if isinstance(imported, type) or not hasattr(imported, "fit") else clone(imported)
     except Exception as error:  # whatever a user's file does
         raise PerfedError(f"preprocess = '{name}': cannot be loaded: {own_mistake(error) or error}") from None
-    if not (hasattr(made, "fit") and hasattr(made, "transform")):
-        raise PerfedError(f"preprocess = '{name}' gives a {type(made).__name__}; a scikit-learn transformer is needed")
-    return made
+    if not (hasattr(transformer, "fit") and hasattr(transformer, "transform")):
+        raise PerfedError(
+            f"preprocess = '{name}' gives a {type(transformer).__name__}; a scikit-learn transformer is needed"
+        )
+    return transformer
 
 
 def transform_rows(transformer: Any, frame: Frame, where: str) -> NDArray[np.float64]:
-    """What the fitted ``transformer`` makes of ``frame``, ``(n, p)``.
+    """Return the inputs ``(n, p)`` that the fitted ``transformer`` creates from ``frame``.
 
     Raises:
-        PerfedError: no table of numbers; starts with ``where``.
+        PerfedError: the result is no table of numbers; the message starts with ``where``.
     """
-    made = transformer.transform(frame)
-    made = made.toarray() if hasattr(made, "toarray") else made
+    result = transformer.transform(frame)
+    result = result.toarray() if hasattr(result, "toarray") else result
     try:
-        array = np.asarray(made, dtype=np.float64)
+        array = np.asarray(result, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise PerfedError(f"{where}: the preprocessing does not give numbers ({error})") from None
     if array.ndim != 2 or len(array) != len(frame):
@@ -142,7 +145,7 @@ def transform_rows(transformer: Any, frame: Frame, where: str) -> NDArray[np.flo
 
 
 def find_output_names(transformer: Any) -> tuple[str, ...] | None:
-    """Names of the inputs that it makes, if it knows them."""
+    """Return the names of the inputs that a transformer creates, or ``None`` if it does not know them."""
     try:
         return tuple(map(str, transformer.get_feature_names_out()))
     except (AttributeError, ValueError):

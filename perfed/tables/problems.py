@@ -1,4 +1,4 @@
-"""What is wrong with tables: all of it at once, one line each, without a row's content."""
+"""Messages about problems of tables, which never contain cells of rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Series = Any
 """A pandas Series."""
 
 Problem = tuple[str, str]
-"""Where it is, and what."""
+"""The source of a problem and its description."""
 
 _SHOWN = 5  # rows that a line names
 
@@ -38,17 +38,17 @@ def refuse_complex(frame: Frame, where: str) -> None:
     raise_problems(problems)
 
 
-def merge_lines(found: Iterable[Problem]) -> list[str]:
-    """A line for each, one for all sites of which the same is said."""
+def merge_lines(problems: Iterable[Problem]) -> list[str]:
+    """Return a line for each problem, and one line for all sources with the same problem."""
     sources: dict[str, list[str]] = {}
-    for source, problem in found:
+    for source, problem in problems:
         sources.setdefault(problem, []).append(source)
     more = {problem: f" (and {len(of) - 1} more)" if len(of) > 1 else "" for problem, of in sources.items()}
     return [f"{of[0]}{more[problem]}: {problem}" for problem, of in sources.items()]
 
 
 def pandas() -> Any:
-    """The module pandas.
+    """Return the module pandas.
 
     Raises:
         PerfedError: it is not installed; names the extra.
@@ -57,40 +57,40 @@ def pandas() -> Any:
 
 
 def describe_rows(labels: Iterable[Any]) -> str:
-    """ "in row 3", or the first few of several."""
+    """Return a phrase such as "in row 3" with the first few rows."""
     rows = [str(label) for label in labels]
     more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
     return f"in row{'s' if len(rows) > 1 else ''} {', '.join(rows[:_SHOWN])}{more}"
 
 
 def quote_names(names: Iterable[str]) -> str:
-    """Names in quotes, with commas."""
+    """Return names in quotes, separated by commas."""
     return ", ".join(f"'{name}'" for name in names)
 
 
 def describe_columns(names: Sequence[str]) -> str:
-    """ "column 'age'", or "columns 'age', 'sex'"."""
+    """Return a phrase such as "column 'age'" or "columns 'age', 'sex'"."""
     return f"column{'s' if len(names) > 1 else ''} {quote_names(names)}"
 
 
 def describe_unknown_column(name: str, names: Sequence[str]) -> str:
-    """What to say of a column that is not among ``names``: the nearest, else the first of them."""
+    """Return a message about a column that is not among ``names``, with a similar name or the first few names."""
     near = find_similar_name(name, names)
     return f"no column '{name}'" + (f" (did you mean '{near}'?)" if near else f"; its columns: {shorten_list(names)}")
 
 
 def describe_absent_columns(
-    named: Mapping[str, Iterable[str]], held: Collection[str], names: Sequence[str]
+    named: Mapping[str, Iterable[str]], present: Collection[str], names: Sequence[str]
 ) -> list[str]:
-    """What to say of the columns ``named`` by each option that no site has, a line each.
+    """Return a line for each column that an option names and no site has.
 
     Args:
-        named: names by option.
-        held: those of them, or of all columns, that some site has.
-        names: columns of any site, as far as they are known, for the nearest.
+        named: the names in each option.
+        present: the names of columns that some site has.
+        names: the known names of columns, among which similar ones are suggested.
     """
     lines = []
-    for option, name in ((option, name) for option, of in named.items() for name in of if name not in held):
+    for option, name in ((option, name) for option, of in named.items() for name in of if name not in present):
         near = find_similar_name(name, names)
         known = f"; their columns: {shorten_list(names)}" if names else ""
         lines.append(f"{option}: no site has a column '{name}'" + (f" (did you mean '{near}'?)" if near else known))
@@ -98,6 +98,6 @@ def describe_absent_columns(
 
 
 def find_similar_name(name: str, names: Sequence[str]) -> str | None:
-    """The one of ``names`` that is written almost like ``name``."""
+    """Return the one of ``names`` with a spelling similar to ``name``."""
     same = [other for other in names if other.lower() == name.lower()]
     return next(iter(same or difflib.get_close_matches(name, names, n=1)), None)

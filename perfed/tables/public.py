@@ -1,4 +1,4 @@
-"""What a study says of columns beforehand: nothing has to be told of rows then."""
+"""The values in a study's ``data.public``, with which sites need not send metadata about their rows."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from perfed.data.target_scale import Sums
 from perfed.errors import PerfedError
 
 NOTHING_OF_ROWS = "names of columns; of their rows nothing, but what the study says in data.public"
-"""What sites tell each other then, in words."""
+"""The description of the metadata that sites send with ``data.public``."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What all may know of a column, whatever rows hold.
+    """The public values of a column, which do not depend on rows.
 
     Attributes:
-        levels: of a category its texts, or of a target its classes, or domains, sorted; nothing otherwise.
-        span: of numbers and dates (in days since 1970) the smallest and the largest value; ``None`` otherwise.
+        levels: the sorted texts of a category, classes of a target, or domains; otherwise empty.
+        span: the smallest and the largest value of numbers and dates (in days since 1970); otherwise ``None``.
 
     Example:
         >>> Known.of("age", [20, 80], dates=False).scale
@@ -35,7 +35,7 @@ class Known:
 
     @classmethod
     def of(cls, name: str, values: Any, *, dates: bool) -> Known:
-        """Read what a study says of the column ``name``, which may be one of ``dates``.
+        """Read the public values of the column ``name``, which holds dates if ``dates``.
 
         Raises:
             PerfedError: neither texts that differ, nor two numbers (dates) of which the second is larger.
@@ -55,7 +55,7 @@ class Known:
 
     @property
     def scale(self) -> tuple[float, float] | None:
-        """Middle and half the width of :attr:`span`: what makes it -1 to 1."""
+        """The middle of :attr:`span` and half its width, by which it is scaled to -1 to 1."""
         if self.span is None:
             return None
         low, high = self.span
@@ -63,7 +63,7 @@ class Known:
 
     @property
     def sums(self) -> Sums | None:
-        """Sums of which :attr:`scale` is mean and deviation, at however many sites."""
+        """Sums whose mean and deviation are :attr:`scale`, for any number of sites."""
         if self.scale is None:
             return None
         middle, half = self.scale
@@ -71,7 +71,7 @@ class Known:
 
     @property
     def of_target(self) -> dict[str, Any]:
-        """The fields of a site's metadata that say of a target what is known."""
+        """The fields of a site's metadata that describe this target."""
         if self.span is not None:
             return {"sums": self.sums}
         whole = all(level.removeprefix("-").isdecimal() for level in self.levels)
@@ -79,24 +79,25 @@ class Known:
         return {"labels": "numbers" if whole else "texts", "numbers": numbers, "classes": self.levels}
 
 
-def _span(given: Sequence[Any], dates: bool) -> tuple[float, float] | None:
+def _span(values: Sequence[Any], dates: bool) -> tuple[float, float] | None:
     if dates:
         try:
-            given = [(date.fromisoformat(value) - date(1970, 1, 1)).days for value in given]
+            values = [(date.fromisoformat(value) - date(1970, 1, 1)).days for value in values]
         except (TypeError, ValueError):
             return None
-    numbers = [value for value in given if isinstance(value, int | float) and not isinstance(value, bool)]
-    if len(given) != 2 or len(numbers) != 2 or not all(map(isfinite, numbers)) or numbers[0] >= numbers[1]:
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(values) != 2 or len(numbers) != 2 or not all(map(isfinite, numbers)) or numbers[0] >= numbers[1]:
         return None
     return float(numbers[0]), float(numbers[1])
 
 
-def read_public(given: Mapping[str, Any], dates: Sequence[str]) -> dict[str, Known]:
-    """Read the table ``public`` of a study, in which ``dates`` are columns of dates.
+def read_public(settings: Mapping[str, Any], dates: Sequence[str]) -> dict[str, Known]:
+    """Read the table ``public`` of a study with the columns ``dates`` of dates.
 
     Raises:
         PerfedError: as :meth:`Known.of`.
     """
     return {
-        compose_text(name): Known.of(name, values, dates=compose_text(name) in dates) for name, values in given.items()
+        compose_text(name): Known.of(name, values, dates=compose_text(name) in dates)
+        for name, values in settings.items()
     }

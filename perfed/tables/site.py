@@ -117,8 +117,8 @@ class TablePreprocessor:
     def feature_names_out_(self) -> tuple[str, ...] | None:
         """Names of the model's inputs; ``None`` if a transformer of the user's own does not know them."""
         names = find_output_names(self.transformer)
-        more = tuple(f"domain {name}" for name in self.domains) if self.domain_input else ()
-        return None if names is None else names + more
+        domain_names = tuple(f"domain {name}" for name in self.domains) if self.domain_input else ()
+        return None if names is None else names + domain_names
 
     def transform(self, frame: Frame) -> tuple[NDArray[np.float64], NDArray[np.int64] | None]:
         """Inputs ``(n, p)`` for the rows of a data frame, and their domains ``(n,)``, ``None`` without a domain column.
@@ -130,11 +130,11 @@ class TablePreprocessor:
             PerfedError: unknown or missing columns, values that are not of their column's kind, a domain that training
                 never saw; names column and rows.
         """
-        made = transform_rows(self.transformer, self.read(frame), f"site '{self.site}'")
+        inputs = transform_rows(self.transformer, self.read(frame), f"site '{self.site}'")
         domain = self._domain(frame)
         if self.domain_input and domain is not None:
-            made = np.concatenate([made, np.eye(len(self.domains))[domain]], axis=1)
-        return made, domain
+            inputs = np.concatenate([inputs, np.eye(len(self.domains))[domain]], axis=1)
+        return inputs, domain
 
     def read(self, frame: Frame) -> Frame:
         """The columns that enter as the transformer takes them: floats, days of dates, categories as texts.
@@ -144,9 +144,9 @@ class TablePreprocessor:
         """
         frame = self._checked(frame)
         raise_problems([] if len(frame) else [f"site '{self.site}': there are no rows"])
-        each = {column.name: read(frame[column.name], column) for column in self.columns}
-        raise_problems([f"site '{self.site}': {problem}" for _, problems in each.values() for problem in problems])
-        return self.arrange({name: values.to_numpy() for name, (values, _) in each.items()}, frame.index)
+        columns = {column.name: read(frame[column.name], column) for column in self.columns}
+        raise_problems([f"site '{self.site}': {problem}" for _, problems in columns.values() for problem in problems])
+        return self.arrange({name: values.to_numpy() for name, (values, _) in columns.items()}, frame.index)
 
     def arrange(self, values: Mapping[str, NDArray[Any]], index: Any) -> Frame:
         """Return the input columns as the transformer takes them.
@@ -185,21 +185,25 @@ class TablePreprocessor:
         where = f"site '{self.site}'"
         if not hasattr(frame, "columns") or not hasattr(frame, "index"):
             raise PerfedError(f"{where}: a {type(frame).__name__} was given; a pandas DataFrame is needed")
-        given = [compose_text(name) for name in column_names(frame)]
+        names = [compose_text(name) for name in column_names(frame)]
         needed = [
             *(column.name for column in self.columns),
             *([self.domain] if self.domain and self.domain_input else []),
         ]
-        lacking = [name for name in needed if name not in given]
-        odd = [name for name in given if name not in {*needed, *self.ignored, self.target, self.event, self.domain}]
-        meant = {name: near for name in lacking if (near := find_similar_name(name, odd)) is not None}
-        found = [f"no {describe_columns(lacking)}"] if lacking else []
-        found += [f"rename '{near}' to '{name}'?" for name, near in meant.items()]
-        strays = [name for name in odd if name not in meant.values()]
-        found += [f"unknown {describe_columns(strays)}, remove {'them' if len(strays) > 1 else 'it'}"] if strays else []
-        if found:
-            raise PerfedError(f"{where}: {'; '.join(found)}; the site's columns: {', '.join(needed)}")
-        twice = sorted({name for name in given if given.count(name) > 1})
+        missing = [name for name in needed if name not in names]
+        unknown = [name for name in names if name not in {*needed, *self.ignored, self.target, self.event, self.domain}]
+        suggestions = {name: near for name in missing if (near := find_similar_name(name, unknown)) is not None}
+        problems = [f"no {describe_columns(missing)}"] if missing else []
+        problems += [f"rename '{near}' to '{name}'?" for name, near in suggestions.items()]
+        strangers = [name for name in unknown if name not in suggestions.values()]
+        problems += (
+            [f"unknown {describe_columns(strangers)}, remove {'them' if len(strangers) > 1 else 'it'}"]
+            if strangers
+            else []
+        )
+        if problems:
+            raise PerfedError(f"{where}: {'; '.join(problems)}; the site's columns: {', '.join(needed)}")
+        twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise PerfedError(f"{where}: several columns are called {quote_names(twice)}")
         refuse_complex(frame, where)
@@ -228,15 +232,15 @@ class TablePreprocessor:
         facts = {**{name: value for name, value in vars(self).items() if name not in ("inputs", "transformer")}}
         facts["inputs"] = [column.model_dump(mode="json", exclude={"sums"}) for column in self.inputs]
         facts["conversions"] = asdict(self.conversions)
-        kept: bytes | None = None
+        safe: bytes | None = None
         try:
             content = skops.dumps(self.transformer)
-            kept = content if set(skops.get_untrusted_types(data=content)) <= set(_TRUSTED) else None
+            safe = content if set(skops.get_untrusted_types(data=content)) <= set(_TRUSTED) else None
         except Exception:  # types that skops does not know: whatever their code raises
-            kept = None
+            safe = None
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
             file.writestr(_FACTS, json.dumps(facts, indent=1))
-            file.writestr(_PICKLED if kept is None else _SAFE, _pickle(self.transformer) if kept is None else kept)
+            file.writestr(_PICKLED if safe is None else _SAFE, _pickle(self.transformer) if safe is None else safe)
 
     @classmethod
     def load(cls, path: Path | str, trust: bool = False) -> TablePreprocessor:

@@ -76,12 +76,12 @@ def read_site_data(site: str, path: Path, options: TableOptions | None = None) -
 
 def _public_metadata(options: TableOptions) -> SiteMetadata | None:
     """Return the metadata of arrays whose targets and domains are in the study's ``data.public``."""
-    known = options.public.get(options.target)
-    if known is None or options.task is None:
+    values = options.public.get(options.target)
+    if values is None or options.task is None:
         return None
     roles = [name for name in (options.target, options.domain) if name is not None]
     domains = None if options.domain is None else options.public[options.domain].levels
-    return SiteMetadata(task=options.task, domains=domains, named=tuple(sorted(roles)), **known.of_target)
+    return SiteMetadata(task=options.task, domains=domains, named=tuple(sorted(roles)), **values.of_target)
 
 
 def describe_problems(
@@ -112,8 +112,8 @@ def _find_files(path: Path) -> tuple[Path, Path | None]:
     if len(mains) > 1:
         mains = [file for file in mains if file.suffix.lower() != NOTE] or mains
     if len(mains) != 1 or len(tests) > 1:
-        held = ", ".join(file.name for file in files) or "none"
+        names = ", ".join(file.name for file in files) or "none"
         raise PerfedError(
-            f"{path}: one file with the site's rows is needed, and at most one called 'test'; found: {held}"
+            f"{path}: one file with the site's rows is needed, and at most one called 'test'; found: {names}"
         )
     return mains[0], next(iter(tests), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -38,9 +38,6 @@ from perfed.tables.site import TablePreprocessor, number_domains
 from perfed.tables.splits import assign_folds, draw_test_rows
 from perfed.tables.targets import Labels, describe_target, read_events
 
-Rows = Mapping[str, tuple[Frame, NDArray[Any]]]
-"""The rows of each split of a site and their targets: labels, values, or times and events."""
-
 
 @dataclass(frozen=True, eq=False)
 class SiteTableData:
@@ -63,9 +60,9 @@ class SiteTableData:
     @classmethod
     def of(cls, data: Checked, options: TableOptions) -> dict[str, SiteTableData]:
         """Return the table of each site."""
-        given = {part.site: part for part in data.test_parts}
+        test_parts = {part.site: part for part in data.test_parts}
         return {
-            part.site: cls(part, given.get(part.site), data.columns[part.site], data.task, options)
+            part.site: cls(part, test_parts.get(part.site), data.columns[part.site], data.task, options)
             for part in data.main
         }
 
@@ -117,8 +114,8 @@ class SiteTableData:
         strata = np.zeros(len(y)) if options.public else by_task.get(self.task, np.zeros(len(y)))
         if not options.folds:
             return draw_test_rows(strata, options.test_fraction, options.seed, f"test rows of {site}")
-        repetition, held = divmod(options.seed, options.folds)
-        return np.equal(assign_folds(strata, options.folds, repetition, f"folds of {site}"), held)
+        repetition, test_fold = divmod(options.seed, options.folds)
+        return np.equal(assign_folds(strata, options.folds, repetition, f"folds of {site}"), test_fold)
 
     def _read_targets(self, *, numbers: bool) -> list[NDArray[Any]]:
         """Return the targets of each part: labels, as whole ``numbers`` or texts, values, or times and events."""
@@ -129,40 +126,38 @@ class SiteTableData:
         events, _ = read_events([(part.source, part.table) for part in self._parts], self.options.event)
         return [np.column_stack(pair) for pair in zip(self._labels.values, events, strict=True)]
 
-    def rows(self, *, numbers: bool | None = None) -> Rows:
-        """Return training and test rows, with labels as whole ``numbers`` or texts (default: as the site has them)."""
-        y, *tested = self._read_targets(numbers=self._labels.whole if numbers is None else numbers)
-        train, test = self._frames_by_split
+    def targets(self, *, numbers: bool | None = None) -> dict[str, NDArray[Any]]:
+        """Return the targets of each split, with labels as whole ``numbers`` or texts (default: as they are)."""
+        y, *test_y = self._read_targets(numbers=self._labels.whole if numbers is None else numbers)
         if self.test is not None:
-            return {"train": (train, y), "test": (test, tested[0])}
-        return {"train": (train, y[~self._test_mask]), "test": (test, y[self._test_mask])}
+            return {"train": y, "test": test_y[0]}
+        return {"train": y[~self._test_mask], "test": y[self._test_mask]}
 
-    @cached_property
-    def _frames_by_split(self) -> tuple[Frame, Frame]:
-        """The training rows and the test rows."""
+    def _select(self, split: str, read: Callable[[Part], Any]) -> Any:
+        """Return what ``read`` returns for the rows of a split."""
         if self.test is not None:
-            return self.main.frame, self.test.frame
-        return self.main.frame[~self._test_mask], self.main.frame[self._test_mask]
+            return read(self.test if split == "test" else self.main)
+        return read(self.main)[self._test_mask if split == "test" else ~self._test_mask]
 
     def describe_personal_columns(self) -> list[str]:
         """Return a line for each column that looks like names or codes of persons and is not listed as a category."""
         options, parts = self.options, self._parts
         texts = [c.name for c in self.columns if c.kind == "category" and options.kinds.get(c.name) != "category"]
         groups = None if options.group is None else pandas().concat([part.frame[options.group] for part in parts])
-        found = []
+        lines = []
         for name in texts:
             values = pandas().concat([part.table.read_texts(name)[0] for part in parts])
-            found.append(describe_personal_values(name, values, groups))
-        return merge_lines(self.main.add_source(filter(None, found)))
+            lines.append(describe_personal_values(name, values, groups))
+        return merge_lines(self.main.add_source(filter(None, lines)))
 
     def describe_copies(self) -> list[str]:
         """Return a line with the number of possible test rows that equal a training row; empty if they are few."""
-        given = [] if self.test is None else [self.test]
-        return describe_copies([self.main], given, {self.main.site: self.columns}, self.task, self.options)
+        test_parts = [] if self.test is None else [self.test]
+        return describe_copies([self.main], test_parts, {self.main.site: self.columns}, self.task, self.options)
 
     def count_rows(self) -> tuple[int, dict[str, int] | None]:
         """Return the number of training rows, and of those of each class."""
-        return count_targets(self.rows(numbers=False)["train"][1], self.task)
+        return count_targets(self.targets(numbers=False)["train"], self.task)
 
     def create_metadata(self, fewest: int = 1) -> SiteMetadata:
         """Return the metadata that the site sends before training.
@@ -170,10 +165,10 @@ class SiteTableData:
         Of a column's categories it contains those in at least ``fewest`` training rows, or groups of rows if there are
         groups. Columns in ``data.public`` are described by the study only.
         """
-        domain, labels, known = self.options.domain, self._labels, self.options.public.get(self.options.target)
+        domain, labels, public = self.options.domain, self._labels, self.options.public.get(self.options.target)
         of_task: dict[str, Any] = {}
-        if known is not None and self.task != "survival":
-            of_task = known.of_target
+        if public is not None and self.task != "survival":
+            of_task = public.of_target
         elif self.task == "classification":
             numbers = (
                 tuple(sorted({y for part in labels.whole_numbers for y in part.tolist()})) if labels.whole else None
@@ -181,13 +176,15 @@ class SiteTableData:
             of_task = {"labels": labels.kind, "numbers": numbers}
             of_task["classes"] = tuple(sorted({name for part in labels.names for name in part.tolist()}))
         elif self.task == "regression":
-            of_task = {"sums": Sums.of(torch.from_numpy(np.array(self.rows()["train"][1])))}
-        asked = {name for names in self.options.named.values() for name in names}
+            of_task = {"sums": Sums.of(torch.from_numpy(np.array(self.targets()["train"])))}
+        optional_names = {name for names in self.options.named.values() for name in names}
         return SiteMetadata(
             task=self.task,
             domains=None if domain is None else self._read_domains(domain),
             columns=None if self.options.columns == "own" else tuple(self._disclose(c, fewest) for c in self.columns),
-            named=tuple(sorted(asked & {n for part in self._parts for n in part.frame.columns})) if asked else None,
+            named=tuple(sorted(optional_names & {n for part in self._parts for n in part.frame.columns}))
+            if optional_names
+            else None,
             **of_task,
         )
 
@@ -200,9 +197,9 @@ class SiteTableData:
     def _disclose(self, column: Column, fewest: int) -> Column:
         learned = self._learn(column)
         constant, missing, binary = learned.constant, learned.missing > 0, learned.binary
-        if (known := self.options.public.get(column.name)) is not None:
+        if (public := self.options.public.get(column.name)) is not None:
             constant = missing = binary = False
-            levels, sums = learned.levels, known.sums
+            levels, sums = learned.levels, public.sums
         else:  # a boolean is a category if it is one at another site
             levels = self._learn(column.with_kind("category")).levels if column.kind == "boolean" else learned.levels
             levels = levels if fewest <= 1 else self._select_frequent(column, levels, fewest)
@@ -233,37 +230,27 @@ class SiteTableData:
             return ()
         values = self._values_with_index(column.with_kind("category"), "train").fillna(MISSING_CATEGORY)
         group = self.options.group
-        found = count_rows_by_value(values, None if group is None else self._frames_by_split[0][group])
-        return tuple(level for level in levels if found.get(level, 0) >= fewest)
+        groups = None if group is None else self._select("train", lambda part: part.frame[group])
+        counts = count_rows_by_value(values, groups)
+        return tuple(level for level in levels if counts.get(level, 0) >= fewest)
 
     def _learn(self, column: Column) -> Column:
         """Return the column with the statistics of the training rows, or with its values in ``data.public``."""
         if column not in self._learned_columns:
-            found = learn_column(column, self._values(column, "train"))
-            if (known := self.options.public.get(column.name)) is not None:
-                found = found.replace(constant=False, masked=False, levels=known.levels, scale=known.scale)
-            self._learned_columns[column] = found
+            learned = learn_column(column, self._values(column, "train"))
+            if (public := self.options.public.get(column.name)) is not None:
+                learned = learned.replace(constant=False, masked=False, levels=public.levels, scale=public.scale)
+            self._learned_columns[column] = learned
         return self._learned_columns[column]
 
     def _values(self, column: Column, split: str) -> NDArray[Any]:
-        """Return a column's values in the training rows or in the test rows."""
-        if self.test is not None:
-            part = self.test if split == "test" else self.main
-            return np.asarray(part.table.read(column)[0])
-        values = self.main.table.read(column)[0].to_numpy()
-        return np.asarray(values[self._row_masks[split]])
+        """Return the values of a column in the rows of a split."""
+        return np.asarray(self._select(split, lambda part: part.table.read(column)[0].to_numpy()))
 
     def _values_with_index(self, column: Column, split: str) -> Series:
         """Return :meth:`_values` with the index of the rows."""
-        return pandas().Series(self._values(column, split), index=self._frame_of(split).index, name=column.name)
-
-    @cached_property
-    def _row_masks(self) -> dict[str, NDArray[np.bool_]]:
-        """A mask of the rows of each split."""
-        return {"train": ~self._test_mask, "test": self._test_mask}
-
-    def _frame_of(self, split: str) -> Frame:
-        return self._frames_by_split[split == "test"]
+        index = self._select(split, lambda part: part.frame.index)
+        return pandas().Series(self._values(column, split), index=index, name=column.name)
 
     @cached_property
     def _learned_columns(self) -> dict[Column, Column]:
@@ -280,26 +267,26 @@ class SiteTableData:
             differences = describe_differences_from_public(agreement, self.create_metadata(), public)
             raise_problems([f"{self.main.source}: {line}" for line in differences])
         problems = [line for part in self._parts for line in part.add_source(self._describe_unknown(part, agreement))]
-        columns, contradicting = self.unify_columns(agreement)
+        columns, conflicts = self.unify_columns(agreement)
         pairs = zip(self.columns, columns, strict=True)
-        late = [known for own, known in pairs if own.kind in UNDECIDED or known.kind == "boolean"]
-        problems += [problem for part in self._parts for problem in describe_unreadable_values(part, late)]
-        return [*contradicting, *merge_lines(problems)]
+        undecided = [agreed for local, agreed in pairs if local.kind in UNDECIDED or agreed.kind == "boolean"]
+        problems += [problem for part in self._parts for problem in describe_unreadable_values(part, undecided)]
+        return [*conflicts, *merge_lines(problems)]
 
     def _describe_unknown(self, part: Part, agreement: FederationSchema) -> list[str]:
         """Return lines on classes and domains that the schema lacks, and on columns that the table lacks."""
         names, domain, where = list(part.frame.columns), self.options.domain, describe_target(self.options.target)
-        found = []
+        problems = []
         if agreement.classes is not None:
             bad = Labels.from_tables([part.table], self.options.target).find_unknown(agreement.classes)
             allowed = shorten_list([str(label) for label in agreement.classes])
-            found += [f"{where} holds no known class {describe_rows(bad)}; allowed: {allowed}"] if len(bad) else []
+            problems += [f"{where} holds no known class {describe_rows(bad)}; allowed: {allowed}"] if len(bad) else []
         if domain is not None:
             texts, _ = part.table.read_texts(domain)
-            found += number_domains(texts, domain, agreement.domain_names or ())[1]
+            problems += number_domains(texts, domain, agreement.domain_names or ())[1]
         if self.options.columns == "common" and part is self.main:
-            found += [describe_unknown_column(c.name, names) for c in agreement.columns or () if c.name not in names]
-        return found
+            problems += [describe_unknown_column(c.name, names) for c in agreement.columns or () if c.name not in names]
+        return problems
 
     def unify_columns(self, agreement: FederationSchema) -> tuple[list[Column], list[str]]:
         """Return the columns with the kinds of the schema, and a line for each column that contradicts it."""
@@ -317,28 +304,25 @@ class SiteTableData:
         """
         raise_problems(self.describe_misfits(agreement))
         numbers = not any(isinstance(label, str) for label in agreement.classes or ())
-        rows = self.rows(numbers=numbers)
-        known = [self._learn(column) for column in self.unify_columns(agreement)[0]]
-        entering = self._select_entering(known, agreement.columns)
+        targets = self.targets(numbers=numbers)
+        columns = [self._learn(column) for column in self.unify_columns(agreement)[0]]
+        entering = self._select_entering(columns, agreement.columns)
         shared = len(agreement.columns or ()) if self.options.columns == "named" else None
-        table = self._fit_preprocessing(known, entering, rows["train"][1], agreement.domain_names or (), shared)
-        made = SiteArrays.of(self.main.site, self._create_arrays(table, rows), self.task)
-        return self._with_groups(replace(made.client(agreement), table=table, held=table.held))
+        table = self._fit_preprocessing(columns, entering, targets["train"], agreement.domain_names or (), shared)
+        arrays = SiteArrays.of(self.main.site, self._create_arrays(table, targets), self.task)
+        return self._with_groups(replace(arrays.client(agreement), table=table, held=table.held))
 
     def _with_groups(self, client: Client) -> Client:
         """Return ``client`` with the groups of its rows, by which later splits divide them."""
         if (name := self.options.group) is None:
             return client
-        groups = self.main.table.groups(name)
-        if self.test is None:
-            parts = {"train": groups[~self._test_mask], "test": groups[self._test_mask]}
-        else:
-            parts = {"train": groups, "test": self.test.table.groups(name)}
-        train = client.train.with_groups(torch.from_numpy(parts["train"]))
-        test = client.split("test")
-        return replace(
-            client, train=train, test=None if test is None else test.with_groups(torch.from_numpy(parts["test"]))
-        )
+        splits = {split: client.split(split) for split in ("train", "test")}
+        grouped = {
+            split: samples.with_groups(torch.from_numpy(self._select(split, lambda part: part.table.groups(name))))
+            for split, samples in splits.items()
+            if samples is not None
+        }
+        return replace(client, train=grouped["train"], test=grouped.get("test"))
 
     def _select_entering(self, known: Sequence[Column], schema: Sequence[Column] | None = None) -> list[Column]:
         """Return the columns that enter, including those of the schema that the site lacks.
@@ -347,14 +331,14 @@ class SiteTableData:
         """
         if schema is None:
             return [column for column in known if self.options.preprocess is not None or not column.constant]
-        own, named = {column.name: column for column in known}, self.options.columns == "named"
-        agreed = [
-            own.pop(c.name, c.replace(absent=True, silent=named)).replace(
+        local, named = {column.name: column for column in known}, self.options.columns == "named"
+        shared = [
+            local.pop(c.name, c.replace(absent=True, silent=named)).replace(
                 masked=c.masked, levels=c.levels, scale=c.scale
             )
             for c in schema
         ]
-        return agreed + [column for column in own.values() if named and not column.constant]
+        return shared + [column for column in local.values() if named and not column.constant]
 
     def _fit_preprocessing(
         self,
@@ -412,12 +396,12 @@ class SiteTableData:
     def _arrange_rows(self, table: TablePreprocessor, split: str) -> Frame:
         """Return the rows of a split as the transformer takes them."""
         values = {column.name: self._values(column, split) for column in table.columns}
-        return table.arrange(values, self._frame_of(split).index)
+        return table.arrange(values, self._select(split, lambda part: part.frame.index))
 
-    def _create_arrays(self, table: TablePreprocessor, rows: Rows) -> dict[str, Any]:
+    def _create_arrays(self, table: TablePreprocessor, targets: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         arrays: dict[str, Any] = {}
-        for split, (frame, y) in rows.items():
-            if len(frame):
+        for split, y in targets.items():
+            if len(y):
                 ready = self._arrange_rows(table, split)
                 arrays[f"x_{split}"] = transform_rows(table.transformer, ready, f"site '{table.site}'")
                 arrays[f"y_{split}"] = y
