@@ -240,7 +240,9 @@ class Comparison(ComparisonSpec):
     @property
     def folders(self) -> dict[str, Path]:
         """The folder of each method."""
-        return {method: self.path / folder for method, folder in folder_names(self.methods).items()}
+        names = folder_names(self.methods)
+        with_colons = {method: self.path / method for method in names}  # as earlier versions named them
+        return {m: with_colons[m] if with_colons[m].is_dir() else self.path / names[m] for m in names}
 
     @cached_property
     def folds(self) -> dict[str, Comparison]:
