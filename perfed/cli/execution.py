@@ -25,12 +25,11 @@ from perfed.experiment.config import Experiment, find_experiment, validate
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.factory import Key, RunFactory
 from perfed.experiment.jobs import Execute, Jobs, Outcomes, in_turn
+from perfed.experiment.leaderboard import conclude_leaderboard, run_leaderboard
 from perfed.experiment.overrides import override, parse_value
 from perfed.experiment.planned import parse_names, parse_seeds, suggested
-from perfed.experiment.published import Leaderboard
-from perfed.experiment.search import Search
 from perfed.experiment.start import is_done, resume
-from perfed.experiment.study import Study, extend
+from perfed.experiment.study import Planned, Study, extend
 from perfed.method.registry import method_id
 from perfed.methods.titles import display_name
 from perfed.plugins import BLEND, IMPORTED, modules_in, no_modules_of
@@ -220,11 +219,17 @@ def resume_run(directory: Path, rounds: int | None, how: Training, show: Shown) 
 
 
 def finish(study: Study, how: Training, show: Shown) -> dict[str, Conclusion]:
-    """Do the runs of comparisons that are not finished, and say what came of all.
+    """Execute the runs of a study that are not finished, and print its results.
+
+    Returns:
+        The conclusions of its comparisons, by name; none for a search or a leaderboard.
 
     Raises:
-        PerfedError: runs failed; says how many, and why the first did.
+        PerfedError: runs failed; the message says how many, and why the first one did.
     """
+    if study.spec.kind == "leaderboard":
+        _finish_leaderboard(study, how, show)
+        return {}
 
     def tell(label: str, outcome: dict[str, Any] | PerfedError) -> None:
         if isinstance(outcome, PerfedError):
@@ -232,18 +237,41 @@ def finish(study: Study, how: Training, show: Shown) -> dict[str, Conclusion]:
         else:
             say_outcome(label, outcome, show.verbose)
 
-    number = len(study.keys)
+    number, resources = len(study.keys), resources_of(how)
     with shown(Work(number)) as work:
         work.already(number - len(study.left()))
-        found, failed = study.execute(resources_of(how), _executor(how, work), tell)
+        execute = _executor(how, work)
+        if study.spec.kind == "search":
+            choices = study.choose(resources, execute)
+        else:
+            conclusions, failed = study.execute(resources, execute, tell)
+    if study.spec.kind == "search":
+        print_choice(study, choices, show)
+        return {}
     reasons = [str(error) for error in failed]
     if "" in study.comparisons:
-        print_conclusion(found[""], show, failed=reasons)
+        print_conclusion(conclusions[""], show, failed=reasons)
     else:
-        print_parts(study, *study.conclude(found), show, failed=reasons)
+        print_parts(study, *study.conclude(conclusions), show, failed=reasons)
     if failed:
         raise PerfedError(f"{len(failed)} of {number} runs failed; {failed[0]}")
-    return found
+    return conclusions
+
+
+def _finish_leaderboard(study: Study, how: Training, show: Shown) -> None:
+    def make_execute(what: str, runs: int) -> Execute:
+        def execute(factory: RunFactory, keys: Sequence[Key]) -> Outcomes:
+            say(f"{what}: {len(keys)} runs", style="dim")
+            with shown(Work(max(runs, len(keys)))) as work:
+                work.already(runs - len(keys))
+                yield from _executor(how, work)(factory, keys)
+
+        return execute
+
+    failed = run_leaderboard(study, make_execute, resources_of(how))
+    print_board(study, *conclude_leaderboard(study), show)
+    if failed:
+        raise PerfedError(f"{len(failed)} runs failed; {failed[0]}")
 
 
 def check_gate(study: Study) -> None:
@@ -263,43 +291,19 @@ def end_if_worse(found: Conclusion) -> None:
         raise SystemExit(WORSE)
 
 
-def finish_search(search: Search, how: Training, show: Shown) -> None:
-    """Do the tries of a search that are not done, and say what was chosen."""
-    with shown(Work(search.size)) as work:
-        chosen = search.execute(resources_of(how), _executor(how, work), work.already)
-    print_choice(search, chosen, show)
-
-
-def finish_board(made: Leaderboard, how: Training, show: Shown) -> None:
-    """Do the rows of a leaderboard that are not done, print the table, and say what to mind.
-
-    Raises:
-        PerfedError: runs failed; says how many, and why the first did.
-    """
-
-    def executed(what: str, runs: int) -> Execute:
-        def execute(factory: RunFactory, keys: Sequence[Key]) -> Outcomes:
-            say(f"{what}: {len(keys)} runs", style="dim")
-            with shown(Work(max(runs, len(keys)))) as work:
-                work.already(runs - len(keys))
-                yield from _executor(how, work)(factory, keys)
-
-        return execute
-
-    failed = made.execute(executed, resources_of(how))
-    print_board(made, *made.conclude(), show)
-    if failed:
-        raise PerfedError(f"{len(failed)} runs failed; {failed[0]}")
-
-
-def begin(out: Path, planned: Mapping[str, ComparisonSpec], how: Training, show: Shown, key: str = "") -> None:
-    """Begin or go on with several comparisons in one directory."""
+def begin(out: Path, spec: Planned, how: Training, show: Shown, key: str = "") -> None:
+    """Create a study in ``out``, or continue the campaign, sweep or leaderboard that is there, and run it."""
     with alone_on_stdout(show.as_json):
-        say(f"checking {len(planned)} comparisons on their data")
-        study = Study.create(out, planned, resources_of(how), key)
-        with resumable(out, how):
-            say_where("results", out)
-            finish(study, how, show)
+        if isinstance(spec, Mapping):
+            say(f"checking {len(spec)} comparisons on their data")
+        run_study(Study.create(out, spec, resources_of(how), key), how, show)
+
+
+def run_study(study: Study, how: Training, show: Shown) -> dict[str, Conclusion]:
+    """Print where the results of a study go, and :func:`finish` it."""
+    with resumable(study.path, how), alone_on_stdout(show.as_json):
+        say_where("results", study.path)
+        return finish(study, how, show)
 
 
 def begun(make: Callable[[], Run], out: Path) -> Run:

@@ -14,8 +14,8 @@ from perfed.cli.figures import write_figures
 from perfed.cli.options import Files, Shown, default_out
 from perfed.cli.terminal import print_conclusion, print_parts
 from perfed.errors import PerfedError
-from perfed.experiment.comparison import Comparison, Conclusion
-from perfed.experiment.study import Study
+from perfed.experiment.comparison import Conclusion
+from perfed.experiment.study import Study, read_comparison
 from perfed.methods.titles import meant
 from perfed.report import change_communication, verdict, write_report
 from perfed.report.campaign import Part, campaign_csv, grids
@@ -57,6 +57,7 @@ def _report_campaign(directory: Path, files: Files, show: Shown) -> None:
     files.check()
     with alone_on_stdout(show.as_json):
         study = Study.read(directory)
+        study.check()
         page, parts = study.conclude()
         if not parts:
             raise PerfedError(f"{directory}: no run has started yet")
@@ -100,7 +101,7 @@ def _runs_in(directory: Path) -> list[Path]:
     found = sorted(file.parent for file in directory.glob("*/seed-*/config.toml"))
     if not _is_comparison(directory):
         return found or [directory]
-    known = Comparison.read(directory).started()
+    known = read_comparison(directory).started()
     return [*known, *(place for place in found if place not in known)]
 
 
@@ -126,7 +127,7 @@ def _concluded(
     """Write the page; of a comparison alone ``comparison.json`` too."""
     (first, *others), runs = directories, given.runs
     if out is None and communication is None and not others and _is_comparison(first):
-        concluded = Comparison.read(first).conclude(given)
+        concluded = read_comparison(first).conclude(given)
     else:
         if out is None and others:
             out = default_out("report").with_suffix(".html")
@@ -157,7 +158,7 @@ def _write(files: Files, directories: Sequence[Path], found: Conclusion, all_met
 
 def _origins(directories: Sequence[Path], runs: Sequence[RunResults]) -> list[str]:
     """Lines on the commands that made the table and the runs."""
-    comparisons = [one for one in map(Comparison.read, filter(_is_comparison, directories)) if one.begun]
+    comparisons = [one for one in map(read_comparison, filter(_is_comparison, directories)) if one.begun]
     known = {place for one in comparisons for place in one.started()}
     others = [f"perfed run {run.directory / 'config.toml'}" for run in runs if run.directory not in known]
     return [f"table: {command_line()}", *(f"runs: {told}" for told in [*(one.origin for one in comparisons), *others])]

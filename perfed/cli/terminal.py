@@ -17,8 +17,8 @@ from perfed.data.reading import to_json_values
 from perfed.engine.metrics import metric_of
 from perfed.engine.metrics import shown as with_unit
 from perfed.experiment.comparison import Conclusion
-from perfed.experiment.published import Leaderboard
-from perfed.experiment.search import Choice, Search
+from perfed.experiment.leaderboard import leaderboard_of
+from perfed.experiment.search import Choice
 from perfed.experiment.study import Study
 from perfed.methods.titles import display_name
 from perfed.report import TextTable, all_tables, comparison_rows, describe_evaluation, first_tables
@@ -111,23 +111,23 @@ def _number(name: str, value: float | None) -> str:
     return UNKNOWN if value is None else f"{metric_of(name).scale * value:.4g}"
 
 
-def print_choice(search: Search, chosen: Mapping[str, Choice], show: Shown) -> None:
-    """Print what a search chose, by method, and where the rest is."""
+def print_choice(study: Study, choices: Mapping[str, Choice], show: Shown) -> None:
+    """Print what a search chose for each method, and where its files are."""
     if show.as_json:
-        methods = {method: asdict(choice) for method, choice in chosen.items()}
-        return print_json(to_json_values({"directory": search.path, "runs": search.size, "chosen": methods}))
+        methods = {method: asdict(choice) for method, choice in choices.items()}
+        return print_json(to_json_values({"directory": study.path, "runs": len(study.keys), "chosen": methods}))
     rows = [
         [display_name(m), with_unit(choice.metric, choice.mean), " ".join(choice.settings)]
-        for m, choice in chosen.items()
+        for m, choice in choices.items()
     ]
     print_table(
-        TextTable(f"chosen on validation data ({search.size} runs)", ["Method", "Validation", "Settings"], rows)
+        TextTable(f"chosen on validation data ({len(study.keys)} runs)", ["Method", "Validation", "Settings"], rows)
     )
-    for method, choice in chosen.items():
+    for method, choice in choices.items():
         for note in choice.notes:
             say(f"{display_name(method)}: {note}")
-    say_where("chosen settings", search.path / "chosen.toml")
-    say_where("whole grid", search.path / "grid.json")
+    say_where("chosen settings", study.path / "chosen.toml")
+    say_where("whole grid", study.path / "grid.json")
 
 
 def print_conclusion(found: Conclusion, show: Shown, **more: Any) -> None:
@@ -168,13 +168,13 @@ def print_parts(study: Study, page: Path, parts: Sequence[Part], show: Shown, **
     say_where("report", page)
 
 
-def print_board(made: Leaderboard, figures: Sequence[Figure], table: TextTable, report: Path, show: Shown) -> None:
-    """Print a leaderboard's table, what to mind, and where its report is."""
+def print_board(study: Study, figures: Sequence[Figure], table: TextTable, report: Path, show: Shown) -> None:
+    """Print a leaderboard's table and notes, and where its report is."""
     if show.as_json:
         rows = [asdict(figure) for figure in figures]
-        return print_json(to_json_values({"directory": made.path, "report": report, "rows": rows}))
+        return print_json(to_json_values({"directory": study.path, "report": report, "rows": rows}))
     print_table(table)
-    for line in (*board_notes(figures), f"theirs: {made.board.source}"):
+    for line in (*board_notes(figures), f"theirs: {leaderboard_of(study).board.source}"):
         say(line, style="dim")
     say_where("report", report)
 

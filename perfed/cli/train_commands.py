@@ -13,7 +13,7 @@ import typer
 
 from perfed.cli import complete
 from perfed.cli.app import Without, app
-from perfed.cli.console import alone_on_stdout, say_where
+from perfed.cli.console import alone_on_stdout
 from perfed.cli.options import (
     ComparedOption,
     ExperimentName,
@@ -75,12 +75,10 @@ def resume_command(
 ) -> None:
     """Continue what was interrupted to the same bits, or a finished run to more rounds."""
     from perfed.cli import execution
-    from perfed.experiment.published import Leaderboard
-    from perfed.experiment.search import Search
     from perfed.experiment.study import Study
     from perfed.run.directory import marker_of
 
-    resources, rounds, kind = execution.resources_of(how), _more_rounds(settings or []), marker_of(directory)[0]
+    rounds, kind = _more_rounds(settings or []), marker_of(directory)[0]
     if rounds is not None and kind:
         raise PerfedError(
             f"{directory}: only a run can go on to more rounds; give each run to resume by itself, all seeds of all "
@@ -93,14 +91,10 @@ def resume_command(
         execution.resumable(directory, how, resumed=True),
         alone_on_stdout(show.as_json),
     ):
-        if kind == "leaderboard":
-            execution.finish_board(Leaderboard.read(directory), how, show)
-        elif kind == "search":
-            search = Search.read(directory)
-            search.check_data(resources)
-            execution.finish_search(search, how, show)
-        elif kind:
-            execution.finish(Study.read(directory), how, show)
+        if kind:
+            study = Study.read(directory)
+            study.check(execution.resources_of(how))
+            execution.finish(study, how, show)
         else:
             execution.resume_run(directory, rounds, how, show)
 
@@ -163,11 +157,9 @@ def compare_command(
         study = Study.create(out, asked, execution.resources_of(how))
     if gate:
         execution.check_gate(study)
-    with execution.resumable(study.path, how), alone_on_stdout(show.as_json):
-        say_where("results", study.path)
-        found = execution.finish(study, how, show)
+    conclusions = execution.run_study(study, how, show)
     if gate:
-        execution.end_if_worse(found[""])
+        execution.end_if_worse(conclusions[""])
 
 
 @app.command("blend", epilog="Example: perfed blend digits-label-skew --methods local,fedavg-ft --folds 5 --jobs 2")
@@ -186,16 +178,12 @@ def blend_command(
 ) -> None:
     """Mix several methods and own models at each site, so that none is worse off: compare with the row blend."""
     from perfed.cli import execution
-    from perfed.experiment.study import Study
 
     execution.check_one_word(methods, [experiment, *(settings or [])])
     given = [*(settings or []), *([] if folds is None else [f"blend.folds={folds}"])]
     asked = execution.asked_comparison(experiment, given, execution.with_blend(methods), seeds, how)
     out = how.out or default_out(f"blend-{asked.table.get('name', 'experiment')}")
-    study = Study.create(out, asked, execution.resources_of(how))
-    with execution.resumable(study.path, how), alone_on_stdout(show.as_json):
-        say_where("results", study.path)
-        execution.finish(study, how, show)
+    execution.begin(out, asked, how, show)
 
 
 @app.command("tune", epilog="Example: perfed tune digits-label-skew --methods local,fedpac --grid lr=1e-3,1e-2")
@@ -213,15 +201,12 @@ def tune_command(
     show: JsonAlone,
 ) -> None:
     """Choose settings on validation data only, with the same budget for every method."""
-    from perfed.cli.execution import asked_comparison, finish_search, resources_of, resumable
+    from perfed.cli import execution
     from perfed.experiment.search import Search
 
-    asked = asked_comparison(experiment, settings, methods, seeds, how, baselines=False)
+    asked = execution.asked_comparison(experiment, settings, methods, seeds, how, baselines=False)
     out = how.out or default_out(f"tune-{asked.table.get('name', 'experiment')}")
-    search = Search.create(out, asked, grid or [], resources_of(how))
-    with resumable(out, how), alone_on_stdout(show.as_json):
-        say_where("results", out)
-        finish_search(search, how, show)
+    execution.begin(out, Search.from_grid(asked, grid or []), how, show)
 
 
 @app.command(
@@ -249,7 +234,8 @@ def sweep_command(
     named = methods or execution.method_in(find_experiment(experiment))
     asked = execution.asked_comparison(experiment, settings, named, seeds, how)
     key, planned = swept(asked.table, axis, asked.methods, asked.seeds)
-    execution.begin(how.out or default_out(f"sweep-{asked.table.get('name', 'experiment')}"), planned, how, show, key)
+    out = how.out or default_out(f"sweep-{asked.table.get('name', 'experiment')}")
+    execution.begin(out, planned, how, show, key)
 
 
 @app.command("campaign", epilog="Example: perfed campaign papers.toml --out runs/papers --jobs 2")
@@ -290,11 +276,8 @@ def leaderboard_command(
     show: JsonAlone,
 ) -> None:
     """Run a published leaderboard's protocol: theirs beside ours, ours on top; with the same --out what is left."""
-    from perfed.cli.execution import finish_board, resumable, shared_settings
+    from perfed.cli import execution
     from perfed.experiment.published import Leaderboard
 
-    given = shared_settings(how, settings)
-    made = Leaderboard.create(how.out or default_out(name), name, seeds, given, rows or ())
-    with resumable(made.path, how), alone_on_stdout(show.as_json):
-        say_where("results", made.path)
-        finish_board(made, how, show)
+    board = Leaderboard.from_names(name, seeds, execution.shared_settings(how, settings), rows or ())
+    execution.begin(how.out or default_out(name), board, how, show)

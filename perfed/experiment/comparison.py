@@ -1,4 +1,4 @@
-"""Comparisons: methods x seeds of one experiment, what they are to be, where they are, and what they say."""
+"""Comparisons of methods over seeds on one experiment: what is run, where, and the results."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
+from pydantic import Field
 
 from perfed.data.reading import to_json_values
 from perfed.errors import PerfedError
@@ -27,7 +28,7 @@ from perfed.plugins import BLEND, bare_name
 from perfed.report import GatheredRuns, Verdict, comparison_rows, gather_runs, verdict, write_report
 from perfed.report.curves import oracle
 from perfed.report.run_results import RunResults
-from perfed.run.directory import MARKER, RunDirectory, check_marker, marker_of, write_marker
+from perfed.run.directory import MARKER, RunDirectory, check_marker
 from perfed.run.settings import Blend
 from perfed.settings import leaves, stated
 from perfed.system import write_atomic
@@ -40,12 +41,12 @@ def federated(names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Resources:
-    """What whoever works on runs may choose anew each time.
+    """The choices that a user can make each time a study is worked on.
 
     Attributes:
-        data_dir: first folder in which data files are looked for.
-        device: in place of the experiments'.
-        trust: whether modules that run directories name may be imported.
+        data_dir: the first folder in which data files are looked for.
+        device: the device, in place of the experiments'.
+        trust: whether modules named in run directories may be imported.
     """
 
     data_dir: Path | None = None
@@ -53,73 +54,76 @@ class Resources:
     trust: bool = True
 
     def with_device(self, table: dict[str, Any]) -> dict[str, Any]:
-        """Return an experiment's table with the device that was chosen."""
+        """Return an experiment's table with the chosen device."""
         return table if self.device is None else {**table, "device": str(self.device)}
 
 
 USUAL = Resources()
-"""Data files where they usually are, and the experiments' own devices."""
+"""Data files in the default folders, and the devices of the experiments."""
 
 
 @dataclass(frozen=True)
 class ComparisonSpec:
-    """Methods (and baselines) x seeds of one experiment.
+    """Methods (and baselines) and seeds of one experiment: the content of a comparison's marker.
 
     Attributes:
-        table: the experiment, without method and seed.
-        methods, seeds: what is run, in this order.
+        table: the experiment, without method and seed; the key ``experiment`` of the marker.
+        methods, seeds: the methods and seeds, in the order in which they are run.
     """
 
-    table: dict[str, Any]
+    kind: ClassVar[str] = "comparison"
+
+    table: Annotated[dict[str, Any], Field(alias="experiment")]
     methods: list[str]
     seeds: list[int]
 
-    @classmethod
-    def of(cls, content: Mapping[str, Any], **more: Any) -> Self:
-        """Return what :attr:`content` was made of; ``more``: a subclass's own."""
-        methods, seeds = [str(name) for name in content["methods"]], [int(seed) for seed in content["seeds"]]
-        return cls(dict(content["experiment"]), methods, seeds, **more)
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """What a marker says of it."""
-        return {"methods": self.methods, "seeds": self.seeds, "experiment": self.table}
-
     @property
     def keys(self) -> list[tuple[str, int]]:
-        """Method and seed of all runs, in the order in which they begin."""
+        """The method and seed of all runs, in the order in which they begin."""
         return [(method, seed) for seed in self.seeds for method in self.methods]
 
     def experiment(self, method: str, seed: int) -> Experiment:
-        """Return the experiment of one run; a baseline and a blend are of no method."""
+        """Return the experiment of one run; that of a baseline or a blend names no method."""
         return validate({**self.table, "seed": seed, **({"method": method} if federated([method]) else {})})
 
-    def whole(self, resources: Resources = USUAL, had: Sequence[str] = ()) -> Self:
-        """Return the comparison with the own models that a blend always has among its candidates, if it has a blend.
+    def with_blend_candidates(self, resources: Resources = USUAL, earlier: Sequence[str] = ()) -> Self:
+        """Return the comparison with the local models that are always candidates of its blend, if it has a blend.
 
-        Those are tuned inside the training samples, unless the experiment says otherwise.
+        These are tuned inside the training samples, unless the experiment says otherwise.
 
         Args:
-            resources: that tell the data, whose task says which models these are.
-            had: methods that are there already, whose settings stay as they are.
+            resources: where the data are, whose task decides which models are added.
+            earlier: methods that are in the comparison already, whose settings stay as they are.
         """
-        if BLEND not in (*self.methods, *had):
+        if BLEND not in (*self.methods, *earlier):
             return self
         experiment = validate({**self.table, "seed": self.seeds[0] if self.seeds else 0})
         task = experiment.data.load(experiment.seed, resources.data_dir).task
-        both = [*had, *(name for name in self.methods if name not in had)]
-        names = [name for name in with_own_models(both, task) if name in self.methods or name not in had]
-        tuned = {} if had else {"baseline_tries": TRIES}
-        return replace(self, methods=names, table={**tuned, **self.table})
+        methods = [*earlier, *(name for name in self.methods if name not in earlier)]
+        names = [name for name in with_own_models(methods, task) if name in self.methods or name not in earlier]
+        tries = {} if earlier else {"baseline_tries": TRIES}
+        return replace(self, methods=names, table={**tries, **self.table})
+
+    def prepare(self, resources: Resources = USUAL) -> Self:
+        """Return the comparison for the chosen device, after checking that all methods can start on the data.
+
+        The local models that a blend needs are added.
+
+        Raises:
+            PerfedError: bad settings or data.
+        """
+        spec = self.with_blend_candidates(resources)
+        spec.check_starts(spec.seeds[0], resources)
+        return replace(spec, table=resources.with_device(spec.table))
 
     def check(self) -> None:
-        """Refuse settings that can be seen to be wrong without the data."""
+        """Raise an error for settings that are wrong whatever the data are."""
         for method in federated(self.methods):
             self.experiment(method, 0)
         validate(self.table)
 
     def check_starts(self, seed: int, resources: Resources = USUAL) -> None:
-        """Build every method's run without starting it, so that bad settings and data are found before any training."""
+        """Build every method's run without starting it, so that bad settings and data are reported before training."""
         experiments = {method: self.experiment(method, seed) for method in federated(self.methods)}
         self._check_policies()
         shared = validate({**self.table, "seed": seed})
@@ -135,21 +139,22 @@ class ComparisonSpec:
                 raise PerfedError(f"{method}: {error}") from None
 
     def _check_policies(self) -> None:
-        """With a policy for all, a method without one of its own is no base for the speed-up of the same under a
-        policy.
+        """Raise an error if a policy for all methods meets a method that brings one.
+
+        The speed-up by the method's policy is measured against the same method without a policy.
         """
-        given = self.table.get("participation", {}).get("policy", "uniform")
-        own = [method for method in federated(self.methods) if method_and_policy(method)[1]]
-        if given != "uniform" and 0 < len(own) < len(federated(self.methods)):
+        policy = self.table.get("participation", {}).get("policy", "uniform")
+        with_policy = [method for method in federated(self.methods) if method_and_policy(method)[1]]
+        if policy != "uniform" and 0 < len(with_policy) < len(federated(self.methods)):
             raise PerfedError(
-                f"participation.policy = '{given}' is for all methods, and {own[0]} brings a policy of its own; "
-                "participation.policy=uniform leaves the others without one"
+                f"participation.policy = '{policy}' is for all methods, and {with_policy[0]} brings a policy of its "
+                "own; participation.policy=uniform leaves the others without one"
             )
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that failed, and the first line of why."""
+    """A run that failed, and the first line of the reason."""
 
     method: str
     seed: int
@@ -158,13 +163,13 @@ class Failure:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What the finished runs of a comparison say.
+    """The results of a comparison.
 
     Attributes:
-        runs: that have started.
-        verdict: of two methods or more.
-        report: its path.
-        failed: a line per method of which runs failed; the verdict's warnings have them too.
+        runs: the runs that have started.
+        verdict: the verdict on two methods or more.
+        report: the path of the report.
+        failed: a line for each method of which runs failed; they are among the verdict's warnings too.
     """
 
     runs: list[RunResults]
@@ -174,12 +179,12 @@ class Conclusion:
 
     @property
     def sentences(self) -> list[str]:
-        """The verdict's; without one those on runs that failed."""
+        """The sentences of the verdict; without one, the lines on failed runs."""
         return list(self.failed) if self.verdict is None else self.verdict.sentences
 
     @property
     def oracle(self) -> float | None:
-        """Mean accuracy of the Bayes oracle, where the data have one."""
+        """The mean accuracy of the Bayes oracle, where the data have one."""
         return oracle(self.runs)
 
 
@@ -191,17 +196,6 @@ class Comparison(ComparisonSpec):
     """
 
     path: Path
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Return the comparison that :meth:`write` wrote.
-
-        Raises:
-            PerfedError: there is none, or its marker is damaged.
-        """
-        content = marker_of(path)[1]
-        with readable(path / MARKER):
-            return cls.of(content, path=path)
 
     def check_files(self) -> None:
         """Raise an error if the marker has changed since it was written, or contradicts the runs in the directory.
@@ -225,64 +219,61 @@ class Comparison(ComparisonSpec):
                         f"in {file}; one of them is of another comparison"
                     )
 
-    def write(self) -> None:
-        """Write the marker, which says what is run."""
-        write_marker(self.path, "comparison", self.content)
-
     @property
     def command(self) -> str:
-        """That makes it again; empty of an experiment that is not shipped."""
+        """The command that runs the comparison again; empty if its experiment is not a shipped one."""
         return command_of(self.table, self.methods, self.seeds)
 
     @property
     def origin(self) -> str:
-        """The command, or where the settings are."""
+        """The command, or the file with the settings."""
         return self.command or f"with the settings in {self.path / MARKER}"
 
     @property
     def begun(self) -> bool:
-        """Whether a run has."""
+        """Whether a run has started."""
         return any(self.path.rglob("config.toml"))
 
     def directory(self, method: str, seed: int) -> Path:
-        """Return where a run is."""
+        """Return the directory of a run."""
         return self.folders[method] / f"seed-{seed}"
 
     @property
     def folders(self) -> dict[str, Path]:
         """The folder of each method."""
-        named = folder_names(self.methods)
-        there = {method: self.path / method for method in named}  # comparisons have had colons
-        return {method: there[method] if there[method].is_dir() else self.path / named[method] for method in named}
+        names = folder_names(self.methods)
+        with_colons = {method: self.path / method for method in names}  # as earlier versions named them
+        return {m: with_colons[m] if with_colons[m].is_dir() else self.path / names[m] for m in names}
 
     @cached_property
     def folds(self) -> dict[str, Comparison]:
-        """What the blend's weights are learnt from, by name: the same with a fold of the training samples held out
-        everywhere; none without a blend.
+        """The comparisons that the blend's weights are learned from, by name; none without a blend.
+
+        Each holds out a fold of the training samples at every client.
         """
         if BLEND not in self.methods:
             return {}
         count, names = Blend.model_validate(self.table.get("blend", {})).folds, candidates_of(self.methods)
-        found = {}
+        folds = {}
         for i in range(count):
             table = {**self.table, "data": {**self.table["data"], "inner_fold": [i, count]}}
-            where = self.path / "folds" / f"{i + 1}-of-{count}"
-            found[f"fold {i + 1} of {count}"] = Comparison(table, names, self.seeds, where)
-        return found
+            place = self.path / "folds" / f"{i + 1}-of-{count}"
+            folds[f"fold {i + 1} of {count}"] = Comparison(table, names, self.seeds, place)
+        return folds
 
     def finished_candidates(self, seed: int) -> dict[str, list[Path]]:
-        """Return the runs of each of the blend's candidates, that on all training samples first, if all have ended."""
+        """Return the runs of each candidate of the blend that has finished all, the run on all samples first."""
         places = {
             name: [one.directory(name, seed) for one in (self, *self.folds.values())]
             for name in candidates_of(self.methods)
         }
-        return {name: own for name, own in places.items() if all(map(is_done, own))}
+        return {name: runs for name, runs in places.items() if all(map(is_done, runs))}
 
     def left(self) -> list[tuple[str, int]]:
-        """Return those of the runs that are not finished; of a blend also where it is of other candidates."""
-        return [key for key in self.keys if not is_done(self.directory(*key)) or self._is_of_others(*key)]
+        """Return the runs that are not finished; a blend of other candidates counts as unfinished."""
+        return [key for key in self.keys if not is_done(self.directory(*key)) or self._has_other_candidates(*key)]
 
-    def _is_of_others(self, method: str, seed: int) -> bool:
+    def _has_other_candidates(self, method: str, seed: int) -> bool:
         if method != BLEND:
             return False
         return blended(self.directory(method, seed)) != candidates_of(self.methods)
@@ -300,30 +291,30 @@ class Comparison(ComparisonSpec):
         return started
 
     def with_more(self, more: ComparisonSpec, resources: Resources) -> Self:
-        """Return the comparison with those of the methods and seeds of ``more`` that it lacks; nothing is written.
+        """Return the comparison with the methods and seeds of ``more`` added; nothing is written.
 
-        The experiment of ``more`` may differ in the tables of new methods alone.
+        The experiment of ``more`` may differ only in the tables of new methods.
 
         Raises:
-            PerfedError: settings or data that are not those of the runs, or a method that cannot start.
+            PerfedError: settings or data differ from those of the runs, or a method cannot start.
         """
-        more = more.whole(resources, self.methods)
+        more = more.with_blend_candidates(resources, self.methods)
         added = [name for name in more.methods if name not in self.methods]
         seeds = [seed for seed in more.seeds if seed not in self.seeds]
-        table = self._same(more.table, added)
+        table = self._check_same(more.table, added)
         after = replace(self, table=table, methods=[*self.methods, *added], seeds=[*self.seeds, *seeds])
         if added or seeds:
             self._check_data(resources)
             after.check_starts(after.seeds[-1], resources)
         return after
 
-    def _same(self, after: dict[str, Any], added: list[str]) -> dict[str, Any]:
-        """``after``, if it differs in nothing but the tables of the methods that were added, and the device."""
+    def _check_same(self, after: dict[str, Any], added: list[str]) -> dict[str, Any]:
+        """Return ``after`` with the device of the runs, if nothing but the tables of added methods differs."""
         was, now = leaves(self.table), leaves(after)
         new = {bare_name(name) for name in added}
         for key in dict.fromkeys([*was, *now]):
-            own = key[0] == "methods" and len(key) > 1 and bare_name(key[1]) in new
-            if was.get(key) != now.get(key) and key[0] not in ("method", "seed", "device") and not own:
+            is_new = key[0] == "methods" and len(key) > 1 and bare_name(key[1]) in new
+            if was.get(key) != now.get(key) and key[0] not in ("method", "seed", "device") and not is_new:
                 raise PerfedError(
                     f"{self.path}: {'.'.join(key)} is {stated(now.get(key))} and was {stated(was.get(key))} in the "
                     "runs that are there; give the same, or begin another comparison"
@@ -331,31 +322,33 @@ class Comparison(ComparisonSpec):
         return {**after, **({"device": self.table["device"]} if "device" in self.table else {})}
 
     def _check_data(self, resources: Resources) -> None:
-        """Refuse clients that are not those of the runs that have finished."""
+        """Raise an error if the clients differ from those of the finished runs."""
         for seed in self.seeds:
             places = [RunDirectory(self.directory(method, seed)) for method in federated(self.methods)]
-            known = {place.newest()[1].get("data") for place in places if place.finished} - {None}
-            if known:
+            fingerprints = {place.newest()[1].get("data") for place in places if place.finished} - {None}
+            if fingerprints:
                 data = validate({**self.table, "seed": seed}).data.load(seed, resources.data_dir)
-                if data.fingerprint not in known:
+                if data.fingerprint not in fingerprints:
                     raise PerfedError(
                         f"{self.path}: the data have other clients, samples or targets than when its runs with "
                         f"seed {seed} were made; begin another comparison"
                     )
                 return
 
-    def conclude(self, given: GatheredRuns | None = None, failures: Sequence[Failure] | None = None) -> Conclusion:
-        """Write ``comparison.json`` and ``report.html`` of the runs that have started, or of those given.
+    def conclude(self, gathered: GatheredRuns | None = None, failures: Sequence[Failure] | None = None) -> Conclusion:
+        """Write ``comparison.json`` and ``report.html``.
 
-        ``failures``: the runs that failed; if not given, those that ``comparison.json`` knows and that are not done.
+        Args:
+            gathered: the runs; if not given, all that have started.
+            failures: the runs that failed; if not given, those in ``comparison.json`` that have not finished since.
         """
         check_marker(self.path)
-        given = given or gather_runs(self.started())
+        gathered = gathered or gather_runs(self.started())
         failures = self.failures() if failures is None else failures
         lines = failed_lines(failures, len(self.seeds))
-        runs, found = given.runs, verdict(given.runs)
-        judged = None if found is None else found.warned(lines)
-        content = {"runs": comparison_rows(runs), "verdict": None if judged is None else judged.to_dict()}
+        runs, plain_verdict = gathered.runs, verdict(gathered.runs)
+        final_verdict = None if plain_verdict is None else plain_verdict.warned(lines)
+        content = {"runs": comparison_rows(runs), "verdict": None if final_verdict is None else final_verdict.to_dict()}
         content |= {"failed": [asdict(failure) for failure in failures]} if failures else {}
         write_atomic(self.path / "comparison.json", json.dumps(to_json_values(content), indent=2) + "\n")
         report = write_report(
@@ -363,52 +356,52 @@ class Comparison(ComparisonSpec):
             self.path / "report.html",
             title=str(self.table.get("name", "comparison")),
             command=self.command,
-            left_out=[*lines, *given.left_out],
-            found=found,
+            left_out=[*lines, *gathered.left_out],
+            found=plain_verdict,
         )
-        return Conclusion(runs, judged, report, tuple(lines))
+        return Conclusion(runs, final_verdict, report, tuple(lines))
 
     def failures(self) -> list[Failure]:
-        """Return the runs that failed when the comparison was last worked on, and have not finished since."""
+        """Return the runs that failed when the comparison was last executed and have not finished since."""
         file = self.path / "comparison.json"
         if not file.is_file():
             return []
         with readable(file):
-            known = [Failure(**entry) for entry in json.loads(file.read_text(encoding="utf-8")).get("failed", [])]
-            return [of for of in known if not is_done(self.directory(of.method, of.seed))]
+            failures = [Failure(**entry) for entry in json.loads(file.read_text(encoding="utf-8")).get("failed", [])]
+            return [one for one in failures if not is_done(self.directory(one.method, one.seed))]
 
 
 def folder_names(names: Sequence[str]) -> dict[str, str]:
-    """Return a folder for each name: with a dot for signs that not every system allows, no two alike whatever the case.
+    """Return a folder for each name, with dots for characters that some systems forbid; no two differ only in case.
 
     Example:
         >>> folder_names(["fedpac", "mine:FedPAC", "mine.fedpac"])
         {'fedpac': 'fedpac', 'mine:FedPAC': 'mine.FedPAC', 'mine.fedpac': 'mine.fedpac_'}
     """
-    found: dict[str, str] = {}
+    folders: dict[str, str] = {}
     for name in names:
         folder = re.sub(r"[^\w.+=-]", ".", name)
-        while folder.casefold() in {other.casefold() for other in found.values()}:
+        while folder.casefold() in {other.casefold() for other in folders.values()}:
             folder += "_"
-        found[name] = folder
-    return found
+        folders[name] = folder
+    return folders
 
 
 def failed_lines(failures: Sequence[Failure], seeds: int) -> list[str]:
-    """Return a line for each method: in how many of the seeds it failed, and why in the first."""
+    """Return a line for each method: in how many of the seeds it failed, and the reason in the first."""
     by_method: dict[str, list[Failure]] = {}
     for failure in failures:
         by_method.setdefault(failure.method, []).append(failure)
     return [
-        f"{display_name(method)} failed in {len(own)} of {seeds} seed{'s' if seeds > 1 else ''}: {own[0].reason}"
-        for method, own in by_method.items()
+        f"{display_name(method)} failed in {len(failed)} of {seeds} seed{'s' if seeds > 1 else ''}: {failed[0].reason}"
+        for method, failed in by_method.items()
     ]
 
 
 def command_of(table: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int]) -> str:
-    """Return ``perfed compare`` with what ``table`` has otherwise than the shipped experiment of its name.
+    """Return ``perfed compare`` with the settings in which ``table`` differs from the shipped experiment of its name.
 
-    Empty for other experiments: what they were is in the marker.
+    The command is empty for other experiments, whose settings only the marker has.
 
     Example:
         >>> table = find_experiment("digits-label-skew")
@@ -419,8 +412,8 @@ def command_of(table: Mapping[str, Any], methods: Sequence[str], seeds: Sequence
     if name not in experiment_names():
         return ""
     shipped = leaves(find_experiment(name))
-    own = {key: value for key, value in leaves(table).items() if key not in (("method",), ("seed",), ("device",))}
-    changed = {".".join(key): value for key, value in own.items() if shipped.get(key, "") != value}
+    shared = {key: value for key, value in leaves(table).items() if key not in (("method",), ("seed",), ("device",))}
+    changed = {".".join(key): value for key, value in shared.items() if shipped.get(key, "") != value}
     settings = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changed.items()]
     run = f"{seeds[0]}..{seeds[-1]}" if [*seeds] == [*range(seeds[0], seeds[-1] + 1)] else ",".join(map(str, seeds))
     return shlex.join(["perfed", "compare", name, "--methods", ",".join(methods), "--seeds", run, *settings])

@@ -1,4 +1,4 @@
-"""The one maker of runs, federated or of scikit-learn, here or in another process; how far one is, is told."""
+"""The factory that builds all runs, of methods and of scikit-learn's models, and their progress events."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from perfed.plugins import BLEND, no_modules_of, own_mistakes
 from perfed.run.run import Run
 
 Key = tuple[str, str, int]
-"""Name of a comparison, method and seed."""
+"""The name of a comparison, a method and a seed."""
 
 AnyRun = Run | SklearnRun | BlendRun
 
 
 DATA, PLANNING, PREPARING, ROUNDS, MODELS = "data", "planning", "pre-training", "rounds", "models"
-"""Stages of a run; scikit-learn's have models in place of rounds."""
+"""The stages of a run; scikit-learn's models are counted in place of rounds."""
 
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """How far a run is; it can be sent from one process to another.
+    """The progress of a run; it can be sent from one process to another.
 
     Attributes:
-        stage: that it is in.
-        done, total: rounds, or models.
-        before: rounds of earlier sittings.
-        accuracy: of the last evaluated round.
-        remarks: what is to be said of the run, once; of one that goes on from where.
+        stage: the stage of the run.
+        done, total: the number of rounds, or of models.
+        before: the number of rounds of earlier sessions.
+        accuracy: the accuracy in the last evaluated round.
+        remarks: remarks on the run that are shown once, such as the round from which it continues.
     """
 
     stage: str
@@ -49,62 +49,66 @@ class ProgressEvent:
     remarks: tuple[str, ...] = ()
 
 
+def label_run(name: str, method: str, seed: int) -> str:
+    """Return what the progress display calls a run."""
+    return f"{name}: {method} seed {seed}".removeprefix(": ")
+
+
 @dataclass
 class RunFactory:
-    """Makes the runs of comparisons ready; data that the next run has too are not read again.
+    """Builds the runs of comparisons; data that two consecutive runs share are read once.
 
     Attributes:
-        comparisons: by name, whose runs they are: in directories, or in memory where they have none.
-        resources: that they are made with.
+        comparisons: the comparisons by name, in directories or (without a directory) in memory.
+        resources: the resources of all runs.
+        label: returns what the progress display calls the run of a key.
     """
 
     comparisons: Mapping[str, ComparisonSpec]
     resources: Resources = USUAL
+    label: Callable[[str, str, int], str] = label_run
     _data: tuple[tuple[int, Data], Federation] | None = field(default=None, init=False, repr=False)
 
-    def label(self, name: str, method: str, seed: int) -> str:
-        """Return what people call a run."""
-        return f"{name}: {method} seed {seed}" if name else f"{method} seed {seed}"
-
     def check(self) -> None:
-        """Refuse what this process does not know of what the runs are made of.
+        """Check that this process knows the methods and settings of all runs.
 
         Raises:
-            PerfedError: says what.
+            PerfedError: it does not know one of them, which the message names.
         """
         for comparison in self.comparisons.values():
             comparison.check()
 
     def __call__(self, name: str, method: str, seed: int) -> AnyRun:
-        """Return the run, not executed, where it was if it had begun."""
-        of = self.comparisons[name]
-        where = of.directory(method, seed) if isinstance(of, Comparison) else None
+        """Return the run of a key, ready to be executed: a new one, or from its last checkpoint if it had started."""
+        comparison = self.comparisons[name]
+        where = comparison.directory(method, seed) if isinstance(comparison, Comparison) else None
         if federated([method]) and where is not None and (where / "config.toml").exists():
             with no_modules_of(where, self.resources.trust):
                 return resume(where, data_dir=self.resources.data_dir, device=self.resources.device)
-        experiment = of.experiment(method, seed)
+        experiment = comparison.experiment(method, seed)
         federation = self._federation(experiment)
         experiment = by_loss(experiment, federation)
         if is_baseline(method):
             return SklearnRun(method, experiment, federation, where)
         if method == BLEND:
-            if not isinstance(of, Comparison) or where is None:
+            if not isinstance(comparison, Comparison) or where is None:
                 raise PerfedError(f"{BLEND}: is made of runs in directories, and these have none")
-            return BlendRun(experiment, federation, of.finished_candidates(seed), where)
+            return BlendRun(experiment, federation, comparison.finished_candidates(seed), where)
         return start(experiment, federation=federation, out=where, device=self.resources.device)
 
     def _federation(self, experiment: Experiment) -> Federation:
-        which = experiment.seed, experiment.data
-        if self._data is None or self._data[0] != which:
-            self._data = None  # before there are two
-            self._data = which, experiment.data.load(experiment.seed, self.resources.data_dir)
+        source = experiment.seed, experiment.data
+        if self._data is None or self._data[0] != source:
+            self._data = None  # release the old data before the new are loaded
+            self._data = source, experiment.data.load(experiment.seed, self.resources.data_dir)
         return self._data[1]
 
 
 def by_loss(experiment: Experiment, federation: Federation) -> Experiment:
-    """Return the experiment, compared by log loss where it is of tables with classes and says nothing of a metric.
+    """Return the experiment, compared by log loss if its data are tables with classes and it names no metric.
 
-    It is proper: nobody gains by other probabilities than one's own. Accuracy is blind where a class is rare.
+    Log loss is a proper score: reporting other probabilities than the true ones never pays. Accuracy says little where
+    a class is rare.
     """
     name, evaluation = experiment.data.name, experiment.evaluation
     of_tables = name == "tables" or (name.endswith(" in memory") and any(c.table is not None for c in federation))
@@ -114,13 +118,17 @@ def by_loss(experiment: Experiment, federation: Federation) -> Experiment:
 
 
 def execute(make: Callable[[], AnyRun], tell: Callable[[ProgressEvent], None]) -> dict[str, Any]:
-    """Make a run ready and execute it; ``tell`` is told of each stage and round.
+    """Build a run and execute it.
+
+    Args:
+        make: builds the run.
+        tell: called with each stage and round.
 
     Returns:
-        Its summary.
+        The summary of the run.
 
     Raises:
-        PerfedError: also where a file of the user's own raises anything.
+        PerfedError: the run failed, or a file of the user raised any exception.
     """
     now = ProgressEvent(DATA)
 

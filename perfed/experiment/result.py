@@ -1,4 +1,4 @@
-"""Comparisons in Python: several methods and seeds on a federation, and what came of them."""
+"""Comparisons in Python: several methods and seeds on a federation, and the results."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from perfed.datasets.catalogue import in_memory
 from perfed.errors import PerfedError
 from perfed.experiment.blended_models import BlendedModels, opened_models
-from perfed.experiment.comparison import Comparison, ComparisonSpec, Conclusion, federated
+from perfed.experiment.comparison import ComparisonSpec, Conclusion, federated
 from perfed.experiment.config import canonical
 from perfed.experiment.jobs import Execute, Jobs, in_turn
 from perfed.experiment.kept_models import KeptModels
 from perfed.experiment.planned import known_methods
-from perfed.experiment.search import Search
-from perfed.experiment.study import Study
+from perfed.experiment.search import Search, read_chosen
+from perfed.experiment.study import Study, read_comparison
 from perfed.experiment.worker import Source
 from perfed.methods.titles import meant
 from perfed.report import write_report
@@ -29,11 +29,11 @@ from perfed.tables.problems import pandas
 
 @dataclass(frozen=True, repr=False)
 class ComparisonResult:
-    """What :func:`compare` found; its runs are in ``path``, which is gone with this object unless ``out`` was given.
+    """The result of :func:`compare`; without ``out``, its runs in ``path`` are deleted together with this object.
 
     Attributes:
-        path: the comparison's directory, as of ``perfed compare``.
-        methods, seeds: that were run.
+        path: the comparison's directory, with the files of ``perfed compare``.
+        methods, seeds: the methods and seeds that were run.
         failed: why runs failed, if any did.
     """
 
@@ -42,8 +42,8 @@ class ComparisonResult:
     seeds: tuple[int, ...]
     failed: tuple[str, ...]
     _source: Source
-    _found: Conclusion
-    _kept: Any = field(default=None)  # the temporary folder
+    _conclusion: Conclusion
+    _folder: Any = field(default=None)  # the temporary folder
 
     def __repr__(self) -> str:
         return f"<Comparison of {', '.join(self.methods)} over seeds {', '.join(map(str, self.seeds))}>"
@@ -59,7 +59,7 @@ class ComparisonResult:
         Raises:
             PerfedError: pandas is not installed; names the extra.
         """
-        rows = [asdict(row) for row in compare_with_reference(self._found.runs, self._found.verdict)]
+        rows = [asdict(row) for row in compare_with_reference(self._conclusion.runs, self._conclusion.verdict)]
         for row in rows:
             difference = row.pop("difference") or {}
             row["seeds"] = len(row["seeds"])
@@ -74,7 +74,7 @@ class ComparisonResult:
 
         Empty where a single method is all there is.
         """
-        return "\n".join(self._found.sentences)
+        return "\n".join(self._conclusion.sentences)
 
     def best(self, site: str) -> str:
         """Return the method to use at ``site``: that with the best mean over the seeds there.
@@ -82,14 +82,14 @@ class ComparisonResult:
         Raises:
             PerfedError: nothing was measured there, or there is a single method.
         """
-        if self._found.verdict is None:
+        if self._conclusion.verdict is None:
             raise PerfedError(f"{', '.join(self.methods)}: there is nothing to choose from")
-        return self._found.verdict.best(site)
+        return self._conclusion.verdict.best(site)
 
     def report(self, path: Path | str) -> Path:
         """Write the report, one self-contained HTML file, and return its path."""
-        title = str(Comparison.read(self.path).table["name"])
-        return write_report(self._found.runs, Path(path), title=title, left_out=self._found.failed)
+        title = str(read_comparison(self.path).table["name"])
+        return write_report(self._conclusion.runs, Path(path), title=title, left_out=self._conclusion.failed)
 
     def run(self, method: str, seed: int) -> Run | KeptModels | BlendedModels:
         """Return a finished run, with each site's model (``run(...).site("north")``).
@@ -103,7 +103,7 @@ class ComparisonResult:
         for reason in self.failed:
             if reason.startswith(start := f"{name}, seed {seed}: "):
                 raise PerfedError(f"{name} failed with seed {seed}: {reason.removeprefix(start)}")
-        where = Comparison.read(self.path).directory(name, seed)
+        where = read_comparison(self.path).directory(name, seed)
         with in_memory(self._source):
             return opened_models(where)
 
@@ -132,9 +132,9 @@ def compare(
         tune: axes of a grid, ``["lr=1e-3,1e-2"]``: the methods' settings are first chosen as ``perfed tune`` does. All
             then train without the validation samples that this takes, a quarter of each client's training samples if
             it brings none, and models of scikit-learn are tuned on the same, with as many tries.
-        out: directory for the runs; if not given, they are gone with the result.
-        jobs: runs that are made side by side, each in a process of its own; a script gives more than one under
-            ``if __name__ == "__main__":``, and methods and functions of its own must be in a module.
+        out: the directory for the runs; if not given, they are deleted together with the result.
+        jobs: the number of runs in parallel, each in its own process. A script that gives more than one must do so
+            under ``if __name__ == "__main__":``, and its methods and functions must be in a module.
         tables: whatever else an experiment has: ``training={"lr": 1e-2}``, ``evaluation={"metrics": ["log-loss"]}``,
             ``dtype="float64"``, ...
 
@@ -162,17 +162,17 @@ def compare(
         raise PerfedError(f"{min(taken)}: methods, seeds and the federation are given by their own arguments")
     side_by_side = Jobs(jobs, source=federation)
     execute: Execute = in_turn if jobs == 1 else side_by_side
-    kept = tempfile.TemporaryDirectory(prefix="perfed-") if out is None else None
-    path = Path(out or "") if kept is None else Path(kept.name)
+    folder = tempfile.TemporaryDirectory(prefix="perfed-") if out is None else None
+    path = Path(out or "") if folder is None else Path(folder.name)
     with in_memory(federation) as data:
         table = {"name": data, **table, "data": {"name": data}}
         if tune and federated(names):
             RunDirectory.create(path)
             table = _tuned(path / "tune", table, names, numbers, tune, execute)
         study = Study.create(path, ComparisonSpec(table, names, numbers))
-        found, failed = study.execute(execute=execute)
-    made = tuple(study.comparisons[""].methods)
-    return ComparisonResult(path, made, tuple(numbers), tuple(map(str, failed)), federation, found[""], kept)
+        conclusions, failed = study.execute(execute=execute)
+    all_methods, reasons = tuple(study.comparisons[""].methods), tuple(map(str, failed))
+    return ComparisonResult(path, all_methods, tuple(numbers), reasons, federation, conclusions[""], folder)
 
 
 def _table_of_stages(model: Any) -> dict[str, Any]:
@@ -182,18 +182,18 @@ def _table_of_stages(model: Any) -> dict[str, Any]:
 
 
 def _settings(methods: Sequence[str] | Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Each method's own settings, of those that have any."""
-    given = methods if isinstance(methods, Mapping) else {}
-    for name in given:
-        if not federated([name]) and given[name]:
+    """Return the settings of each method that has any."""
+    settings = methods if isinstance(methods, Mapping) else {}
+    for name in settings:
+        if not federated([name]) and settings[name]:
             raise PerfedError(f"methods: {name} has no settings of its own")
-    return {name: dict(own) for name, own in given.items() if own}
+    return {name: dict(table) for name, table in settings.items() if table}
 
 
 def _tuned(
     path: Path, table: dict[str, Any], methods: list[str], seeds: list[int], grid: Sequence[str], execute: Execute
 ) -> dict[str, Any]:
-    """The experiment with each method's chosen settings, on the training samples that they were chosen with."""
-    search = Search.create(path, ComparisonSpec(table, federated(methods), seeds), grid)
-    search.execute(execute=execute)
-    return {**search.chosen, "data": search.held_out["data"]}
+    """Return the experiment with the chosen settings of each method, on the samples that they were chosen with."""
+    search = Search.from_grid(ComparisonSpec(table, federated(methods), seeds), grid)
+    Study.create(path, search).choose(execute=execute)
+    return {**read_chosen(path), "data": search.held_out["data"]}

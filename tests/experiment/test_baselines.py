@@ -30,12 +30,12 @@ from perfed.data.federation import Federation
 from perfed.data.held_out import with_validation
 from perfed.datasets import load
 from perfed.errors import PerfedError
-from perfed.experiment.comparison import Comparison
 from perfed.experiment.config import validate
 from perfed.experiment.cox import Cox
 from perfed.experiment.estimators import baseline_names, new_model, trained, tries
 from perfed.experiment.result import compare
 from perfed.experiment.sklearn_run import SklearnRun
+from perfed.experiment.study import read_comparison
 from perfed.training.plan import PlanSettings
 
 
@@ -558,7 +558,7 @@ def test_rows_of_a_comparison(tmp_path):
         model = CLASSIFIERS["sklearn:logistic"]
         by_hand = [np.mean(model().fit(*arrays(c, "train")).predict(arrays(c)[0]) == arrays(c)[1]) for c in federation]
         assert row["accuracy"]["mean"] == pytest.approx(np.mean(by_hand), abs=1e-15)
-    place = Comparison.read(out).directory("sklearn:svc", 0)
+    place = read_comparison(out).directory("sklearn:svc", 0)
     clients = list(csv.DictReader((place / "clients.csv").open()))
     assert {client["rounds"] for client in clients} == {"0"} and {client["accuracy_after"] for client in clients} == {
         ""
@@ -574,7 +574,7 @@ def test_a_comparison_with_rows_missing_is_resumed(tmp_path):
     assert perfed("compare", EXPERIMENT, *TINY, "--methods", names, "--out", out).code == 0
     before = json.loads((out / "comparison.json").read_text())["runs"]
     for name in ("sklearn:svc", "sklearn:logistic"):
-        (Comparison.read(out).directory(name, 0) / "summary.json").unlink()
+        (read_comparison(out).directory(name, 0) / "summary.json").unlink()
     assert perfed("resume", out).code == 0
     after = json.loads((out / "comparison.json").read_text())["runs"]
     assert [(row["method"], row["accuracy"]) for row in after] == [(row["method"], row["accuracy"]) for row in before]

@@ -18,8 +18,8 @@ from perfed.client_model.load import load_site
 from perfed.errors import PerfedError
 from perfed.experiment.blend import with_own_models
 from perfed.experiment.blended_models import opened_models
-from perfed.experiment.comparison import Comparison
 from perfed.experiment.config import validate
+from perfed.experiment.study import read_comparison
 from perfed.maths.blending import Chances, learnt
 from perfed.methods.titles import display_name
 from perfed.run import predictions
@@ -135,7 +135,7 @@ def said_by(path, name):
 
 def test_weights_are_learnt_from_rows_that_no_model_of_the_fold_has_seen(kinds):
     """Each fold's test rows are training rows of the whole, and the weights those of what is kept of them."""
-    whole, comparison = two_kinds(), Comparison.read(kinds.path)
+    whole, comparison = two_kinds(), read_comparison(kinds.path)
     said: dict[str, list[np.ndarray]] = {client.id: [] for client in whole}
     seen: dict[str, list[np.ndarray]] = {client.id: [] for client in whole}
     for fold in comparison.folds.values():

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from command_line import EXPERIMENT, TINY, contents, perfed
 
+from perfed.run.directory import marker_of, write_marker
+
 SHORT = (*TINY, "rounds=1", "evaluation.every=1")
 
 
@@ -83,8 +85,9 @@ def test_no_comparison_no_experiment_and_other_data(first, copy, tmp_path):
     missing = perfed("compare", "--extend", tmp_path, "--seeds", "1")
     assert missing.code == 2 and "no comparison is there" in missing.err
     assert "an experiment is needed" in perfed("compare", "--methods", "local").err
-    file = copy / "comparisons.toml"  # as if the data set had changed
-    file.write_text(file.read_text().replace("samples_per_client = 12", "samples_per_client = 13"))
+    kind, content = marker_of(copy)
+    content["experiment"]["data"]["samples_per_client"] = 13  # as if the data set had changed
+    write_marker(copy, kind, content)
     other = perfed("compare", "--extend", copy, "--seeds", "1")
     assert other.code == 2 and other.err.count("\n") == 1 and "the data have other clients" in other.err
     assert not (copy / "local" / "seed-1").exists()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
@@ -12,11 +14,13 @@ from data_files import require_file
 
 from perfed.errors import PerfedError
 from perfed.experiment import published as module
-from perfed.experiment.comparison import Comparison
 from perfed.experiment.config import validate
 from perfed.experiment.jobs import in_turn
+from perfed.experiment.leaderboard import conclude_leaderboard, leaderboard_of, run_leaderboard
 from perfed.experiment.published import Board, Leaderboard, board_names, find_board
+from perfed.experiment.search import Search
 from perfed.experiment.start import resume
+from perfed.experiment.study import Study, read_comparison
 from perfed.report.board import UNFINISHED, Figure, board_notes, board_table
 
 TINY = {
@@ -50,7 +54,11 @@ def board(monkeypatch):
     return content
 
 
-def execute(made: Leaderboard) -> list[str]:
+def create(path: Path, seeds: int | None, settings: Sequence[str] = (), rows: Sequence[str] = ()) -> Study:
+    return Study.create(path, Leaderboard.from_names("digits", seeds, settings, rows))
+
+
+def execute(study: Study) -> list[str]:
     """Run what is left; what was worked on."""
     worked = []
 
@@ -58,15 +66,15 @@ def execute(made: Leaderboard) -> list[str]:
         worked.append(what)
         return in_turn
 
-    assert made.execute(executed) == []
+    assert run_leaderboard(study, executed) == []
     return worked
 
 
 def test_theirs_stand_beside_ours(tmp_path, board):
-    made = Leaderboard.create(tmp_path / "digits", "digits", None, [])
+    made = create(tmp_path / "digits", None, [])
     assert execute(made) == ["FedAvg", "FedAvg, slow", "tuning Local, tuned", "Local, tuned"]
     rows = {row["method"]: row for row in json.loads((made.path / "leaderboard.json").read_text())}
-    runs = Comparison.read(made.path / "fedavg")
+    runs = read_comparison(made.path / "fedavg")
     summaries = [json.loads((runs.directory("fedavg", seed) / "summary.json").read_text()) for seed in (0, 1)]
     last = [summary["metrics"]["accuracy"]["mean"] for summary in summaries]
     lines = [(runs.directory("fedavg", seed) / "rounds.jsonl").read_text().splitlines() for seed in (0, 1)]
@@ -81,10 +89,8 @@ def test_theirs_stand_beside_ours(tmp_path, board):
     page = (made.path / "report.html").read_text()
     assert "we lack it" in page and "lr=0.3" in page and "best over test" in page
 
-    assert execute(Leaderboard.create(made.path, "digits", None, [])) == [
-        "tuning Local, tuned"
-    ]  # of which none is left
-    more = execute(Leaderboard.create(made.path, "digits", 3, []))
+    assert execute(create(made.path, None, [])) == ["tuning Local, tuned"]  # of which none is left
+    more = execute(create(made.path, 3, []))
     assert more == ["FedAvg", "FedAvg, slow", "tuning Local, tuned", "Local, tuned"]
     assert {row["seeds"] for row in json.loads((made.path / "leaderboard.json").read_text())} == {0, 3}
     assert all((made.path / "fedavg" / "fedavg" / f"seed-{seed}" / "summary.json").is_file() for seed in range(3))
@@ -92,48 +98,51 @@ def test_theirs_stand_beside_ours(tmp_path, board):
 
 def test_a_row_goes_further_than_the_others(tmp_path, board):
     board["rows"] = board["rows"][:2]
-    made = Leaderboard.create(tmp_path / "digits", "digits", 2, ["rounds=1"])
+    made = create(tmp_path / "digits", 2, ["rounds=1"])
     execute(made)
-    before = {figure.method: figure for figure in made.conclude()[0]}
+    before = {figure.method: figure for figure in conclude_leaderboard(made)[0]}
     for seed in (0, 1):
         resume(made.path / "fedavg" / "fedavg" / f"seed-{seed}", rounds=4).execute()
-    assert execute(Leaderboard.create(made.path, "digits", 2, ["rounds=1"])) == []
-    after = {figure.method: figure for figure in made.conclude()[0]}
+    assert execute(create(made.path, 2, ["rounds=1"])) == []
+    after = {figure.method: figure for figure in conclude_leaderboard(made)[0]}
     assert (before["FedAvg"].rounds, after["FedAvg"].rounds) == (1, 4)
     assert after["FedAvg"].ours_best_mean > before["FedAvg"].ours_best_mean
     assert after["FedAvg, slow"] == before["FedAvg, slow"]
 
 
 def test_one_row_is_run_of_many(tmp_path, board):
-    made = Leaderboard.create(tmp_path / "digits", "digits", 1, [], ["FedAvg, slow"])
+    made = create(tmp_path / "digits", 1, [], ["FedAvg, slow"])
     assert execute(made) == ["FedAvg, slow"]
-    assert Leaderboard.read(made.path).rows == ("FedAvg, slow",)  # 'perfed resume' goes on with no other either
-    seeds = {figure.method: figure.seeds for figure in made.conclude()[0]}
+    assert leaderboard_of(Study.read(made.path)).rows == (
+        "FedAvg, slow",
+    )  # 'perfed resume' goes on with no other either
+    seeds = {figure.method: figure.seeds for figure in conclude_leaderboard(made)[0]}
     assert seeds == {"FedAvg": 0, "FedAvg, slow": 1, "NotOurs": 0, "Local, tuned": 0}
     not_run = "digits runs no row 'NotOurs'; it runs 'FedAvg', "
     for name, why in (("NotOurs", not_run), ("Local, tunes", "did you mean")):
         with pytest.raises(PerfedError, match=f"--row: .*{why}"):
-            Leaderboard.create(made.path, "digits", 1, [], [name])
-    assert Leaderboard.read(made.path).rows == ("FedAvg, slow",)
-    assert execute(Leaderboard.create(made.path, "digits", 1, [])) == ["FedAvg", "tuning Local, tuned", "Local, tuned"]
+            create(made.path, 1, [], [name])
+    assert leaderboard_of(Study.read(made.path)).rows == ("FedAvg, slow",)
+    assert execute(create(made.path, 1, [])) == ["FedAvg", "tuning Local, tuned", "Local, tuned"]
 
 
 def test_searches_see_validation_rows_alone(tmp_path, board):
-    made = Leaderboard.create(tmp_path / "digits", "digits", 1, [])
+    made = create(tmp_path / "digits", 1, [])
     execute(made)
-    search = module.Search.read(made.path / "tuning" / "local--tuned")
+    search = Study.read(made.path / "tuning" / "local--tuned").spec
+    assert isinstance(search, Search)
     assert search.held_out["evaluation"]["split"] == "validation" and search.held_out["data"]["validation_fraction"] > 0
-    run = Comparison.read(made.path / "local--tuned")
+    run = read_comparison(made.path / "local--tuned")
     assert not run.table["data"].get("validation_fraction")  # what was chosen is trained on all training rows
 
 
 def test_what_was_run_otherwise_is_not_taken_for_the_same(tmp_path, board):
-    made = Leaderboard.create(tmp_path / "digits", "digits", 1, ["rounds=1"])
+    made = create(tmp_path / "digits", 1, ["rounds=1"])
     execute(made)
     with pytest.raises(PerfedError, match="holds digits with other settings; choose another --out"):
-        Leaderboard.create(made.path, "digits", 1, ["rounds=2"])
+        create(made.path, 1, ["rounds=2"])
     board["rows"][0]["experiment"] = {"training": {"lr": 0.2}}
-    (problem,) = made.execute(lambda what, runs: in_turn)
+    (problem,) = run_leaderboard(made, lambda what, runs: in_turn)
     assert problem.startswith("FedAvg: ") and "was begun with another experiment" in problem
 
 

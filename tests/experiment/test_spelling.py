@@ -17,6 +17,7 @@ from perfed.experiment.config import experiment_names, find_experiment, validate
 from perfed.experiment.overrides import override
 from perfed.experiment.planned import parse_names
 from perfed.experiment.published import Leaderboard
+from perfed.experiment.study import Study
 from perfed.method.extension import extension_class, extension_names
 from perfed.method.registry import entry, known_names, method_id
 from perfed.methods.titles import display_name
@@ -199,9 +200,10 @@ def test_python_s_comparison():
 
 
 def test_a_leaderboard_and_its_rows(tmp_path):
-    made = [Leaderboard.create(tmp_path, *of) for of in LEADERBOARDS]  # the second goes on with the first
-    assert made[0] == made[1] == Leaderboard.read(tmp_path)
-    assert (made[0].name, made[0].rows) == ("flamby-heart", ("Ditto, tuned",))
+    specs = [Leaderboard.from_names(*names) for names in LEADERBOARDS]
+    studies = [Study.create(tmp_path, spec) for spec in specs]  # the second goes on with the first
+    assert studies[0] == studies[1] == Study.read(tmp_path)
+    assert (specs[0].name, specs[0].rows) == ("flamby-heart", ("Ditto, tuned",))
 
 
 @pytest.mark.parametrize(

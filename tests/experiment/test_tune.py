@@ -17,10 +17,12 @@ from command_line import EXPERIMENT, TINY, is_plain, perfed
 
 from perfed.data.federation import Federation
 from perfed.datasets import catalogue, load
-from perfed.experiment import factory, search
+from perfed.experiment import factory
 from perfed.experiment.comparison import ComparisonSpec
 from perfed.experiment.config import Experiment, find_experiment, read, validate
 from perfed.experiment.overrides import override, parse_value
+from perfed.experiment.search import Search
+from perfed.experiment.study import Study
 from perfed.methods.titles import display_name
 
 GRID = ("--methods", "local,flic-class", "--grid", "lr=1e-3,1e-1", "--grid", "batch_size=4,100")
@@ -46,7 +48,7 @@ def test_a_method_under_a_policy_keeps_its_own_choice(tmp_path, scored):
     table = override(find_experiment(EXPERIMENT), ["lr=0.01"], ["fedrep"])
     best = {"fedrep": 0.1, "fedrep+srpfl": 0.01}
     scored["is_best"] = lambda experiment: experiment.built_method.lr == best[experiment.method]
-    search.Search(table, list(best), [0], [["lr=0.1"], ["lr=0.01"]], tmp_path).execute()
+    Study(tmp_path, Search(table, list(best), [0], [["lr=0.1"], ["lr=0.01"]])).choose()
     chosen = read((tmp_path / "chosen.toml").read_text(), "chosen.toml")
     for name, rate in best.items():
         assert chosen.model_copy(update={"method": name}).built_method.lr == rate
@@ -225,8 +227,8 @@ def test_a_choice_on_the_edge_of_its_grid_is_named(tmp_path, noise):
 def test_edges_are_those_of_the_grid_not_of_what_is_allowed(tmp_path, scored, tried, best, said):
     key, _, value = best.partition("=")
     scored["is_best"] = lambda experiment: getattr(experiment.built_method, key) == parse_value(value)
-    grid = search.Search.create(tmp_path / "out", ComparisonSpec(find_experiment(EXPERIMENT), ["local"], [0]), [tried])
-    choice = grid.execute()["local"]
+    search = Search.from_grid(ComparisonSpec(find_experiment(EXPERIMENT), ["local"], [0]), [tried])
+    choice = Study.create(tmp_path / "out", search).choose()["local"]
     assert choice.settings == [best] and len(choice.notes) == bool(said)
     assert all(note.startswith(f"{said} (validation accuracy 92.8 %); try ") for note in choice.notes)
 
@@ -243,15 +245,15 @@ def test_data_are_read_once_for_all_points_that_have_them(tmp_path, forgotten):
 
     plan = {"engine": "stacked", "threads": 1}
     table = {"rounds": 1, "data": {"name": "counted"}, "model": {"head": "linear"}, "plan": plan}
-    tuned = search.Search.create(tmp_path / "a", ComparisonSpec(table, ["local", "fedavg"], [3]), ["lr=1e-3,1e-2"])
+    search = Search.from_grid(ComparisonSpec(table, ["local", "fedavg"], [3]), ["lr=1e-3,1e-2"])
+    tuned = Study.create(tmp_path / "a", search)
     asked.clear()
-    tuned.execute()
+    tuned.choose()
     assert asked == [(3, 20)]
-    tuned = search.Search.create(
-        tmp_path / "b", ComparisonSpec(table, ["local"], [3]), ["clients=20,30", "lr=1e-3,1e-2"]
-    )
+    search = Search.from_grid(ComparisonSpec(table, ["local"], [3]), ["clients=20,30", "lr=1e-3,1e-2"])
+    tuned = Study.create(tmp_path / "b", search)
     asked.clear()
-    tuned.execute()
+    tuned.choose()
     assert asked == [(3, 20), (3, 30)]
 
 

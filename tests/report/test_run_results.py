@@ -12,8 +12,8 @@ from made_up_runs import write
 
 from perfed.data.federation import Federation
 from perfed.engine.metrics import computed
-from perfed.experiment.comparison import Comparison
 from perfed.experiment.result import compare
+from perfed.experiment.study import read_comparison
 from perfed.report import load_runs
 from perfed.report.run_results import load_run
 
@@ -54,7 +54,7 @@ def opened_files(monkeypatch):
 
 
 def test_concluding_a_comparison_opens_each_file_of_a_run_once(comparison, opened_files):
-    assert Comparison.read(comparison).conclude().verdict is not None
+    assert read_comparison(comparison).conclude().verdict is not None
     files = {file.relative_to(comparison): count for file, count in opened_files.items() if "seed-" in str(file)}
     assert {file: count for file, count in files.items() if count > 1} == {}
     for run in comparison.glob("*/seed-*"):
