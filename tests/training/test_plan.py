@@ -221,7 +221,7 @@ class Watched(FedAvg):
     """FedAvg that records the numbers of threads on the server, also of NumPy's linear algebra, and at clients."""
 
     def round(self, server, clients):
-        SERVER_THREADS.update([torch.get_num_threads(), *blas_threads()])
+        SERVER_THREADS.update([torch.get_num_threads(), *blas_threads().values()])
         super().round(server, clients)
 
     def train(self, cohort, shared):
@@ -241,7 +241,7 @@ def watched():
 
 
 def blas_threads():
-    return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+    return {library["filepath"]: library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
 
 
 @pytest.mark.parametrize(("settings", "threads"), [({}, 1), ({"threads": 3}, 3)])
@@ -251,8 +251,10 @@ def test_everything_else_in_a_run_uses_one_thread_or_the_user_s_number(
 ):
     plan = Plan(engine, remember=False, **settings)
     with threadpool_limits(2, user_api="blas"):
+        before = blas_threads()
         Run(blobs((12, 9), test=9), watched, Model(head=linear(3)), rounds=1, plan=plan).execute()
-        assert torch.get_num_threads() == 4 and set(blas_threads()) == {2}  # for other code in this process
+        # Other code in this process has its threads back. The run may load further libraries.
+        assert torch.get_num_threads() == 4 and before.items() <= blas_threads().items()
     assert SERVER_THREADS == CLIENT_THREADS == {threads}
     assert bool(plan.paths) == (engine == "auto" or not settings)
 
