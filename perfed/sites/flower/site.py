@@ -24,7 +24,7 @@ from perfed.rng import Noise
 from perfed.sites.flower.allowed import Allowed
 from perfed.sites.flower.masking import KINDS, Masking, Signer, masked_message, without_reply
 from perfed.sites.flower.message import frame, unframe, unpack
-from perfed.sites.flower.refusal import Refused, Said, refusing
+from perfed.sites.flower.refusal import Refused, Said, detail, refusing
 from perfed.sites.flower.store import TRIES, SiteStore
 from perfed.sites.flower.wire import MEASURED, done_message, exchange_of, reply_tree, work_of
 from perfed.system import write_atomic
@@ -255,7 +255,13 @@ class Site:
         background = background_of(self.client, header, self._info)
         if self._host is None or self._host.background != background:
             self._host = LocalExecutor([self.client], background, self.initialiser, self.plan)
+            if self._allowed.discreet:
+                self._host.on_metric_error = self._note_metric_error
         return self._host
+
+    def _note_metric_error(self, error: Exception) -> None:
+        """Say at the site that exact metrics, which stay there, failed; a failed reply could tell of its test rows."""
+        self._store.notes.append(f"exact metrics cannot be computed here and are left out: {detail(error)}")
 
 
 def hash_request(content: str, state: Mapping[str, Any] | None) -> bytes:
