@@ -24,7 +24,7 @@ from perfed.rng import Noise
 from perfed.sites.flower.allowed import Allowed
 from perfed.sites.flower.masking import KINDS, Masking, Signer, masked_message, without_reply
 from perfed.sites.flower.message import frame, unframe, unpack
-from perfed.sites.flower.refusal import Refused, Said, detail, refusing
+from perfed.sites.flower.refusal import Refused, Said, refusing
 from perfed.sites.flower.store import TRIES, SiteStore
 from perfed.sites.flower.wire import MEASURED, done_message, exchange_of, reply_tree, work_of
 from perfed.system import write_atomic
@@ -261,7 +261,8 @@ class Site:
 
     def _note_metric_error(self, error: Exception) -> None:
         """Say at the site that exact metrics, which stay there, failed; a failed reply could tell of its test rows."""
-        self._store.notes.append(f"exact metrics cannot be computed here and are left out: {detail(error)}")
+        kind = type(error.__cause__ or error).__name__  # its words may say something of the rows
+        self._store.notes.append(f"exact metrics cannot be computed here and are left out ({kind})")
 
 
 def hash_request(content: str, state: Mapping[str, Any] | None) -> bytes:
