@@ -180,6 +180,7 @@ class LocalExecutor:
         layouts: architecture of clients by the shape of their inputs; those that can share a stack have one label.
         noise: where noise of the next work comes from.
         counter: counts what the next work of a single client releases; ``None``: nobody counts it.
+        on_metric_error: receives an error in computing metrics, which are then left out; ``None``: it is raised.
     """
 
     def __init__(self, clients: Iterable[Client], background: Background, initialiser: Initialiser, plan: Plan) -> None:
@@ -191,6 +192,7 @@ class LocalExecutor:
         self.layouts = make_layouts(background.shapes, initialiser, plan)
         self.noise = Noise()
         self.counter: ReleaseCounter | None = None
+        self.on_metric_error: Callable[[Exception], None] | None = None
 
     def attempt(self, work: ChunkTask) -> ChunkResult:
         """Return the result of :meth:`run`, or a result without replies that names the clients that diverged."""
@@ -218,7 +220,7 @@ class LocalExecutor:
             predicted = predictions(
                 self.initialiser.method.in_round(exchange.round), cohort, exchange.measure, self.background.trained
             )
-            metrics = score(cohort, exchange.measure, predicted, work.scoring)
+            metrics = self._score(cohort, exchange.measure, predicted, work.scoring)
             if work.keep_outputs and predicted is not None:
                 outputs.append(outputs_of(cohort, exchange.measure, predicted, work.scoring))
         shapes = [self.layouts[client.input_shape].shapes for client in cohort.clients]
@@ -226,6 +228,15 @@ class LocalExecutor:
         return ChunkResult(
             work.ids, reply, shapes, cohort.train_loss, metrics, outputs, states, self._loss_curves(cohort)
         )
+
+    def _score(self, cohort: Cohort, split: str, predicted: Tensor | None, scoring: Scoring) -> Metrics:
+        try:
+            return score(cohort, split, predicted, scoring)
+        except Exception as error:
+            if self.on_metric_error is None:
+                raise
+            self.on_metric_error(error)
+            return {}
 
     def run_program(self, work: ChunkTask) -> tuple[Cohort, Reply]:
         """Run the program of ``work`` and return its clients, side by side, and their stacked reply."""

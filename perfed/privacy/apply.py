@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, sqrt
 from typing import Any
 
 from perfed.errors import PerfedError
@@ -21,6 +21,9 @@ from perfed.privacy.settings import Privacy
 
 PRETRAIN_EPOCHS = 5
 """Of FLIC's alignment where rows are private: how long it helps would be read off held-out rows."""
+
+_FARTHEST = 10.0
+"""Standard deviations that no noise of 53 bits reaches."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,32 @@ class PrivateMethod:
         """Return how often metrics leave with noise where training ends after ``rounds``."""
         return 0 if self.metrics is None else self.metrics.evaluations(rounds)
 
+    def check_room(self, largest: float, bounds: Mapping[str, float]) -> None:
+        """Check that a client's change and metrics fit into a sum, whatever its rows are and whatever noise it draws.
+
+        A client refuses numbers that do not fit. If that depended on its change or its metrics, the refusal would tell
+        of them with the client's share of the noise alone.
+
+        Args:
+            largest: the largest number that fits into a sum.
+            bounds: the most that a row counts in each metric (:meth:`NoisyMetrics.bounds`).
+
+        Raises:
+            PerfedError: one of them may be too large; names it.
+        """
+        shares = max((e.shares for e in self.method.extensions if isinstance(e, ClientPrivacy)), default=0)
+        if not shares:
+            return
+        spread = 1 + _FARTHEST * self.noise / sqrt(shares)
+        rooms = {"privacy.clip": (self.settings.clip, largest / 2)}  # what the server sends takes the other half
+        rooms |= {f"the bound of metric '{name}'": (bound, largest) for name, bound in bounds.items()}
+        for name, (size, room) in rooms.items():
+            if size * spread > room:
+                raise PerfedError(
+                    f"{name} is {size:.6g}; with a site's share of the noise at most {room / spread:.6g} fits into a "
+                    "sum (fewer secure_aggregation.bits allow more)"
+                )
+
     def _spent_by(self, rounds: int) -> float:
         return self.spent(rounds, self.evaluations(rounds))
 
@@ -165,6 +194,14 @@ def privately(
     name = name or type(method).__name__
     method, notes = _fitting(method, settings, name)
     declared = _declared(method, settings, name)
+    if settings.unit == "client" and shares:
+        for extension in method.extensions:
+            if type(extension).outgoing is not Extension.outgoing:
+                raise PerfedError(
+                    f"privacy.unit = 'client' under [secure_aggregation] cannot be used with the extension "
+                    f"'{extension.name}', which changes replies: a single reply has only a share of the noise, and the "
+                    "noise of a sum is known only if replies are added as they are"
+                )
     if policy not in ("uniform", "all"):
         raise PerfedError(
             f"privacy: participation.policy = '{policy}' may follow what clients tell of their training, which has no "

@@ -143,6 +143,8 @@ def rehearsal(task: Task, clients: int) -> Iterator[int]:
     """
     part = task.part(0, clients)
     part = _in_order(replace(part, steps=part.steps.clip(max=_REHEARSED)), np.argsort(-part.steps, kind="stable"))
+    if part.private is not None:  # nothing of these steps is released
+        part = replace(part, private=replace(part.private, counter=None))
     copied = replace(part, params={name: tensor.clone() for name, tensor in part.params.items()})
     return (len(losses) for losses in _steps(copied, _sequences(copied)[0]))
 

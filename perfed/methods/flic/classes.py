@@ -96,11 +96,22 @@ class ClassAnchors:
         """Gradient of the alignment in the anchors' values, for the embedding as it is now, in step ``count``.
 
         Samples come in parts where the distance says so; modes and parts weigh by their shares of a class's samples.
+        Under ``[privacy]`` the gradients of a client whose embedding is not finite are NaN, so that its change counts
+        as not finite; an error would depend on the client's rows.
+
+        Raises:
+            ClientsDiverged: the embedding of a client is not finite, without ``[privacy]``.
         """
         if self.distance.centres and self.covariance.kind == "fixed" and self.modes == 1:
             centres = self._centres(cohort)
             return lambda values, count: {"mean": 2 * (values["mean"] - centres)}
-        parts = self._parts(cohort)
+        z, private = cohort.features(EMBEDDING).detach(), cohort.discreet and cohort.n == 1
+        bad = torch.nonzero(~torch.isfinite(z.square().sum(1))).flatten()
+        if len(bad) and private:
+            return lambda values, count: _nan_gradients(values)
+        if len(bad):
+            raise cohort.diverged(int(cohort.client_of(cohort.samples())[bad[0]]), "the distance to the anchors")
+        parts = self._parts(cohort, z)
         shares = [self._shares(members, [m for _, m in parts], z) for z, members in parts]
 
         def gradient(values: Values, count: int) -> dict[str, Tensor]:
@@ -112,7 +123,13 @@ class ClassAnchors:
                 sums.append((share * self.distance.between(z, members, anchors, noise)).sum())
             return _gradients(torch.stack(sums).sum(), leaves)
 
-        return gradient
+        def private_gradient(values: Values, count: int) -> dict[str, Tensor]:
+            try:
+                return gradient(values, count)
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+                return _nan_gradients(values)
+
+        return private_gradient if private else gradient
 
     def push(self, cohort: Cohort, values: Values, count: int) -> dict[str, Tensor]:
         """Gradient of ``sum_c mean_j l(c, g[Z_cj])`` in the anchors' values, with the samples of step ``count``."""
@@ -134,12 +151,9 @@ class ClassAnchors:
         counts = cohort.class_counts[:, :, None]
         return self._grouped(counts * means) / self._grouped(counts).clamp_min(1)
 
-    def _parts(self, cohort: Cohort) -> list[tuple[Tensor, ClassMembers]]:
-        """All samples as embedded now, in parts ``(rows, k)`` that hold so many of each client, with their sets."""
-        samples, z = cohort.samples(), cohort.features(EMBEDDING).detach()
-        bad = torch.nonzero(~torch.isfinite(z.square().sum(1))).flatten()
-        if len(bad):
-            raise cohort.diverged(int(cohort.client_of(samples)[bad[0]]), "the distance to the anchors")
+    def _parts(self, cohort: Cohort, z: Tensor) -> list[tuple[Tensor, ClassMembers]]:
+        """Return all samples, embedded as ``z``, in parts of so many rows of each client, each with its sets."""
+        samples = cohort.samples()
         entry, longest = self._entries(cohort), int(samples.counts.max())
         size = min(self.distance.part or longest, longest)
         found = []
@@ -235,6 +249,10 @@ class ClassAnchors:
 
 def _leaves(values: Values) -> dict[str, Tensor]:
     return {name: tensor.detach().clone().requires_grad_(True) for name, tensor in values.items()}
+
+
+def _nan_gradients(values: Values) -> dict[str, Tensor]:
+    return {name: torch.full_like(tensor, torch.nan) for name, tensor in values.items()}
 
 
 def _gradients(total: Tensor, leaves: Values) -> dict[str, Tensor]:

@@ -399,14 +399,27 @@ class Part:
         """What the site answers in the run.
 
         Raises:
-            PerfedError: the study's method refuses such sites; see :func:`allowed_by`.
+            PerfedError: the study's method refuses such sites; see :func:`allowed_by`. Whether private numbers fit into
+                a sum would depend on the site's rows.
         """
+        self._check_room()
         initialiser, federation, domains = self.initialiser, self.federation, self.agreement.domains
         protocol = protocol_of(self.experiment, len(domains) if isinstance(domains, tuple) else domains or 0)
         try:
             return allowed_by(federation.clients[0], initialiser.info(federation), initialiser, protocol)
         except PerfedError as error:
             raise PerfedError(f"the study was tried on made-up rows: {error}") from None
+
+    def _check_room(self) -> None:
+        """Check that what a private study sums under masks fits, whatever the site's rows are."""
+        secure, private, federation = self.experiment.secure_aggregation, self.private, self.federation
+        if secure is None or private is None:
+            return
+        metrics = private.metrics
+        bounds = (
+            {} if metrics is None else metrics.bounds(federation.task, federation.num_classes, federation.target_scale)
+        )
+        private.check_room(secure.numbers(count_sites(self.experiment)).largest, bounds)
 
     def states(self, folder: Path) -> SiteStore:
         """Where the site in ``folder`` keeps its states of the run; this process is the site until it is closed."""

@@ -199,7 +199,9 @@ class Masking:
         """Return the exchange of a message of work, as of the round in which the site first answered its payload.
 
         The order of mini-batches and the settings of a round are then the same whenever the site answers the same
-        payload from the same state, and so is its reply. The round is written down.
+        payload from the same state, and so is its reply. The round is written down. Under ``[privacy]`` states with
+        numbers are the same if their histories are: whether their numbers are equal could depend on the site's rows,
+        and a refusal would tell the server.
 
         Args:
             header, tree: of the message.
@@ -211,8 +213,12 @@ class Masking:
         exchange = exchange_of(header)
         fixed = {"index": exchange.index, "extensions": exchange.extensions, "trained": header["trained"]}
         holds_numbers = any(tensor.numel() for tensor in flatten(state or {}).values())
-        content = encode(state) if state is not None and holds_numbers else b""
-        name = f"first-{self._with_study(f'{payload_hash(header, tree)} {hashlib.sha256(content).hexdigest()}')}"
+        with refusing(Said.STATE):
+            if holds_numbers and self._allowed.discreet:
+                start = f"history {self._store.history(header['base']).hex()}"
+            else:
+                start = hashlib.sha256(encode(state) if state is not None and holds_numbers else b"").hexdigest()
+        name = f"first-{self._with_study(f'{payload_hash(header, tree)} {start}')}"
         with refusing(Said.SUM):
             first = self._store.read_note(name, in_all_runs=True)
             if first is None:

@@ -255,7 +255,14 @@ class Site:
         background = background_of(self.client, header, self._info)
         if self._host is None or self._host.background != background:
             self._host = LocalExecutor([self.client], background, self.initialiser, self.plan)
+            if self._allowed.discreet:
+                self._host.on_metric_error = self._note_metric_error
         return self._host
+
+    def _note_metric_error(self, error: Exception) -> None:
+        """Say at the site that exact metrics, which stay there, failed; a failed reply could tell of its test rows."""
+        kind = type(error.__cause__ or error).__name__  # its words may say something of the rows
+        self._store.notes.append(f"exact metrics cannot be computed here and are left out ({kind})")
 
 
 def hash_request(content: str, state: Mapping[str, Any] | None) -> bytes:

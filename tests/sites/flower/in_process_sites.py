@@ -111,6 +111,7 @@ class Sites:
         signers: Mapping[str, SigningKey] | None = None,
         run: str = RUN,
         aggregation: Aggregation | None = None,
+        metrics: tuple[str, ...] = (),
     ) -> None:
         model = model or network_for(method, federation.num_classes or 1)
         initialisers = [
@@ -118,7 +119,7 @@ class Sites:
             for _ in range(len(federation) + 1)
         ]
         who = participation or Participation()
-        protocol = Protocol(rounds, len(federation), federation.num_domains, who, validated=validated)
+        protocol = Protocol(rounds, len(federation), federation.num_domains, who, validated=validated, metrics=metrics)
         self.stores = {c.id: SiteStore(path / c.id, run) for c in federation}
         answered = [
             allowed_by(c, s.info(federation), s, protocol) for c, s in zip(federation, initialisers, strict=False)
