@@ -35,7 +35,7 @@ from perfed.engine.scores import auc, c_index
 from perfed.experiment.blend import FILE, BlendRun, candidates_of, mixture
 from perfed.experiment.comparison import Comparison, ComparisonSpec
 from perfed.experiment.study import Study
-from perfed.maths.blending import few, learnt
+from perfed.maths.blending import drop_small_weights, learn_weights
 from perfed.run import predictions
 from perfed.run.directory import marker_of
 
@@ -186,15 +186,18 @@ def measured(cell: Cell, comparison: Comparison, seed: int) -> dict[str, Any]:
     run = BlendRun(comparison.experiment("blend", seed), federation, of, comparison.directory("blend", seed))
     held = run.held_out(list(zip(*of.values(), strict=True))[1:])
     names = list(of)
-    scores = {site: [held[site].sums(np.eye(len(names))[k]).value for k in range(len(names))] for site in ids}
+    scores = {site: [held[site].compute_sums(np.eye(len(names))[k]).value for k in range(len(names))] for site in ids}
     own = [k for k, name in enumerate(names) if name.startswith("sklearn:")]
     best_own = {site: names[min(own, key=lambda k: scores[site][k])] for site in ids}
     picked = {site: names[int(np.argmin(scores[site]))] for site in ids}
     said = {name: said_of(places[0]) for name, places in of.items()}
     content = json.loads((comparison.directory("blend", seed) / FILE).read_text())
-    _, weights = learnt([held[site] for site in ids], float(content["prior_rows"]))
+    _, weights = learn_weights([held[site] for site in ids], float(content["prior_rows"]))
     unguarded = {
-        site: (y := said[names[0]][site][0], mixture(task, y, [said[n][site][1] for n in names], few(own_weights)))
+        site: (
+            y := said[names[0]][site][0],
+            mixture(task, y, [said[n][site][1] for n in names], drop_small_weights(own_weights)),
+        )
         for site, own_weights in zip(ids, weights, strict=True)
     }
     rows: dict[str, Said] = {

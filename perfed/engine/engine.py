@@ -130,7 +130,7 @@ class Engine(ABC):
     def _summed(self, exchange: Exchange, ids: Sequence[str], content: dict[str, Any], losses: Tensor) -> Replies:
         """Replies of which only sums are known, and the mean loss in the place of each."""
         counted = self._counted(exchange, content, losses)
-        loss = mean_loss(*(counted.total(term) for term in ALWAYS))
+        loss = mean_loss(*(counted.sum_term(term) for term in ALWAYS))
         return Replies(ids, only_sums(content, counted), loss.expand(len(ids)))
 
     def _counted(self, exchange: Exchange, content: Mapping[str, Any], losses: Tensor) -> CountedSums:

@@ -28,7 +28,7 @@ from perfed.method.extension import Extension
 from perfed.method.method import Method
 from perfed.model.chain import BATCH_NORM, EMBEDDING, Chain, Model, Parameters, Shape, stage_of
 from perfed.model.columns import ColumnLinear
-from perfed.model.placement import PER_DOMAIN, PERSONAL, SENT, Placement, own_embedding
+from perfed.model.placement import PER_DOMAIN, PERSONAL, SENT, Placement, suggest_personal_embedding
 from perfed.model.stacked import why_not_stackable
 from perfed.training.batches import POSITION
 from perfed.tree import map_leaves
@@ -203,7 +203,7 @@ class Initialiser:
         shape = federation.clients[0].input_shape
         chain, places = self.chain(shape), self.places(shape)
         latent = chain.output_shapes["embedding" if "embedding" in chain.stages else chain.stages[0]]
-        before = chain.before("head")
+        before = chain.stages_before("head")
         return FederationInfo(
             ids=tuple(federation.ids),
             task=federation.task,
@@ -296,7 +296,7 @@ class Initialiser:
 
     def _ways_to_fit(self, client: Client) -> str:
         """What to add where clients' inputs differ and the first stage is shared."""
-        own = own_embedding(EMBEDDING in self.chain(client.input_shape).stages)
+        own = suggest_personal_embedding(EMBEDDING in self.chain(client.input_shape).stages)
         if client.table is None:
             return f"add {own}"
         same = "columns=named, columns=common or columns=union (inputs that mean the same everywhere)"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from perfed.codec import flatten
 from perfed.errors import PerfedError, shorten_list
-from perfed.maths.sums import CountedSums, FixedPoint, SingleReplies, Term, hidden
+from perfed.maths.sums import CountedSums, FixedPoint, SingleReplies, Term, make_hidden_entries
 from perfed.participation.settings import Participation
 from perfed.settings import STRICT, unless
 
@@ -141,7 +141,7 @@ def only_sums(content: Mapping[str, Any], counted: CountedSums) -> dict[str, Any
     odd = next((name for name, value in _flat(content) if isinstance(value, list)), None)
     if odd is not None:
         raise SingleReplies(f"'{odd}', whose shapes differ between clients")
-    return hidden({path: (value.shape, value.dtype) for path, value in flatten(content).items()}, counted)
+    return make_hidden_entries({path: (value.shape, value.dtype) for path, value in flatten(content).items()}, counted)
 
 
 def mean_loss(total: Tensor, trained: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from perfed.method.registry import entry, method_id
 from perfed.methods.build import build_method
 from perfed.methods.presets import method_and_policy
 from perfed.model.chain import Model
-from perfed.model.columns import by_columns
+from perfed.model.columns import split_first_layer
 from perfed.participation.clock import Clock
 from perfed.participation.policy import POLICIES, policy_id, qualified_name
 from perfed.participation.settings import Participation, table_fields
@@ -173,7 +173,9 @@ class Experiment(BaseModel):
 
     def model_for(self, federation: Federation) -> Model:
         """The model as a run on ``federation`` has it: a first layer by columns, where these are shared by name."""
-        return by_columns(self.build_model(federation.num_outputs, federation.words or ()), federation.named_inputs)
+        return split_first_layer(
+            self.build_model(federation.num_outputs, federation.words or ()), federation.named_inputs
+        )
 
     def build_participation(self) -> Participation:
         """Return the participation; a preset brings its policy.

@@ -19,7 +19,7 @@ from perfed.method.disclosure import Disclosure
 from perfed.method.exchange import Clients, ServerState
 from perfed.method.extension import Extension
 from perfed.model.chain import Chain, Model
-from perfed.model.placement import SHARED, Placement, place
+from perfed.model.placement import SHARED, Placement, place_parameters
 from perfed.settings import LISTED
 from perfed.training.cohort import Cohort
 from perfed.training.settings import LocalTraining
@@ -166,4 +166,4 @@ class Method(LocalTraining):
         Raises:
             PerfedError: a rule of ``placement`` matches nothing.
         """
-        return place(chain, {**self.default_placement}, {**self.layer_placement, **self.placement})
+        return place_parameters(chain, {**self.default_placement}, {**self.layer_placement, **self.placement})

@@ -56,7 +56,7 @@ class FedCP(FedAvg):
 
     def adapt(self, model: Model) -> Model:
         """Two heads and the policy in place of the head."""
-        return model.with_head(PolicyHeads, "fedcp gives every client two heads")
+        return model.replace_head(PolicyHeads, "fedcp gives every client two heads")
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """The shared parameters, and the context: the product of the personal head's matrices, summed over its rows."""

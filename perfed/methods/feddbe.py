@@ -50,7 +50,7 @@ class FedDBE(FedAvg):
 
     def adapt(self, model: Model) -> Model:
         """The bias memory before the head."""
-        return model.before_head(lambda shape, outputs: BiasMemory(shape), "feddbe shifts what the head gets")
+        return model.insert_before_head(lambda shape, outputs: BiasMemory(shape), "feddbe shifts what the head gets")
 
     def prepare(self, server: ServerState, clients: Clients) -> None:
         """The consensus: mean of the features over all clients' samples."""

@@ -55,7 +55,7 @@ class GPFL(FedAvg):
 
     def adapt(self, model: Model) -> Model:
         """The valve before the head, with an embedding for each of its outputs."""
-        return model.before_head(Valve, "gpfl puts a valve before the head")
+        return model.insert_before_head(Valve, "gpfl puts a valve before the head")
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """The shared parameters, and the client's own condition."""

@@ -124,7 +124,7 @@ class KNNPer(FedAvg):
         """``log(interpolation * kNN + (1 - interpolation) * softmax)``."""
         if "memory" not in cohort.scratch:  # the model as local training left it
             cohort.scratch["memory"] = asdict(self.remember(cohort))
-        before = cohort.chain.before("head")
+        before = cohort.chain.stages_before("head")
         features = cohort.forward(x, stages=before)
         logits = cohort.forward(features, stages=cohort.chain.stages[len(before) :])
         memory = Memory(**cohort.scratch["memory"])

@@ -22,7 +22,7 @@ from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.methods.build import build_method
 from perfed.model.chain import Model
-from perfed.model.columns import by_columns
+from perfed.model.columns import split_first_layer
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 from perfed.run.callback import Callback, check_installed, copied, named_once, recall
@@ -107,7 +107,7 @@ class Run(OwnModels):
         self.evaluation, self.snapshots = evaluation or Evaluation(), snapshots or Snapshots()
         self.federation, split, said = scored_split(method, federation, self.evaluation.split, self.name, seed)
         watched = federation.ids[: self.snapshots.clients] if self.snapshots.losses else ()
-        model = by_columns(model, federation.named_inputs)
+        model = split_first_layer(model, federation.named_inputs)
         device = usable_device(str(device), f"device = '{device}'")
         initialiser = Initialiser(method, model, seed, dtype, device, watched, secure)
         if secure is not None:

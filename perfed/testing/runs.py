@@ -23,7 +23,7 @@ from perfed.method.method import Method
 from perfed.method.registry import Entry
 from perfed.methods.fedbn import FedBN
 from perfed.model.chain import Model
-from perfed.model.columns import by_columns
+from perfed.model.columns import split_first_layer
 from perfed.model.presets import hidden_layer, linear, mlp
 from perfed.participation.clock import Clock
 from perfed.participation.invitation import Invitation
@@ -145,7 +145,7 @@ def serve(
     secure: SecureAggregation | None = None,
 ) -> Server:
     """Return a server before its preparation; ``participation`` is in place of ``rate``."""
-    model = by_columns(model or network_for(method, federation.num_classes or 1), federation.named_inputs)
+    model = split_first_layer(model or network_for(method, federation.num_classes or 1), federation.named_inputs)
     initialiser = Initialiser(method, model, seed, dtype, device, secure=secure)
     plan = plan or Plan(engine, chunk, remember=False)
     policy = participation or Participation(rate=rate)

@@ -164,12 +164,12 @@ class Plan:
         work = {"kind": kind, "clients": clients, "threads": self.threads, "parallel": parallel, **trial.workload()}
         if chunk is not None:
             work["chunk"] = chunk
-        choice = choices.find(work) if self.remember else None
+        choice = choices.find_choice(work) if self.remember else None
         if choice is None:
             with self.trying(), torch.random.fork_rng(devices=[]):  # modules may draw from torch's global generator
                 choice = trial.find_fastest(clients, self.threads, parallel=parallel, chunk=chunk)
             if self.remember:
-                choices.keep(work, *choice)
+                choices.save_choice(work, *choice)
         return Path(*choice)
 
     def spread(

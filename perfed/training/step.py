@@ -103,7 +103,9 @@ class Step:
         names = [name for name, t in self.params.items() if t.requires_grad and stage_of(name) in self.per_domain]
         if not names:
             return {}
-        which = self.block.cached("domains seen", lambda: self._domains_seen(self.params[names[0]].shape[1]))[self.at]
+        which = self.block.compute_once("domains seen", lambda: self._domains_seen(self.params[names[0]].shape[1]))[
+            self.at
+        ]
         return dict.fromkeys(names, which)
 
     def _domains_seen(self, num_domains: int) -> Tensor:
@@ -133,7 +135,7 @@ class Step:
             return values, values[torch.from_numpy(self.rows).to(values.device)]
 
         # The cache keeps ``values`` alive, so that its id stays its own.
-        selected: Tensor = self.block.cached(("of", id(values)), select)[1]
+        selected: Tensor = self.block.compute_once(("of", id(values)), select)[1]
         return selected
 
     def output(self, stage: str | None = None) -> Tensor:
@@ -161,7 +163,7 @@ class Step:
 
     def representation(self) -> Tensor:
         """What the head gets: output of the stage before it, or the inputs, ``(clients, batch, ...)``."""
-        before = self.chain.before("head")
+        before = self.chain.stages_before("head")
         return self.output(before[-1]) if before else self.x
 
     def apply(self, stage: str, x: Tensor, params: Parameters | None = None, domain: Tensor | None = None) -> Tensor:

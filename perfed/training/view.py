@@ -18,7 +18,7 @@ from perfed.data.lazy import loaded
 from perfed.errors import PerfedError
 from perfed.model.chain import Parameters, stage_of
 from perfed.model.placement import PER_DOMAIN, Layout
-from perfed.model.stacked import Pass, apply_module, apply_per_domain, shareable
+from perfed.model.stacked import Pass, apply_module, apply_per_domain, is_thread_safe
 from perfed.system import installed_version
 from perfed.training.batches import Samples
 from perfed.training.cox import client_cox_losses
@@ -134,7 +134,7 @@ class View:
     @cached_property
     def parallel(self) -> bool:
         """Whether several threads may work on different clients: on a CPU, with layers that threads can share."""
-        return self.device.type == "cpu" and all(shareable(self.chain.get_submodule(s)) for s in self.chain.stages)
+        return self.device.type == "cpu" and all(is_thread_safe(self.chain.get_submodule(s)) for s in self.chain.stages)
 
     @property
     def per_domain(self) -> frozenset[str]:
@@ -224,7 +224,7 @@ class View:
 
     def representation(self, split: str = "train", params: Parameters | None = None) -> Tensor:
         """What the head gets, for every sample of ``split``: ``(total, ...)`` in the order of :meth:`samples`."""
-        return self._features(self.samples(split), len(self.chain.before("head")), params)
+        return self._features(self.samples(split), len(self.chain.stages_before("head")), params)
 
     def client_of(self, samples: Samples) -> Tensor:
         """Position in the view of the client that each sample belongs to, ``(total,)``."""

@@ -8,7 +8,7 @@ from engines import make, serve, train
 
 from perfed.data.federation import Federation
 from perfed.model.chain import Model
-from perfed.model.columns import ColumnLinear, by_columns
+from perfed.model.columns import ColumnLinear, split_first_layer
 from perfed.model.presets import linear, mlp
 from perfed.testing.federations import named_columns
 from perfed.testing.runs import RecordingEngine, difference
@@ -84,9 +84,9 @@ def test_a_first_layer_inside_a_stage_is_found_and_others_stay():
     model = Model(
         body=lambda shape: torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(*shape, 2))), head=linear(3)
     )
-    chain = by_columns(model, 3).build((5,))
+    chain = split_first_layer(model, 3).build((5,))
     assert isinstance(chain.get_submodule("body.0.0"), ColumnLinear)
     assert type(chain.get_submodule("head")) is torch.nn.Linear
-    assert by_columns(model, None) is model
+    assert split_first_layer(model, None) is model
     plain = Model(body=lambda shape: torch.nn.LayerNorm(shape), head=linear(3))
-    assert not any(isinstance(module, ColumnLinear) for module in by_columns(plain, 3).build((5,)).modules())
+    assert not any(isinstance(module, ColumnLinear) for module in split_first_layer(plain, 3).build((5,)).modules())

@@ -18,7 +18,7 @@ from perfed.experiment.blend import with_own_models
 from perfed.experiment.blended_models import opened_models
 from perfed.experiment.comparison import Comparison
 from perfed.experiment.config import validate
-from perfed.maths.blending import Chances, learnt
+from perfed.maths.blending import Probabilities, learn_weights
 from perfed.methods.titles import display_name
 from perfed.run import predictions
 from perfed.run.export import export, onnx_file
@@ -151,10 +151,10 @@ def test_weights_are_learnt_from_rows_that_no_model_of_the_fold_has_seen(kinds):
     for client in whole:
         assert sorted(np.concatenate(seen[client.id])) == sorted(client.train.y.tolist())
     rows = [
-        Chances(np.concatenate(s), np.empty(len(client.train)), np.empty(0))
+        Probabilities(np.concatenate(s), np.empty(len(client.train)), np.empty(0))
         for client, s in zip(whole, said.values(), strict=True)
     ]
-    _, expected = learnt(rows, 5.0)
+    _, expected = learn_weights(rows, 5.0)
     found = weights_of(kinds.path)["sites"]
     for site, weights in zip(found, expected, strict=True):
         assert list(found[site].values()) == pytest.approx(weights, abs=2e-3)

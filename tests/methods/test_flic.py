@@ -21,7 +21,7 @@ from perfed.methods.flic.hetfedrep import HetFedRep
 from perfed.model.chain import stage_of
 from perfed.run.callbacks.snapshots import embedded_samples
 from perfed.run.settings import Snapshots
-from perfed.training.early_stopping import best_epochs, hold_out
+from perfed.training.early_stopping import choose_epochs, hold_out
 from perfed.training.step import by_turns
 from perfed.training.steprules import GradientTransform
 
@@ -431,17 +431,17 @@ def test_each_client_gets_the_epochs_with_its_best_score():
         lambda e: float("nan"),
         lambda e: -float(e),
     ]
-    assert best_epochs(*looking(tables), 50).tolist() == [7, 20, 1, 10, 50]
-    assert best_epochs(*looking(tables), 6).tolist() == [6, 6, 1, 6, 6]
+    assert choose_epochs(*looking(tables), 50).tolist() == [7, 20, 1, 10, 50]
+    assert choose_epochs(*looking(tables), 6).tolist() == [6, 6, 1, 6, 6]
 
 
 def test_a_clients_epochs_do_not_depend_on_who_else_is_looking():
     # Gets worse three times in a row, and then much better: alone, this client has stopped looking by then.
     unlucky = lambda e: {1: 5.0, 2: 1.0}.get(e, 2.0 if e < 30 else 0.0)  # noqa: E731
     patient = lambda e: -float(e)  # noqa: E731
-    alone = best_epochs(*looking([unlucky]), 100).tolist()
+    alone = choose_epochs(*looking([unlucky]), 100).tolist()
     assert alone == [2]
-    assert best_epochs(*looking([unlucky, patient]), 100).tolist() == [2, 100]
+    assert choose_epochs(*looking([unlucky, patient]), 100).tolist() == [2, 100]
 
 
 def test_held_out_samples_are_a_quarter_of_each_class_and_never_validation_data():

@@ -18,7 +18,7 @@ from perfed.methods.flic.hetfedrep import HetFedRep
 from perfed.methods.local import Local
 from perfed.model.chain import STAGES, Model, stage_of
 from perfed.model.presets import linear, mlp
-from perfed.training.batches import Samples, blocks, schedule, steps_of
+from perfed.training.batches import Samples, count_steps, iterate_blocks, plan_batches
 from perfed.training.cohort import Cohort
 from perfed.training.steprules import CustomStep, DirectionStep, GradientTransform, ProximalStep
 
@@ -33,11 +33,11 @@ def minibatches(cohort: Cohort, row: int, *, epochs=None, steps=None, batch_size
     """Sample indices of client ``row``'s mini-batches in its ``fit``-th fit, as if it were alone."""
     samples = Samples.pack([cohort.clients[row].train])
     count = len(cohort.clients[row].train)
-    length = steps_of(samples.counts, batch_size, epochs, steps)
+    length = count_steps(samples.counts, batch_size, epochs, steps)
     key = cohort.key("fit", fit)[row : row + 1]
-    plan = schedule(samples, key, batch_size=batch_size, steps=length)
+    plan = plan_batches(samples, key, batch_size=batch_size, steps=length)
     found = []
-    for block in blocks(plan):
+    for block in iterate_blocks(plan):
         for index, valid in zip(block.index[:, 0], block.valid[:, 0], strict=True):
             found.append(index[torch.from_numpy(valid)])
     # Whole epochs are permutations of the client's samples in parts of the batch size, the last one smaller.

@@ -23,11 +23,11 @@ from perfed.methods.flic.covariance import Covariance, Kind
 from perfed.methods.flic.distances import Estimate, Measure, distance_for
 from perfed.methods.flic.line import LineAnchors
 from perfed.model.chain import EMBEDDING, stage_of
-from perfed.model.placement import own_embedding
+from perfed.model.placement import suggest_personal_embedding
 from perfed.settings import LISTED, unless
 from perfed.training.batches import IntArray
 from perfed.training.cohort import Cohort
-from perfed.training.early_stopping import best_epochs, hold_out
+from perfed.training.early_stopping import choose_epochs, hold_out
 from perfed.training.step import Penalty, Step
 
 
@@ -54,8 +54,8 @@ def validated_epochs(cohort: Cohort, anchors: ClassAnchors | LineAnchors, batch_
             total += (anchors.distances(z, held.y[index]) * valid).sum(1)
         return total / torch.from_numpy(held.counts).to(total)
 
-    with cohort.rehearsal():
-        return best_epochs(train, score, limit)
+    with cohort.trial_fits():
+        return choose_epochs(train, score, limit)
 
 
 def check_embedding(info: FederationInfo) -> None:
@@ -66,7 +66,7 @@ def check_embedding(info: FederationInfo) -> None:
     """
     sent = [name for name in info.shared if stage_of(name) == EMBEDDING]
     own = any(stage_of(name) == EMBEDDING for name in info.personal)
-    way = f"add {own_embedding(own or bool(sent))}"
+    way = f"add {suggest_personal_embedding(own or bool(sent))}"
     if sent:
         raise PerfedError(f"the anchors extension aligns personal embeddings, but '{sent[0]}' is shared; {way}")
     if not own:

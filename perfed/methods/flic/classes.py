@@ -78,7 +78,7 @@ class ClassAnchors:
 
     def calibration(self, step: Step) -> Tensor:
         """``sum_c mean_j l(c, g[Z_cj])`` over the classes of the mini-batch, ``Z_cj ~ anchor_c``; ``(clients,)``."""
-        draws: _Draws = step.block.cached("draws", lambda: _Draws(step, self))
+        draws: _Draws = step.block.compute_once("draws", lambda: _Draws(step, self))
         z, labels, weight = draws.at(step)
         losses = self._losses(step.after(EMBEDDING, z).flatten(0, 1), labels)
         return (losses.view(weight.shape) * weight).sum(1)
@@ -139,7 +139,7 @@ class ClassAnchors:
         samples, z = cohort.samples(), cohort.features(EMBEDDING).detach()
         bad = torch.nonzero(~torch.isfinite(z.square().sum(1))).flatten()
         if len(bad):
-            raise cohort.diverged(int(cohort.client_of(samples)[bad[0]]), "the distance to the anchors")
+            raise cohort.make_divergence_error(int(cohort.client_of(samples)[bad[0]]), "the distance to the anchors")
         entry, longest = self._entries(cohort), int(samples.counts.max())
         size = min(self.distance.part or longest, longest)
         found = []
@@ -185,7 +185,7 @@ class ClassAnchors:
             labels = self._class_of(block.y) if marks is None else marks[block.index]
             return class_members(labels, block.valid, self.entries, block.weight)
 
-        found: list[ClassMembers] = block.cached("classes", made)
+        found: list[ClassMembers] = block.compute_once("classes", made)
         return found[step.at]
 
     def _entries(self, cohort: Cohort) -> Tensor:

@@ -96,7 +96,7 @@ class _Noting(InProcessEngine):
     def _counted(self, exchange: Exchange, content: Mapping[str, Any], losses: Tensor) -> CountedSums:
         """The sums, which are noted once they are asked for."""
         counted = super()._counted(exchange, content, losses)
-        counted.asked = self._noted.terms.setdefault(Asked.of(exchange), {})
+        counted.requested_terms = self._noted.terms.setdefault(Asked.of(exchange), {})
         return counted
 
 

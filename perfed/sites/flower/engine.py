@@ -26,7 +26,7 @@ from perfed.engine.initial import Initialiser
 from perfed.engine.secure_aggregation import ALWAYS, mean_loss
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
-from perfed.maths.sums import KnownSums, SingleReplies, Term, hidden
+from perfed.maths.sums import KnownSums, SingleReplies, Term, make_hidden_entries
 from perfed.method.exchange import Replies
 from perfed.participation.invitation import Invitation, invite, take
 from perfed.participation.selection import Choice
@@ -230,7 +230,7 @@ class FlowerEngine(Engine):
         spec, totals = self._shown
         entries = {name.removeprefix(REPLY): entry for name, entry in spec.items() if name.startswith(REPLY)}
         shapes = {path: ((len(ids), *(n or 0 for n in e.shape)), e.dtype) for path, e in entries.items()}
-        return Replies(ids, hidden(shapes, KnownSums(totals)), losses)
+        return Replies(ids, make_hidden_entries(shapes, KnownSums(totals)), losses)
 
     def cohorts(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> Iterator[Cohort]:
         """There are none here.
