@@ -29,8 +29,8 @@ from usage import usage
 
 from perfed import Federation, load
 from perfed.data.files import load_npz
-from perfed.datasets.catalogue import in_memory
-from perfed.datasets.heart import CODES, hospitals
+from perfed.datasets.catalogue import register_temporarily
+from perfed.datasets.heart import CODES, read_hospitals
 from perfed.engine.scores import auc, c_index
 from perfed.experiment.blend import FILE, BlendRun, candidates_of, mixture
 from perfed.experiment.comparison import Comparison, ComparisonSpec
@@ -56,7 +56,7 @@ def data_dir() -> Path:
 def heart(seed: int) -> Federation:
     """Four hospitals, all columns that each has."""
     return Federation.from_frames(
-        hospitals(data_dir()), target="disease", test=0.3, categories=CODES, columns="named", seed=seed
+        read_hospitals(data_dir()), target="disease", test=0.3, categories=CODES, columns="named", seed=seed
     )
 
 
@@ -231,7 +231,7 @@ def main(folder: Path, names: list[str]) -> None:
             if str(seed) in kept.get(name, {}):
                 continue
             cell, where = DATA[name], folder / f"{name.replace(' ', '-')}-{seed}"
-            with in_memory(cell.make) as data:
+            with register_temporarily(cell.make) as data:
                 table = {"name": name, "training": ADAM, "baseline_tries": TRIES, **cell.table, "data": {"name": data}}
                 table = {**table, "evaluation": {"every": 100}}
                 methods = candidates_of(cell.methods)

@@ -18,7 +18,7 @@ from command_line import EXPERIMENT, TINY
 from perfed import Model, Run, build_method, linear
 from perfed.system import extra_command, frozen_objects, peak_memory_mb
 from perfed.testing.federations import blobs
-from perfed.training.plan import arithmetic
+from perfed.training.plan import describe_arithmetic
 
 # Python on Windows has neither of them, and no folder can be opened there.
 HIDDEN = """
@@ -116,13 +116,13 @@ def test_memory_is_in_mebibytes_on_every_system(monkeypatch):
 
 def test_what_last_digits_depend_on_names_processor_instructions_and_torch(monkeypatch):
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    plain = arithmetic(torch.device("cpu"))
+    plain = describe_arithmetic(torch.device("cpu"))
     assert torch.backends.cpu.get_cpu_capability() in plain and plain.endswith(f"torch {torch.__version__}")
     if Path("/proc/cpuinfo").exists():
         names = [line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "name" in line]
         assert plain.startswith(f"{names[0]}, ")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
-    assert "oneDNN up to SSE41" in arithmetic(torch.device("cpu")) != plain
+    assert "oneDNN up to SSE41" in describe_arithmetic(torch.device("cpu")) != plain
 
 
 # In a process of its own: where Ray was begun, its handler stays, and sigterm_as_exit leaves that as it is.

@@ -39,7 +39,7 @@ from perfed.report.against import needs_no_federation
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
 from perfed.system import TERMINATED, by_sigterm
-from perfed.training.plan import ENGINES, usable_device
+from perfed.training.plan import ENGINES, open_device
 
 WORSE = 3
 """Exit code of ``--fail-if-worse-than-local`` where a federated method is behind what needs no federation."""
@@ -49,7 +49,7 @@ WORSE = 3
 
 def device_of(how: Training) -> torch.device | None:
     """Return the device that ``--device`` names."""
-    return None if how.device is None else usable_device(how.device, f"--device {how.device}")
+    return None if how.device is None else open_device(how.device, f"--device {how.device}")
 
 
 def resources_of(how: Training) -> Resources:

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 import perfed.methods.presets  # noqa: F401 - registers methods and presets
 from perfed.cli.index import digest_of_sources
 from perfed.datasets import dataset_id, dataset_names, describe
-from perfed.datasets.catalogue import DATASETS, in_words
+from perfed.datasets.catalogue import DATASETS, describe_type
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, experiment_names, find_experiment
 from perfed.experiment.estimators import baseline_names
@@ -32,7 +32,7 @@ from perfed.participation.policy import policy_entry, policy_id, policy_names
 from perfed.participation.settings import table_fields
 from perfed.plugins import bare_name
 from perfed.training.plan import ENGINES
-from perfed.training.schedule import takes_schedule
+from perfed.training.schedule import accepts_schedule
 
 # Experiments that need no file, by what differs.
 _TRY = {
@@ -124,8 +124,8 @@ def _settings(fields: Mapping[str, FieldInfo], defaults: Mapping[str, Any]) -> d
 
 
 def _allowed(key: str, field: FieldInfo) -> str:
-    words = _ALLOWED.get(key) or in_words(field.rebuild_annotation())
-    return f"{words}, or schedule" if takes_schedule(field.annotation) else words
+    words = _ALLOWED.get(key) or describe_type(field.rebuild_annotation())
+    return f"{words}, or schedule" if accepts_schedule(field.annotation) else words
 
 
 def _extension(name: str) -> dict[str, Any]:

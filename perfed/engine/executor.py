@@ -243,7 +243,7 @@ class LocalExecutor:
             augment=self.background.augment,
         )
         private = next((p for e in self.initialiser.method.extensions if (p := e.private())), None)
-        made.private = None if private is None else private.at(made.num_samples, self.noise, self.counter)
+        made.private = None if private is None else private.for_cohort(made.num_samples, self.noise, self.counter)
         made.noise, made.counter = self.noise, self.counter
         made.discreet = any(extension.discreet for extension in self.initialiser.method.extensions)
         if exchange.lasting and self.initialiser.watched.intersection(made.ids):

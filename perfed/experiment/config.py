@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from perfed.data.federation import Federation
-from perfed.datasets import Data, dataset_id, located
+from perfed.datasets import Data, dataset_id, resolve_paths
 from perfed.engine.secure_aggregation import SecureAggregation
 from perfed.errors import PerfedError, did_you_mean, first_problem
 from perfed.experiment.build import Stages
@@ -325,7 +325,7 @@ def _table(name: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise PerfedError(f"{name}: not valid TOML: {error}") from None
     if path.is_file() and isinstance(table.get("data"), dict):
-        table["data"] = located(table["data"], path.parent)
+        table["data"] = resolve_paths(table["data"], path.parent)
     return table
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from perfed.data.federation import Federation
-from perfed.datasets.catalogue import in_memory
+from perfed.datasets.catalogue import register_temporarily
 from perfed.errors import PerfedError
 from perfed.experiment.factory import Key, ProgressEvent, RunFactory, execute
 from perfed.plugins import own_mistake
@@ -63,7 +63,7 @@ def unpacked(parcel: bytes) -> Iterator[RunFactory]:
         _check(factory)
         yield factory
         return
-    with in_memory(source):
+    with register_temporarily(source):
         _check(factory)
         yield factory
 

@@ -146,7 +146,7 @@ class Method(LocalTraining):
     def all_settings(self) -> dict[str, Any]:
         """Every setting of the method and its extensions; of equal names the method's, then the first extension's."""
         parts = (*reversed(self.extensions), self)
-        found = {key: part.stated(key) for part in parts for key in part.model_dump(exclude={"extensions"})}
+        found = {key: part.to_plain_setting(key) for part in parts for key in part.model_dump(exclude={"extensions"})}
         return {key: found[key] for key in sorted(found)}
 
     def notes(self, federation: Federation, model: Model) -> list[str]:

@@ -73,7 +73,7 @@ class Blending(Method):
         """Return where the rounds so far have led."""
         found, told = Descent.start(self.candidates, mixture=self.task == "classification"), server.told
         for rows, value, gradient, hessian in zip(*(told[name].numpy() for name in _SUMS), strict=True):
-            found = found.told(Sums(float(rows), float(value), gradient, hessian))
+            found = found.advance(Sums(float(rows), float(value), gradient, hessian))
         return found
 
     def round(self, server: ServerState, clients: Clients) -> None:

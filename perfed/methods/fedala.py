@@ -74,8 +74,8 @@ class FedALA(FedAvg):
         weights = {name: w.clone() for name, w in cohort.state["aggregation"]["weights"].items()}
 
         def loss(step: Step) -> Tensor:
-            w = step.of_set("weights")
-            return mean_loss(step.with_params({n: step.of(old[n]).lerp(step.params[n], w[n]) for n in w}))
+            w = step.set_parameters("weights")
+            return mean_loss(step.with_params({n: step.select_rows(old[n]).lerp(step.params[n], w[n]) for n in w}))
 
         def clipped(w: Parameters, gradient: Gradient, batches: Sequence[Step]) -> Parameters:
             return {name: (w[name] - self.eta * g).clamp(0, 1) for name, g in gradient(w, batches[0]).items()}

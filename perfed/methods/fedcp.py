@@ -75,6 +75,11 @@ class FedCP(FedAvg):
 
     def loss(self, received: Parameters, step: Step) -> Tensor:
         """``CE + lam MMD^2(f, f^g)``, f^g in evaluation mode."""
-        f_g = step.still({n: step.of(t) for n, t in received.items()}).representation().flatten(2).detach()
+        f_g = (
+            step.in_evaluation_mode({n: step.select_rows(t) for n, t in received.items()})
+            .representation()
+            .flatten(2)
+            .detach()
+        )
         both, weight = torch.cat([step.representation().flatten(2), f_g], 1), torch.cat([step.weight, -step.weight], 1)
         return mean_loss(step) + self.lam * mean_kernel(both, weight, [1 / 20, 1 / 30, 1 / 40, 1 / 100])

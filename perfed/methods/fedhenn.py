@@ -73,10 +73,10 @@ class FedHeNN(Local):
 
     def _alignment(self, cohort: Cohort, x: Tensor, kernel: Tensor) -> Penalty:
         def value(step: Step) -> Tensor:
-            still, z = step.still(), step.of(x)
+            still, z = step.in_evaluation_mode(), step.select_rows(x)
             for stage in step.chain.stages_before("head"):
                 z = still.apply(stage, z)
-            return self.eta * (1 - compute_cka(_gram(z), step.of(kernel)))
+            return self.eta * (1 - compute_cka(_gram(z), step.select_rows(kernel)))
 
         return value
 

@@ -55,8 +55,8 @@ class FedRoD(FedAvg):
 
         def value(step: Step) -> Tensor:
             g = step.output()
-            p = step.apply("head", step.representation().detach(), params=step.of_set("personal"))
-            balanced = step.losses(g + step.of(log_counts)[:, None])
+            p = step.apply("head", step.representation().detach(), params=step.set_parameters("personal"))
+            balanced = step.losses(g + step.select_rows(log_counts)[:, None])
             personal = step.losses(g.detach() + p)
             return ((balanced + personal) * step.weight).sum(1)
 

@@ -42,7 +42,7 @@ from perfed.run.settings import Evaluation, Snapshots
 from perfed.run.summary import nothing_shared, summary_of, table_of
 from perfed.run.totals import RunProgress
 from perfed.system import frozen_objects, sigterm_as_exit
-from perfed.training.plan import Plan, limit_threads, usable_device
+from perfed.training.plan import Plan, limit_threads, open_device
 
 
 class Run(OwnModels):
@@ -108,7 +108,7 @@ class Run(OwnModels):
         self.federation, split, said = scored_split(method, federation, self.evaluation.split, self.name, seed)
         watched = federation.ids[: self.snapshots.clients] if self.snapshots.losses else ()
         model = split_first_layer(model, federation.named_inputs)
-        device = usable_device(str(device), f"device = '{device}'")
+        device = open_device(str(device), f"device = '{device}'")
         initialiser = Initialiser(method, model, seed, dtype, device, watched, secure)
         if secure is not None:
             secure.check(participation or Participation(), len(federation), federation.clients[0].held is not None)

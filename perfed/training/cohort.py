@@ -22,11 +22,11 @@ from perfed.model.placement import SENT, Layout
 from perfed.training import fit as fitting
 from perfed.training.batches import IntArray, Samples, continue_streams, count_steps
 from perfed.training.fit import Task
-from perfed.training.optim import Optimizer, optimizer_for
+from perfed.training.optim import Optimizer, build_optimizer
 from perfed.training.plan import Plan
-from perfed.training.private import PrivateTraining, ReleaseCounter, check_rows_apart
+from perfed.training.private import PrivateTraining, ReleaseCounter, check_rows_are_separate
 from perfed.training.settings import LocalTraining
-from perfed.training.step import Loss, Penalty, mean_loss, with_penalties
+from perfed.training.step import Loss, Penalty, add_penalties, mean_loss
 from perfed.training.steprules import GradientTransform, StepRule, StepRules, Transform
 from perfed.training.trials import Trial, is_faster
 from perfed.training.view import ExchangeId, View
@@ -253,8 +253,8 @@ class Cohort(View):
             steps: number of mini-batch steps, the same for every client.
             params: train this set ``{name: (n, ...)}`` in place of the working model, in place.
             also: further sets ``{set: {name: (n, ...)}}`` that are also trained, in place; the loss gets them with
-                :meth:`Step.of_set <perfed.training.step.Step.of_set>`. Buffers among them (statistics of batch-norm)
-                are not trained; a pass with them moves them in place.
+                :meth:`Step.set_parameters <perfed.training.step.Step.set_parameters>`. Buffers among them (statistics
+                of batch-norm) are not trained; a pass with them moves them in place.
             loss: returns one value per client, to which :attr:`penalties` are added; default ``step.mean_loss``. It may
                 be called for different clients at the same time: values to reuse must be stored in the step's block.
             samples: data in place of the training split, or the same data in mini-batches of another size
@@ -295,8 +295,8 @@ class Cohort(View):
         all_rules = [*map(GradientTransform, self.transforms), *fit_rules]
         if not all_rules:
             return None
-        rules = StepRules.of(all_rules)
-        return replace(rules, near=rules.near.only(names)) if rules.near else rules
+        rules = StepRules.combine(all_rules)
+        return replace(rules, near=rules.near.limit_to(names)) if rules.near else rules
 
     def _run_task(self, task: Task) -> None:
         """Run ``task`` according to the plan, and record its losses and steps."""
@@ -307,7 +307,7 @@ class Cohort(View):
         try:
             stackable = self.layout.unstackable is None
             path = self.plan.path(kind, self.n, trial, stackable=stackable, parallel=self.parallel)
-            parts = self.plan.spread(
+            parts = self.plan.run_chunks(
                 path,
                 self.n,
                 lambda first, stop: fitting.run_task(task.slice_clients(first, stop)),
@@ -389,7 +389,7 @@ class Cohort(View):
         (``set/name``).
         """
         ranks = {name: t.ndim for name, t in self.chain.named_parameters()}
-        return optimizer_for({name: ranks[name.rpartition("/")[2]] for name in names}, self.settings)
+        return build_optimizer({name: ranks[name.rpartition("/")[2]] for name in names}, self.settings)
 
     def _make_task(self, trained: tuple[str, ...], target: Parameters, loss: Loss | None, samples: Samples) -> Task:
         start = min(self.chain.stages.index(stage_of(name)) for name in trained) if self.augment is None else 0
@@ -397,7 +397,9 @@ class Cohort(View):
         if start > 0:
             samples = replace(samples, x=self._features(samples, start, target))
         if self.private:
-            check_rows_apart(self.chain, samples, self.task, self.per_domain, self.settings.class_weights == "balanced")
+            check_rows_are_separate(
+                self.chain, samples, self.task, self.per_domain, self.settings.class_weights == "balanced"
+            )
         batch_size = int(samples.counts.max()) if samples.batch_size == "all" else samples.batch_size
         return Task(
             chain=self.chain,
@@ -406,7 +408,7 @@ class Cohort(View):
             samples=samples,
             keys=self.key("fit", self._fits),
             optimizer=self.optimizer(trained),
-            loss=with_penalties(loss or mean_loss, self.penalties),
+            loss=add_penalties(loss or mean_loss, self.penalties),
             batch_size=batch_size or self.settings.batch_size,
             stream=continue_streams(self.state, self._loss_steps, self.where.seed, self.ids),
             augment=self.augment,

@@ -21,7 +21,7 @@ from perfed.errors import Diverged, PerfedError
 from perfed.model.chain import Chain, Parameters, stage_of
 from perfed.model.stacked import Dense
 from perfed.training.batches import Block, IntArray, Samples, Stream, iterate_blocks, plan_batches
-from perfed.training.optim import Optimizer, OptimizerState, with_axes_of
+from perfed.training.optim import Optimizer, OptimizerState, add_axes
 from perfed.training.private import PrivateTraining
 from perfed.training.step import Loss, Objective, Step, mean_loss, mean_loss_gradient
 from perfed.training.steprules import DirectionStep, StepRules
@@ -94,10 +94,10 @@ class Task:
         """Take the optimiser's step for the active clients; entries of domains outside ``present`` stay unchanged."""
         pull = self.rules.near if self.rules else None
         if pull is None:
-            state.step(grads, seen=present)
+            state.step(grads, present=present)
         else:
             near = {name: t[: len(state.params[name])] for name, t in pull.to.items()}
-            state.step(grads, near, pull.pull, pull.proximal, seen=present)
+            state.step(grads, near, pull.pull, pull.proximal, present=present)
 
     def slice_clients(self, first: int, stop: int) -> Task:
         """Return the same fit for clients ``first..stop-1``; parameters are views."""
@@ -173,7 +173,7 @@ def _iterate_batches(task: Task) -> tuple[list[Iterator[Block]], IntArray]:
     keys = [task.keys, *(rng.key(task.keys, "stream", j) for j in further)]
     streams = [task.stream, *(task.stream and task.stream.make_independent(j) for j in further)]
     if task.private and task.private.poisson:
-        return [task.private.blocks(task.samples, key, task.batch_size, task.steps) for key in keys], task.steps
+        return [task.private.iterate_blocks(task.samples, key, task.batch_size, task.steps) for key in keys], task.steps
     plans = [
         plan_batches(task.samples, key, batch_size=task.batch_size, steps=task.steps, stream=stream)
         for key, stream in zip(keys, streams, strict=True)
@@ -193,7 +193,7 @@ def _iterate_steps(task: Task, sequences: Sequence[Iterator[Block]]) -> Iterator
         active = block.clients
         rows = task.rows[:active]
         if active < next(iter(state.params.values())).shape[0]:
-            state.narrow(active)
+            state.keep_first_clients(active)
             params = {name: t[:active] for name, t in params.items()} | state.params
         for at, width in enumerate(block.widths()):
             batches = [
@@ -233,9 +233,7 @@ def _take_step(task: Task, state: OptimizerState, batches: list[Step]) -> Tensor
         with torch.no_grad():
             for name, tensor in state.params.items():
                 tensor.copy_(
-                    torch.where(with_axes_of(present[name], tensor), new[name], tensor)
-                    if name in present
-                    else new[name]
+                    torch.where(add_axes(present[name], tensor), new[name], tensor) if name in present else new[name]
                 )
     return batches[0].weight.new_zeros(batches[0].weight.shape[0]) if gradient.first is None else gradient.first
 
@@ -243,19 +241,19 @@ def _take_step(task: Task, state: OptimizerState, batches: list[Step]) -> Tensor
 def _take_plain_step(task: Task, state: OptimizerState, step: Step) -> Tensor:
     """Take one step of the optimiser and return the losses before it."""
     if task.private:
-        losses, grads = task.private.gradients(task.loss, step, state.params, 0)
+        losses, grads = task.private.compute_gradients(task.loss, step, state.params, 0)
     else:
         losses, gradients = _compute_gradients(task, step, state.params)
         grads = {name: g for name, g in gradients.items() if g is not None}
     if task.rules:
-        grads = task.rules.transformed(step, grads)
+        grads = task.rules.transform_gradients(step, grads)
     task.take_step(state, grads, _find_present_domains([step]))
     return losses.detach()
 
 
 def _find_present_domains(batches: Sequence[Step]) -> Parameters:
     """Return the domains of per-domain parameters that have a sample in any of the mini-batches of one step."""
-    present, *later_batches = (batch.seen for batch in batches)
+    present, *later_batches = (batch.present_domains for batch in batches)
     for later in later_batches:
         present = {name: which | later[name] for name, which in present.items()}
     return present
@@ -289,7 +287,7 @@ def _compute_losses(task: Task, step: Step) -> Tensor:
         return task.loss(step)
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         for row, place in enumerate(step.rows.tolist()):
-            if not _can_compute_loss(task, step.alone(row)):
+            if not _can_compute_loss(task, step.for_client(row)):
                 raise Diverged(place, str(error).partition(": ")[0]) from None
         raise
 
@@ -314,14 +312,14 @@ class _Gradient:
             return self._compute_private(self.task.private, params, batch)
         leaves, gradients = self._compute_at(params, batch)
         grads = {name: torch.zeros_like(leaves[name]) if g is None else g for name, g in gradients.items()}
-        return self.task.rules.transformed(batch, grads) if self.task.rules else grads
+        return self.task.rules.transform_gradients(batch, grads) if self.task.rules else grads
 
     def _compute_private(self, private: PrivateTraining, params: Parameters, batch: Step) -> Parameters:
-        losses, grads = private.gradients(self.task.loss, batch, params, self.count)
+        losses, grads = private.compute_gradients(self.task.loss, batch, params, self.count)
         self.count += 1  # each gradient has independent noise
         if self.first is None:
             self.first = losses
-        return self.task.rules.transformed(batch, grads) if self.task.rules else grads
+        return self.task.rules.transform_gradients(batch, grads) if self.task.rules else grads
 
     def multiply_hessian(self, vector: Parameters, params: Parameters, batch: Step) -> Parameters:
         if self.task.private:

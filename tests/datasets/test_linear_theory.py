@@ -13,7 +13,7 @@ import torch
 from scipy.linalg import subspace_angles
 
 from perfed import rng
-from perfed.datasets.linear import domain_problem, orthonormal
+from perfed.datasets.linear import domain_problem, draw_orthonormal
 from perfed.errors import PerfedError
 from perfed.participation import schedule
 
@@ -67,10 +67,10 @@ def test_distance_is_the_sine_of_the_largest_angle(d, k):
 
 
 def test_distance_depends_on_the_column_space_alone():
-    basis = orthonormal(rng.key(0, "basis"), 7, 2)
+    basis = draw_orthonormal(rng.key(0, "basis"), 7, 2)
     mixed = basis @ torch.tensor([[3.0, -1.0], [0.5, 2.0]], dtype=F64)
     assert theory.principal_angle_distance(basis, mixed) < 1e-15
-    other = orthonormal(rng.key(1, "basis"), 7, 4)
+    other = draw_orthonormal(rng.key(1, "basis"), 7, 4)
     assert float(theory.principal_angle_distance(other[:, :2], other[:, 2:])) == pytest.approx(1)
 
 
@@ -204,7 +204,7 @@ def test_feddar_heads_are_pooled_least_squares_and_absent_domains_do_not_count()
     batch = batch._replace(member=batch.member * torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=F64))
     real = batch.member.sum(-1, keepdim=True)
     batch = batch._replace(x=batch.x * real, y=batch.y * real[..., 0])
-    basis, step = orthonormal(rng.key(9, "basis"), 8, 2), 0.1
+    basis, step = draw_orthonormal(rng.key(9, "basis"), 8, 2), 0.1
     expected = basis.clone()
     for m in (0, 1, 3):
         rows = batch.member[..., m] > 0

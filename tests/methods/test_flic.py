@@ -22,7 +22,7 @@ from perfed.model.chain import stage_of
 from perfed.run.callbacks.snapshots import embedded_samples
 from perfed.run.settings import Snapshots
 from perfed.training.early_stopping import choose_epochs, hold_out
-from perfed.training.step import by_turns
+from perfed.training.step import assign_domains_in_turn
 from perfed.training.steprules import GradientTransform
 
 CLASSES, LATENT = 3, 3
@@ -504,9 +504,9 @@ def test_an_embedding_that_is_shared_in_part_is_refused():
 def test_in_time_every_sample_of_an_anchor_meets_every_domain():
     """By turns: with as many samples as here, the same ones would else always meet the same domains' heads."""
     params, x = {"head.weight": torch.zeros(1, 5, 2, 3)}, torch.zeros(1, 8, 3)
-    met = torch.cat([by_turns(x, params, frozenset({"head"}), step) for step in range(5)])
+    met = torch.cat([assign_domains_in_turn(x, params, frozenset({"head"}), step) for step in range(5)])
     assert all(sorted(column) == [0, 1, 2, 3, 4] for column in met.T.tolist())
-    assert by_turns(x, params, frozenset(), 0) is None
+    assert assign_domains_in_turn(x, params, frozenset(), 0) is None
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -35,9 +35,9 @@ class Noting(PrivateTraining):
 
     seen: list[Any] = field(default_factory=list)
 
-    def gradients(self, loss, step, params, count):
+    def compute_gradients(self, loss, step, params, count):
         at = {name: tensor.detach().clone() for name, tensor in params.items()}  # the step changes them in place
-        losses, grads = super().gradients(loss, step, params, count)
+        losses, grads = super().compute_gradients(loss, step, params, count)
         valid = torch.from_numpy(step.block.valid[step.at])
         used = [step.block.index[step.at, row][valid[row]].tolist() for row in range(len(step.rows))]
         self.seen.append((step.rows.tolist(), used, {n: g.clone() for n, g in grads.items()}, step, loss, at))
@@ -110,7 +110,7 @@ def test_a_row_adds_at_most_clip_to_the_sum_of_gradients(model):
 
     def sums(weight):
         block = replace(step.block, weight=weight, _cache={})
-        return private.gradients(loss, replace(step, block=block, _outputs={}), params, 0)[1]
+        return private.compute_gradients(loss, replace(step, block=block, _outputs={}), params, 0)[1]
 
     full, changes = sums(step.block.weight), []
     for row in range(6):

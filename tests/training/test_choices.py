@@ -177,6 +177,6 @@ def test_another_model_batch_optimiser_or_method_is_other_work(folder, change):
 def test_another_processor_is_another_machine(folder, monkeypatch):
     run()
     count = len(list(folder.iterdir()))
-    monkeypatch.setattr("perfed.training.view.arithmetic", lambda device: "another processor")
+    monkeypatch.setattr("perfed.training.view.describe_arithmetic", lambda device: "another processor")
     run()
     assert len(list(folder.iterdir())) == 2 * count

@@ -402,10 +402,10 @@ def test_penalties_and_corrections_are_those_of_each_client():
     pull = torch.arange(1.0, 5.0).double()
 
     def penalty(step):
-        return step.of(pull) * step.params["head.weight"].square().flatten(1).sum(1)
+        return step.select_rows(pull) * step.params["head.weight"].square().flatten(1).sum(1)
 
     def correct(step, grads):
-        return {name: g if name != "head.bias" else g + step.of(pull)[:, None] for name, g in grads.items()}
+        return {name: g if name != "head.bias" else g + step.select_rows(pull)[:, None] for name, g in grads.items()}
 
     def make(row):
         def build(module):
@@ -567,7 +567,7 @@ def test_a_matrix_that_cannot_be_factorised_names_the_client_whose_it_is(sizes, 
     wrong = torch.tensor([client == "c2" for client in group.ids])
 
     def loss(step):
-        sign = torch.where(step.of(wrong), -1.0, 1.0)[:, None, None]
+        sign = torch.where(step.select_rows(wrong), -1.0, 1.0)[:, None, None]
         return step.output().square().mean((1, 2)) + torch.linalg.cholesky(sign * torch.eye(3)).sum((1, 2))
 
     def update(params, gradient, batches):

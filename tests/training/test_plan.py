@@ -76,7 +76,7 @@ def test_free_threads_work_on_other_chunks_and_results_stay_in_order(path, paral
             running -= 1
         return stop - first, torch.get_num_threads()
 
-    found = Plan("auto", threads=3).spread(path, 7, work, parallel=parallel)
+    found = Plan("auto", threads=3).run_chunks(path, 7, work, parallel=parallel)
     assert found == [
         (0, 2, (2, path.threads)),
         (2, 4, (2, path.threads)),
@@ -92,7 +92,7 @@ def test_an_error_in_one_of_several_chunks_arrives():
 
     before = torch.get_num_threads()
     with pytest.raises(KeyError, match="0"):
-        Plan("auto", threads=2).spread(Path(1, 1), 4, work, parallel=True)
+        Plan("auto", threads=2).run_chunks(Path(1, 1), 4, work, parallel=True)
     assert torch.get_num_threads() == before
 
 

@@ -14,7 +14,7 @@ from perfed import Federation, Model, linear, mlp
 from perfed.errors import PerfedError
 from perfed.privacy.sample import SamplePrivacy
 from perfed.training.plan import Path, Plan
-from perfed.training.trials import Trial, quicker
+from perfed.training.trials import Trial, is_faster
 
 SETTINGS = {"optimizer": "sgd", "lr": 0.1, "batch_size": 20, "local_epochs": 3, "precision": "bf16"}
 
@@ -76,7 +76,7 @@ def test_what_it_does_not_combine_with_is_one_line(dtype, more):
 @pytest.mark.parametrize("faster", [True, False])
 def test_a_trial_decides_under_auto_and_its_choice_is_recorded(monkeypatch, faster):
     tried = []
-    monkeypatch.setattr("perfed.training.cohort.quicker", lambda *_: tried.append(1) or faster)
+    monkeypatch.setattr("perfed.training.cohort.is_faster", lambda *_: tried.append(1) or faster)
 
     def done(plan, precision="bf16"):
         method = make("fedavg", **{**SETTINGS, "precision": precision})
@@ -87,7 +87,7 @@ def test_a_trial_decides_under_auto_and_its_choice_is_recorded(monkeypatch, fast
     kind = "fit body+head in bf16" if faster else "fit body+head"
     assert kind in first.paths and len(tried) == 1
     again = Plan("auto", threads=1, paths=dict(first.paths))
-    monkeypatch.setattr("perfed.training.cohort.quicker", lambda *_: not faster)
+    monkeypatch.setattr("perfed.training.cohort.is_faster", lambda *_: not faster)
     assert all(torch.equal(found[key], value) for key, value in done(again).items())
     full = done(Plan("auto", threads=1, paths={"fit body+head": first.paths[kind]}), "full")
     assert all(torch.equal(found[key], value) for key, value in full.items()) != faster
@@ -109,7 +109,7 @@ def test_quicker_is_clearly_quicker():
 
         return Trial(steps, 100)
 
-    assert quicker(waits(0.001), waits(0.003)) and not quicker(waits(0.003), waits(0.001))
+    assert is_faster(waits(0.001), waits(0.003)) and not is_faster(waits(0.003), waits(0.001))
 
 
 def test_banks_of_domains_compute_in_it_too():

@@ -24,7 +24,7 @@ from perfed.engine.metrics import METRICS, Metric
 from perfed.errors import PerfedError
 from perfed.plugins import own_mistake
 from perfed.system import installed_version
-from perfed.training.plan import Path, Plan, arithmetic
+from perfed.training.plan import Path, Plan, describe_arithmetic
 from perfed.tree import Tree
 
 Parcel = tuple[bytes, list[NDArray[np.uint8]]]
@@ -148,7 +148,7 @@ class Worker:
 
     def about(self) -> tuple[str, str]:
         """Version of perfed, and what arithmetic depends on here."""
-        return installed_version(), arithmetic(self._host.initialiser.device)
+        return installed_version(), describe_arithmetic(self._host.initialiser.device)
 
     def run(self, parcel: Parcel, shared: Parcel, clients: Mapping[str, Any]) -> Parcel:
         """Do a :class:`Task`; its :class:`Outcome`, packed.

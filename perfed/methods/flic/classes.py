@@ -67,7 +67,7 @@ class ClassAnchors:
         def value(step: Step) -> Tensor:
             z = step.output(EMBEDDING).flatten(0, 1)
             members = self._members(step, z)
-            values = {name: step.of(tensor) for name, tensor in self.values.items()}
+            values = {name: step.select_rows(tensor) for name, tensor in self.values.items()}
             anchors = self.covariance.gaussians(values, (members.client, members.label))
             distance = self.distance.between(z, members, anchors, _noise(step.keys, members, z))
             if self.modes > 1:
@@ -177,7 +177,9 @@ class ClassAnchors:
         block, marks = step.block, step.marks
         if self.modes > 1 and marks is None:
             client = torch.arange(block.clients, device=z.device).repeat_interleave(step.width)
-            entry = self._nearest(step.of(self.values["mean"]), client, self._class_of(step.y).flatten(), z.detach())
+            entry = self._nearest(
+                step.select_rows(self.values["mean"]), client, self._class_of(step.y).flatten(), z.detach()
+            )
             valid = block.valid[None, step.at, :, : step.width]
             return class_members(entry.view(valid.shape), valid, self.entries, z)[0]
 
@@ -256,7 +258,7 @@ class _Draws:
 
     def __init__(self, step: Step, anchors: ClassAnchors) -> None:
         self.anchors = anchors
-        self.values = {name: step.of(tensor) for name, tensor in anchors.values.items()}
+        self.values = {name: step.select_rows(tensor) for name, tensor in anchors.values.items()}
         self.labels, self.held = anchors.slots(step.block)
         k = self.values["mean"].shape[-1]
         numbers = k * anchors.samples + (k * k if anchors.covariance.kind == "full" else 0)

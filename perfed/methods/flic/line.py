@@ -53,14 +53,14 @@ class LineAnchors:
         """Mean of :meth:`distances` over each client's mini-batch."""
 
         def value(step: Step) -> Tensor:
-            centres = _shares(step.of(self.span), step.y) @ step.of(self.values["mean"])
+            centres = _shares(step.select_rows(self.span), step.y) @ step.select_rows(self.values["mean"])
             return ((step.output(EMBEDDING) - centres).square().sum(-1) * step.weight).sum(1)
 
         return value
 
     def calibration(self, step: Step) -> Tensor:
         """Mean over the mini-batch of ``mean_j (g[Z_j] - y)^2`` with ``Z_j ~ N(m(y), scale I)``, ``(clients,)``."""
-        centres = _shares(step.of(self.span), step.y) @ step.of(self.values["mean"])
+        centres = _shares(step.select_rows(self.span), step.y) @ step.select_rows(self.values["mean"])
         z = self._drawn(centres, rng.key(step.keys, "calibration"))
         y = step.y.flatten(1).repeat_interleave(self.samples, dim=1)
         losses = sample_losses(step.after(EMBEDDING, z), y, "regression")

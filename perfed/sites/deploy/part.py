@@ -38,7 +38,7 @@ from perfed.sites.flower.masking import Signer
 from perfed.sites.flower.refusal import Refused, Said
 from perfed.sites.flower.store import SiteStore, Stored
 from perfed.system import installed_version, write_atomic
-from perfed.training.plan import Plan, PlanSettings, usable_device
+from perfed.training.plan import Plan, PlanSettings, open_device
 
 _RUN = "run.json"  # the run that the site is in: its id and place, its study, what was agreed, and since when
 _OWN = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w-]*")  # module:NAME
@@ -287,7 +287,7 @@ class Part:
     @cached_property
     def device(self) -> torch.device:
         """Where the site computes."""
-        return usable_device(self.experiment.device, f"device = '{self.experiment.device}'")
+        return open_device(self.experiment.device, f"device = '{self.experiment.device}'")
 
     @cached_property
     def initialiser(self) -> Initialiser:

@@ -260,7 +260,7 @@ class Learnt(Callback):
     def after_round(self, run: Running, record: dict[str, Any]) -> bool:
         """Whether nothing is left to gain."""
         method = run.server.method
-        return isinstance(method, Blending) and method.descent(run.server.state).done
+        return isinstance(method, Blending) and method.descent(run.server.state).converged
 
 
 def _id(study: str, out: Path) -> str:
