@@ -13,7 +13,7 @@ from pydantic import Field
 from perfed.data.client import SPLITS, Client, Split
 from perfed.data.federation import Federation
 from perfed.data.files import load_npz, require
-from perfed.data.partition.shards import generator
+from perfed.data.partition.shards import make_generator
 from perfed.datasets.catalogue import dataset
 from perfed.datasets.options import PartitionOptions, change_defaults
 from perfed.datasets.pool import Pool
@@ -53,7 +53,9 @@ def adult(
     num_missing = min(round(missing * len(features_of_column)), len(features_of_column) - 1)
 
     def encode_client(client: Client) -> Client:
-        lacks = generator(seed, f"missing columns of {client.id}").permutation(len(features_of_column))[:num_missing]
+        lacks = make_generator(seed, f"missing columns of {client.id}").permutation(len(features_of_column))[
+            :num_missing
+        ]
         has_column = ~np.isin(column, lacks)
 
         def encode_split(split: Split | None) -> Split | None:

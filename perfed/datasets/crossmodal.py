@@ -11,7 +11,7 @@ from pydantic import Field
 
 from perfed.data.federation import Federation
 from perfed.data.files import load_npz, require
-from perfed.data.partition.shards import draw_classes, generator, share_among_holders
+from perfed.data.partition.shards import draw_classes, make_generator, share_among_holders
 from perfed.datasets.catalogue import NonNegative, dataset, make_client_ids
 
 FILE = "wiki_crossmodal.npz"
@@ -53,12 +53,12 @@ def wiki_crossmodal(
         parts[split] = [index[part] for part in share_among_holders(y[index], classes, seed=seed)]
     from sklearn.preprocessing import StandardScaler
 
-    kinds = [KINDS[k] for k in (generator(seed, "kinds").permutation(clients) >= clients // 2).astype(int)]
+    kinds = [KINDS[k] for k in (make_generator(seed, "kinds").permutation(clients) >= clients // 2).astype(int)]
     arrays: dict[str, Any] = {}
     for i, client in enumerate(make_client_ids(clients)):
         train, test = parts["train"][i], parts["test"][i]
         if 0 < samples_per_client < len(train):
-            rng = generator(seed, f"articles of {client}")
+            rng = make_generator(seed, f"articles of {client}")
             train = np.sort(rng.choice(train, size=samples_per_client, replace=False))
         scaler = StandardScaler().fit(data[kinds[i]][train].astype(np.float64))
         arrays[client] = {}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from perfed.data.federation import Federation
 from perfed.data.files import load_images, load_npz, require
-from perfed.data.partition.shards import Indices, draw_classes, generator, share_among_holders, subseed
+from perfed.data.partition.shards import Indices, derive_seed, draw_classes, make_generator, share_among_holders
 from perfed.datasets.catalogue import (
     NonNegative,
     Positive,
@@ -64,10 +64,10 @@ def digits_views(
     classes = draw_classes(10, clients, classes_per_client, seed=seed)
     train_parts = share_among_holders(y[train], classes, seed=seed)
     test_parts = share_among_holders(y[test], classes, seed=seed)
-    order = generator(seed, "digits views").permutation(clients) % len(VIEWS)
+    order = make_generator(seed, "digits views").permutation(clients) % len(VIEWS)
     arrays = {}
     for i, client in enumerate(make_client_ids(clients)):
-        rng = generator(seed, f"digits of {client}")
+        rng = make_generator(seed, f"digits of {client}")
         view = view_matrix(VIEWS[order[i]], int(rng.integers(10, 40, endpoint=True)), rng)
         part = train_parts[i]
         if 0 < samples_per_client < len(part):
@@ -100,7 +100,7 @@ def digits(
     pixels, names = x.astype(np.float32), tuple("0123456789")
     if not inverted:
         return Pool(pixels[train], y[train], pixels[test], y[test], 10, class_names=names)
-    domain = (generator(seed, "inverted digits").random(len(y)) < inverted).astype(np.int64)
+    domain = (make_generator(seed, "inverted digits").random(len(y)) < inverted).astype(np.int64)
     pixels = np.where(domain[:, None] == 1, 1 - pixels, pixels)
     return Pool(
         pixels[train],
@@ -126,7 +126,7 @@ def _read_embedded_digits() -> tuple[Array, NDArray[np.int64]]:
 
 
 def _split_by_class(y: NDArray[np.int64], test_fraction: float, seed: int) -> tuple[Indices, Indices]:
-    rng = generator(seed, "digits test")
+    rng = make_generator(seed, "digits test")
     train, test = [], []
     for label in np.unique(y):
         members = rng.permutation(np.flatnonzero(y == label))
@@ -187,12 +187,12 @@ def mnist_usps(
     Source: Rakotomamonjy et al. 2024 (TMLR), sections 5 and S3.2.
     """
     num_usps = clients // 2
-    is_usps = generator(seed, "hosts").permutation(clients) < num_usps
+    is_usps = make_generator(seed, "hosts").permutation(clients) < num_usps
     ids = np.array(make_client_ids(clients))
     arrays: dict[str, Any] = {}
     for host, size, owners in (("mnist", 28, ids[~is_usps]), ("usps", 16, ids[is_usps])):
         data = load_images(f"{host}.npz", data_dir, size)
-        own_seed = subseed(seed, host)
+        own_seed = derive_seed(seed, host)
         num_parts = clients if shared_shards else len(owners)
         classes = draw_classes(10, num_parts, classes_per_client, seed=own_seed)
         parts = {

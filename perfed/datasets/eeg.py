@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from perfed.data.federation import Federation
 from perfed.data.files import load_npz, optional_package, require
-from perfed.data.partition.shards import put_aside, subseed
+from perfed.data.partition.shards import derive_seed, select_test_samples
 from perfed.datasets.catalogue import TestFraction, dataset
 from perfed.errors import PerfedError
 
@@ -104,7 +104,7 @@ def extract_features(id_: str, recording: Recording, test_fraction: float, *, se
     if len(np.unique(sessions)) > 1:
         test = sessions == max(sessions.tolist())
     else:
-        test = put_aside(y, test_fraction, seed=subseed(seed, f"bci {id_}"))
+        test = select_test_samples(y, test_fraction, seed=derive_seed(seed, f"bci {id_}"))
     if not (~test).any():
         raise PerfedError(f"bci-moabb: '{id_}' has no trial of {', '.join(CLASSES)} to train on")
     covariances = estimation.Covariances(estimator="lwf").transform(x)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from perfed.data.augment import CropFlip
 from perfed.data.files import optional_package
-from perfed.data.partition.shards import Indices, put_aside
+from perfed.data.partition.shards import Indices, select_test_samples
 from perfed.datasets.catalogue import Positive, TestFraction
 from perfed.datasets.options import change_defaults
 from perfed.datasets.pool import Pool
@@ -72,7 +72,7 @@ def faces(
         aside = np.array([row.split == "test" for row in rows])
     else:
         keys = np.unique(np.array([[row.label, row.domain] for row in rows]), axis=0, return_inverse=True)[1]
-        aside = put_aside(keys.ravel(), test_fraction, seed=seed)
+        aside = select_test_samples(keys.ravel(), test_fraction, seed=seed)
     _check_unique_files(rows)
     parts = {"train": [rows[i] for i in np.flatnonzero(~aside)], "test": [rows[i] for i in np.flatnonzero(aside)]}
     for name, part in parts.items():

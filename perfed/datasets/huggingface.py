@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perfed.data.files import optional_package
 from perfed.data.names import compose_text
-from perfed.data.partition.shards import Indices, put_aside
+from perfed.data.partition.shards import Indices, select_test_samples
 from perfed.datasets.catalogue import TestFraction
 from perfed.datasets.pool import Pool
 from perfed.datasets.pooled import pooled_dataset
@@ -171,7 +171,7 @@ def _index_classes(labels: list[Any], names: Sequence[str], where: str) -> Indic
 def _split_off_test(table: _Table, fraction: float, *, by_owner: bool, seed: int) -> tuple[_Table, _Table]:
     """Return training and test samples, split by owner or by class; each keeps at least one training sample."""
     key = np.array([str(value) for value in (table.owners if by_owner else table.labels)])
-    aside = put_aside(key, fraction, seed=seed)
+    aside = select_test_samples(key, fraction, seed=seed)
 
     def select_rows(index: Indices) -> _Table:
         owners = [table.owners[i] for i in index] if table.owners else []

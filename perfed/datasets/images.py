@@ -152,9 +152,9 @@ def pfllib_fashion(
     x, y = (np.concatenate([data[f"{name}_train"], data[f"{name}_test"]]) for name in ("x", "y"))
     pool = Pool(x[:, None], y, x[:0], y[:0], num_classes=10)
     if partition == "pathological":
-        parts = pfllib.pathological(y, CLIENTS, CLASSES_PER_CLIENT)
+        parts = pfllib.split_pathological(y, CLIENTS, CLASSES_PER_CLIENT)
     else:
-        parts = pfllib.dirichlet(y, CLIENTS, CONCENTRATION)
+        parts = pfllib.split_dirichlet(y, CLIENTS, CONCENTRATION)
 
     def split(index: Indices) -> Split:
         return Split(pool.make_inputs("train", index), torch.from_numpy(y[index]))

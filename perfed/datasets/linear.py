@@ -22,7 +22,7 @@ from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
 from perfed.data.iterate_facts import ClientFacts, SplitFacts
 from perfed.data.lazy import Source
-from perfed.data.partition.shards import generator
+from perfed.data.partition.shards import make_generator
 from perfed.datasets.catalogue import NonNegativeReal, Positive, PositiveReal, check_range, dataset, make_client_ids
 from perfed.errors import PerfedError
 
@@ -140,7 +140,7 @@ def domain_problem(
     Source: Zhong et al. 2023, section 5.1 and appendix B.3.1 (figure 1: samples 5 to 20).
     """
     low, high = samples if isinstance(samples, tuple) else (samples, samples)
-    draw = generator(seed, "theory-mixture")
+    draw = make_generator(seed, "theory-mixture")
     mixture = torch.from_numpy(draw.dirichlet([alpha / domains] * domains, clients))
     sizes = torch.from_numpy(draw.integers(low, high + 1, clients))
     basis, heads = (

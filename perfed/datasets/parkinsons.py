@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perfed.data.federation import Federation
 from perfed.data.files import load_npz, require
-from perfed.data.partition.shards import generator
+from perfed.data.partition.shards import make_generator
 from perfed.datasets.catalogue import TestFraction, ValidationFraction, dataset
 
 FILE = "parkinsons.npz"
@@ -49,7 +49,7 @@ def parkinsons(
         recordings = np.flatnonzero(patient == number)
         order = np.argsort(time[recordings], kind="stable")
         if split == "random":
-            order = generator(seed, f"recordings of {client}").permutation(len(recordings))
+            order = make_generator(seed, f"recordings of {client}").permutation(len(recordings))
         train, test = _split_off_last(recordings[order], test_fraction)
         train, validation = _split_off_last(train, later_validation)
         rows[client] = {"train": train, "validation": validation, "test": test}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from perfed.data.augment import CropFlip
-from perfed.data.partition.shards import Indices, generator
+from perfed.data.partition.shards import Indices, make_generator
 from perfed.errors import PerfedError
 
 
@@ -26,7 +26,7 @@ def draw_label_permutations(num_classes: int, num_groups: int, *, seed: int) -> 
 
     Source: Xu et al. 2023 (ICLR), "concept shift".
     """
-    rng = generator(seed, "label permutations")
+    rng = make_generator(seed, "label permutations")
     permutations: list[tuple[int, ...]] = []
     for _ in range(num_groups):
         permutation = tuple(rng.permutation(num_classes).tolist())

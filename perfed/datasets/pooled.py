@@ -18,7 +18,7 @@ import torch
 from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
 from perfed.data.partition import dirichlet, label_skew
-from perfed.data.partition.shards import Indices, deal, subseed
+from perfed.data.partition.shards import Indices, deal_samples, derive_seed
 from perfed.datasets.catalogue import Builder, dataset, make_client_ids
 from perfed.datasets.options import PartitionOptions
 from perfed.datasets.pool import Pool, draw_label_permutations
@@ -147,18 +147,18 @@ def _partition_by_domain(pool: Pool, options: PartitionOptions, seed: int) -> tu
     prior = available["train"] if options.prior == "shares" else available["train"] > 0
     sizes = _choose_sizes(options, int(available["train"].sum()), False, seed)
     concentration = options.alpha * prior / prior.sum()
-    counts = {"train": dirichlet.inner_dirichlet(available["train"], sizes, concentration, seed=seed)}
+    counts = {"train": dirichlet.draw_inner_dirichlet_counts(available["train"], sizes, concentration, seed=seed)}
     cells, table = domain["train"], counts["train"]
     if options.uniform_labels:
         cells = cells * pool.num_classes + pool.y_train
         samples_by_cell = np.bincount(cells, minlength=len(pool.domain_names) * pool.num_classes)
-        table = dirichlet.even_labels(counts["train"], samples_by_cell.reshape(-1, pool.num_classes), seed=seed)
+        table = dirichlet.balance_labels(counts["train"], samples_by_cell.reshape(-1, pool.num_classes), seed=seed)
         counts["train"], table = table.sum(axis=2), table.reshape(len(table), -1)
     if options.test_samples:
         test_sizes = np.full(options.clients, options.test_samples)
         counts["test"] = label_skew.apportion(counts["train"].astype(np.float64), test_sizes, seed=seed)
     else:
-        counts["test"] = label_skew.shared_out(counts["train"], available["test"], seed=seed)
+        counts["test"] = label_skew.distribute_all(counts["train"], available["test"], seed=seed)
     needed = counts["test"].sum(axis=0)
     short = np.flatnonzero(needed > available["test"])
     if len(short):
@@ -167,8 +167,8 @@ def _partition_by_domain(pool: Pool, options: PartitionOptions, seed: int) -> tu
             f"data: domain '{pool.domain_names[m]}' has {available['test'][m]} test samples, but the clients need "
             f"{needed[m]}; use a smaller data.test_samples, or 0 to share out all there are"
         )
-    train = deal(cells, table, seed=subseed(seed, "deal train"))
-    test = deal(domain["test"], counts["test"], seed=subseed(seed, "deal test"))
+    train = deal_samples(cells, table, seed=derive_seed(seed, "deal train"))
+    test = deal_samples(domain["test"], counts["test"], seed=derive_seed(seed, "deal test"))
     unheld = [pool.domain_names[m] for m in np.flatnonzero(counts["train"].sum(axis=0) == 0)]
     notes = {"domains_nobody_holds": unheld} if unheld else {}
     return _Parts(train, test, np.zeros(options.clients, dtype=np.int64)), notes
@@ -193,7 +193,7 @@ def _partition_by_label(pool: Pool, options: PartitionOptions, seed: int) -> tup
         sizes = np.full(options.clients, options.test_samples)
         test = label_skew.apportion(train.astype(np.float64), sizes, seed=seed)
     else:
-        test = label_skew.scaled_counts(train, available["train"], available["test"], share=share["test"], seed=seed)
+        test = label_skew.scale_counts(train, available["train"], available["test"], share=share["test"], seed=seed)
     dealt = []
     advice = {"train": "fewer clients or a smaller data.samples", "test": "a smaller data.test_samples"}
     sharing = {
@@ -203,7 +203,7 @@ def _partition_by_label(pool: Pool, options: PartitionOptions, seed: int) -> tup
     for split, counts in (("train", train), ("test", test)):
         y = getattr(pool, f"y_{split}")
         try:
-            dealt.append(deal(y, counts, seed=subseed(seed, f"deal {split}"), share=share[split]))
+            dealt.append(deal_samples(y, counts, seed=derive_seed(seed, f"deal {split}"), share=share[split]))
         except PerfedError as error:
             way = advice[split] + ("" if share[split] else sharing[split])
             raise PerfedError(f"data: not enough {split} samples: {error}; use {way}") from None
@@ -242,12 +242,14 @@ def _draw_train_counts(
     """Return the table of counts of the training data."""
     if options.partition == "dirichlet":
         least = options.min_samples
-        return dirichlet.dirichlet(available, options.clients, options.concentration, min_samples=least, seed=seed)
+        return dirichlet.draw_dirichlet_counts(
+            available, options.clients, options.concentration, min_samples=least, seed=seed
+        )
     sizes = _choose_sizes(options, int(available.sum()), share, seed)
     if options.partition == "iid":
-        return label_skew.iid(available, sizes, seed=seed)
+        return label_skew.draw_iid_counts(available, sizes, seed=seed)
     if options.partition == "inner-dirichlet":
-        return dirichlet.inner_dirichlet(available, sizes, options.concentration, share=share, seed=seed)
+        return dirichlet.draw_inner_dirichlet_counts(available, sizes, options.concentration, share=share, seed=seed)
     if options.partition == "dominant":
         dominant = _dominant_classes(pool, options)
         weights = label_skew.dominant_weights(pool.num_classes, group, dominant, options.uniform)
@@ -257,9 +259,9 @@ def _draw_train_counts(
         classes_per_client if isinstance(classes_per_client, list) else [classes_per_client] * (int(group.max()) + 1)
     )
     clustered = options.class_assignment == "clustered"
-    client_classes = label_skew.draw_held_classes(pool.num_classes, group, per_group, clustered=clustered, seed=seed)
+    client_classes = label_skew.draw_client_classes(pool.num_classes, group, per_group, clustered=clustered, seed=seed)
     if options.samples == 0:
-        return label_skew.pathological(available, client_classes, seed=seed)
+        return label_skew.divide_classes(available, client_classes, seed=seed)
     return label_skew.apportion(client_classes.astype(np.float64), sizes, seed=seed)
 
 
@@ -267,7 +269,7 @@ def _choose_sizes(options: PartitionOptions, available: int, share: bool, seed: 
     """Return the number of training samples of every client, at most as many as are available."""
     spread = options.size_spread
     if options.samples == 0:
-        return label_skew.shared_sizes(available, options.clients, spread=spread, seed=seed)
+        return label_skew.divide_samples(available, options.clients, spread=spread, seed=seed)
     choices = options.samples if isinstance(options.samples, list) else [options.samples]
     sizes = label_skew.draw_sizes(choices, options.clients, spread=spread, seed=seed)
     needed = int(sizes.max() if share else sizes.sum())

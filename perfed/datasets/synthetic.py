@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.federation import Federation
-from perfed.data.partition.shards import draw_classes, generator, share_among_holders, subsample
+from perfed.data.partition.shards import draw_classes, make_generator, share_among_holders, subsample_clients
 from perfed.datasets.catalogue import (
     Fraction,
     NonNegative,
@@ -53,7 +53,7 @@ class Gaussians(NamedTuple):
 
 
 def _draw_gaussians(num_classes: int, dim: int, mean_std: float, covariance: Covariance, seed: int) -> Gaussians:
-    rng = generator(seed, "toy centres")
+    rng = make_generator(seed, "toy centres")
     centres = mean_std * rng.standard_normal((num_classes, dim))
     variances = np.ones(dim) if covariance == "identity" else rng.uniform(*VARIANCE_RANGE, size=dim)
     return Gaussians(centres, variances)
@@ -71,15 +71,15 @@ def _build_federation(
     coordinates.
     """
     check_range("keep_low", keep[0], "keep_high", keep[1])
-    x_train, y_train = gaussians.sample(per_class[0], generator(seed, "toy train"))
-    x_test, y_test = gaussians.sample(per_class[1], generator(seed, "toy test"))
-    train = subsample(share_among_holders(y_train, classes, seed=seed), low=keep[0], high=keep[1], seed=seed)
+    x_train, y_train = gaussians.sample(per_class[0], make_generator(seed, "toy train"))
+    x_test, y_test = gaussians.sample(per_class[1], make_generator(seed, "toy test"))
+    train = subsample_clients(share_among_holders(y_train, classes, seed=seed), low=keep[0], high=keep[1], seed=seed)
     test = share_among_holders(y_test, classes, seed=seed)
     clients, accuracies = {}, []
     for client, client_classes, train_rows, test_rows in zip(
         make_client_ids(len(classes)), classes, train, test, strict=True
     ):
-        rng = generator(seed, f"toy view of {client}")
+        rng = make_generator(seed, f"toy view of {client}")
         transform = draw_view(rng)
         clients[client] = {
             "x_train": transform(x_train[train_rows], rng).astype(np.float32),

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.files import load_npz, require
-from perfed.data.partition.shards import put_aside, subseed
+from perfed.data.partition.shards import derive_seed, select_test_samples
 from perfed.data.tokens import encode, tokenise
 from perfed.data.tokens import vocabulary as most_frequent
 from perfed.datasets.catalogue import Positive, TestFraction
@@ -40,7 +40,7 @@ def tweets(
     Source: "Twitter US Airline Sentiment" (Crowdflower 2015).
     """
     texts, y, users, class_names = _read_tweets(data_dir)
-    aside = put_aside(users, test_fraction, seed=subseed(seed, "tweets"))
+    aside = select_test_samples(users, test_fraction, seed=derive_seed(seed, "tweets"))
     tokens = [tokenise(text) for text in texts]
     words = most_frequent((t for t, test in zip(tokens, aside.tolist(), strict=True) if not test), vocabulary)
     x = encode(tokens, words, length)

@@ -19,8 +19,8 @@ from perfed.training.step import Loss, Step, mean_loss
 _LARGEST = 1e30
 """Squared norm of a layer's inputs above which a row is treated as not finite.
 
-The square of its gradient at the outputs may underflow to zero, and the computed norm of their product would then be much
-too small.
+The square of its gradient at the outputs may underflow to zero, and the computed norm of their product would then be
+much too small.
 """
 _Pass = tuple[str, Tensor, Tensor]
 """The name of a trained linear layer, its inputs ``(clients, batch, in)`` and outputs."""

@@ -10,7 +10,7 @@ import pytest
 from scipy.linalg import fractional_matrix_power, logm
 from sklearn.covariance import ledoit_wolf
 
-from perfed.data.partition.shards import put_aside, subseed
+from perfed.data.partition.shards import derive_seed, select_test_samples
 from perfed.datasets import load
 from perfed.datasets.eeg import CLASSES, Recording, build_federation, extract_features
 from perfed.errors import PerfedError
@@ -49,7 +49,9 @@ def test_features_are_tangent_vectors_at_the_mean_of_the_training_trials(session
     known = np.isin(made.labels, CLASSES)
     covariances = np.array([ledoit_wolf(trial.T)[0] for trial in made.x[known]])
     y = np.array([CLASSES.index(label) for label in made.labels[known]])
-    test = made.sessions[known] == "2run" if sessions == 3 else put_aside(y, 0.25, seed=subseed(0, "bci a"))
+    test = (
+        made.sessions[known] == "2run" if sessions == 3 else select_test_samples(y, 0.25, seed=derive_seed(0, "bci a"))
+    )
     assert np.array_equal(found["y_train"], y[~test]) and np.array_equal(found["y_test"], y[test])
     if sessions == 1:
         assert np.bincount(y[test]).tolist() == [2, 2] and np.bincount(y[~test]).tolist() == [6, 6]

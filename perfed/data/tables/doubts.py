@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfed.data.partition.shards import generator
+from perfed.data.partition.shards import make_generator
 from perfed.data.tables.checks import Checked, Part
 from perfed.data.tables.kinds import Column, format_of_swapped, separates_thousands
 from perfed.data.tables.missing import suspected
@@ -78,7 +78,7 @@ class _Site:
 
 def _looked_at(part: Part, options: TableOptions) -> Ints:
     """Rows of a site in random order, one of each group: those of a patient say nothing of other patients."""
-    rows = generator(0, f"doubts about {part.site}").permutation(len(part.frame))
+    rows = make_generator(0, f"doubts about {part.site}").permutation(len(part.frame))
     if options.group is not None:
         groups = part.rows[options.group].groups[rows]
         rows = rows[np.sort(np.unique(groups, return_index=True)[1])]
