@@ -14,7 +14,7 @@ from perfed.cli.index import index
 from perfed.cli.options import DataOption, JsonOption
 from perfed.data.files import SHIPPED, data_folders, find_file, own_folder
 from perfed.data.originals.sources import SOURCES, Source, find_source
-from perfed.errors import PerfedError, did_you_mean
+from perfed.errors import PerfedError, suggest_name
 
 data_app = App(
     no_args_is_help=True, help="Get the files of data sets: from where, under which terms, with one command."
@@ -133,7 +133,7 @@ def _files(names: list[str]) -> list[str]:
             continue
         items = [i for what in ("datasets", "experiments", "leaderboards") for i in index()[what] if i["name"] == key]
         if not items:
-            raise PerfedError(f"no data are called '{name}'{did_you_mean(key, SOURCES)}; see 'perfed data list'")
+            raise PerfedError(f"no data are called '{name}'{suggest_name(key, SOURCES)}; see 'perfed data list'")
         makers = [maker for item in items for file in item["files"] if (maker := find_source(file)) is not None]
         if not makers:
             raise PerfedError(f"'{name}' needs no file of perfed's; 'perfed show {name}' says what it needs")

@@ -18,7 +18,7 @@ from perfed.data.tables.problems import LONGEST, nowhere, refuse
 from perfed.data.tables.public import Known
 from perfed.data.tables.targets import CONSTANT, FEW, LabelsAre, contradictions, named
 from perfed.data.target_scale import Sums, TargetScale, varying_scale
-from perfed.errors import PerfedError, first_problem, shorten_list
+from perfed.errors import PerfedError, shorten_list, summarise_validation_error
 
 _Name = Annotated[str, Field(max_length=LONGEST), AfterValidator(check_name)]
 _Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -58,7 +58,7 @@ class _Message(BaseModel):
         try:
             made = cls.model_validate_json(json.dumps(values))
         except ValidationError as error:
-            raise PerfedError(f"{where}: {first_problem(error, '')}") from None
+            raise PerfedError(f"{where}: {summarise_validation_error(error, '')}") from None
         except (TypeError, ValueError, RecursionError) as error:
             raise PerfedError(f"{where}: these are no plain values ({error})") from None
         for name, task in cls.of_tasks.items():

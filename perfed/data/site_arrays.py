@@ -22,7 +22,7 @@ from perfed.data.inputs import Parts, arrays_of
 from perfed.data.labels import Classes, Task, as_classes, classes_of, task_of, whole
 from perfed.data.reading import reason_of
 from perfed.data.target_scale import Sums
-from perfed.errors import PerfedError, did_you_mean, first_problem
+from perfed.errors import PerfedError, suggest_name, summarise_validation_error
 
 Arrays = Callable[[str], Any]
 """From a client's id to what :meth:`perfed.data.federation.Federation.from_arrays` takes for one client."""
@@ -159,7 +159,7 @@ class SeenSite:
         try:
             return SiteMetadata(task=self.task, domains=max(domains, default=None), **of_task)
         except ValidationError as error:
-            raise PerfedError(f"client '{self.site}': {first_problem(error, '')}") from None
+            raise PerfedError(f"client '{self.site}': {summarise_validation_error(error, '')}") from None
 
     def facts(self, schema: FederationSchema) -> ClientFacts:
         """Return the facts of the client that ``schema`` makes of the arrays.
@@ -312,7 +312,7 @@ def refuse_unknown(labels: Labels) -> None:
     """
     for name in labels:
         if name not in Labels.__annotations__:
-            raise TypeError(f"unexpected keyword argument '{name}'{did_you_mean(name, Labels.__annotations__)}")
+            raise TypeError(f"unexpected keyword argument '{name}'{suggest_name(name, Labels.__annotations__)}")
 
 
 def schema_of(sites: Sequence[SeenSite], labels: Labels) -> FederationSchema:

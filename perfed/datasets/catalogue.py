@@ -195,7 +195,7 @@ def dataset_id(name: str) -> str:
 
 
 def _find_entry(name: str) -> _Entry:
-    registered_name = DATASETS.own(name)
+    registered_name = DATASETS.resolve_name(name)
     if registered_name not in DATASETS:
         raise PerfedError(f"there is no data set '{registered_name}'; available: {', '.join(dataset_names())}")
     return DATASETS[registered_name]

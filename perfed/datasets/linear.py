@@ -19,8 +19,8 @@ from torch import Tensor
 
 from perfed import rng
 from perfed.data.client import Client, Split
+from perfed.data.facts import ClientFacts, SplitFacts
 from perfed.data.federation import Federation
-from perfed.data.iterate_facts import ClientFacts, SplitFacts
 from perfed.data.lazy import Source
 from perfed.data.partition.shards import make_generator
 from perfed.datasets.catalogue import NonNegativeReal, Positive, PositiveReal, check_range, dataset, make_client_ids

@@ -215,7 +215,7 @@ class RoundClients:
 
     def _arriving(self, client: str, reply: dict[str, Any]) -> dict[str, Any]:
         """Count the bytes of a reply, and let the extensions undo what they did to it at the client."""
-        self.record.bytes_up += tree.size(reply)
+        self.record.bytes_up += tree.count_bytes(reply)
         if not self.method.extensions or self._engine.initialiser.secure is not None:
             return reply
         assert self.state is not None
@@ -237,5 +237,5 @@ def _program_name(method: Method, program: Callable[..., Any]) -> str:
 
 def _sent(value: Any, clients: int) -> int:
     if isinstance(value, Each):
-        return sum(tree.size(row) for row in value.rows.values())
-    return tree.size(value) * clients
+        return sum(tree.count_bytes(row) for row in value.rows.values())
+    return tree.count_bytes(value) * clients

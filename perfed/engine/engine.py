@@ -263,7 +263,7 @@ def _stacked(done: ChunkResult) -> dict[str, Any]:
 def _extents(done: ChunkResult) -> dict[str, float]:
     """The largest absolute value in each client's reply, by id; NaN or infinite where one is not finite."""
     largest = torch.zeros(len(done.ids), dtype=torch.float64)
-    for _, value in tree.leaves(_stacked(done)):
+    for _, value in tree.iterate_leaves(_stacked(done)):
         if value.is_floating_point() and value.numel():
             flat = value.reshape(len(done.ids), -1)
             size = torch.maximum(flat.amax(1), -flat.amin(1))  # a tenth of what a norm or isfinite takes
@@ -273,7 +273,7 @@ def _extents(done: ChunkResult) -> dict[str, float]:
 
 def _unsound(done: ChunkResult, row: int) -> str:
     """What is wrong with a reply that holds a value which is not finite."""
-    entry = next(name for name, value in tree.leaves(_stacked(done)) if not torch.isfinite(value[row]).all())
+    entry = next(name for name, value in tree.iterate_leaves(_stacked(done)) if not torch.isfinite(value[row]).all())
     return _told(done.ids[row], entry)
 
 
@@ -301,7 +301,7 @@ def _made(done: ChunkResult, row: int, exchange: Exchange) -> dict[str, Any]:
     reply, client = done.reply(row), done.ids[row]
     for name, value in done.content.items():
         if not isinstance(value, Tensor | Mapping):
-            for _, tensor in tree.leaves({name: reply[name]}):
+            for _, tensor in tree.iterate_leaves({name: reply[name]}):
                 if not torch.isfinite(tensor).all():
                     raise ClientsDiverged(exchange.place, {client: _told(client, name)})
     return reply

@@ -121,7 +121,7 @@ class ChunkResult:
         """One client's reply, by its row."""
         stacked = {name: value for name, value in self.content.items() if not (callable(value) or type(value) is list)}
         made = {n: v(row) if callable(v) else v[row] for n, v in self.content.items() if n not in stacked}
-        return tree.row_of(stacked, row, self.shapes[row]) | made
+        return tree.select_row(stacked, row, self.shapes[row]) | made
 
     def whole(self) -> ChunkResult:
         """The same with everything made that is made client by client: it can be sent elsewhere."""
@@ -185,7 +185,7 @@ class LocalExecutor:
         try:
             return self.run(work)
         except ClientsDiverged as error:
-            return ChunkResult(work.ids, {}, (), torch.empty(0), diverged=dict(error.found))
+            return ChunkResult(work.ids, {}, (), torch.empty(0), diverged=dict(error.messages))
 
     def run(self, work: ChunkTask) -> ChunkResult:
         """Run the program of ``work`` on its clients.
@@ -299,7 +299,7 @@ class LocalExecutor:
                     f"'{name}' is not a declared parameter set at home on the client; declare it in sets()"
                 )
         own = {"model": cohort.personal(), **advance_position(cohort.state, cohort.steps_done)}
-        return {i: tree.copy(tree.row_of(own, row, shapes[row])) for row, i in enumerate(cohort.ids)}
+        return {i: tree.copy_tree(tree.select_row(own, row, shapes[row])) for row, i in enumerate(cohort.ids)}
 
 
 def layouts_of(shapes: Sequence[Shape], initialiser: Initialiser, plan: Plan) -> dict[Shape, Layout]:

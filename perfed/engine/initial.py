@@ -87,7 +87,7 @@ class Initialiser:
     def chain(self, input_shape: Shape) -> Chain:
         """The modules for inputs of ``input_shape``, built once."""
         if input_shape not in self._chains:
-            with rng.torch_seed(rng.key(self.seed, "build")):
+            with rng.seed_torch(rng.key(self.seed, "build")):
                 self._chains[input_shape] = self.model.build(input_shape).to(self.dtype)
         return self._chains[input_shape]
 
@@ -112,7 +112,7 @@ class Initialiser:
         shape = input_shape
         for stage, factory in self.model.factories.items():
             if stage in stages:
-                with rng.torch_seed(rng.key(self.seed, "initial", stage, client, entry)):
+                with rng.seed_torch(rng.key(self.seed, "initial", stage, client, entry)):
                     module: nn.Module = factory(shape)
                 tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
                 for name, tensor in tensors.items():

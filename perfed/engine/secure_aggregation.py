@@ -14,7 +14,7 @@ from perfed.codec import flatten
 from perfed.errors import PerfedError, shorten_list
 from perfed.maths.sums import CountedSums, FixedPoint, SingleReplies, Term, make_hidden_entries
 from perfed.participation.settings import Participation
-from perfed.settings import STRICT, unless
+from perfed.settings import STRICT, exclude_default
 
 LOSS, TRAINED = ":loss", ":trained"
 """Beside the entries of a reply: the mean training loss, 0 where nothing was trained, and whether something was."""
@@ -46,7 +46,7 @@ class SecureAggregation(BaseModel):
         None,
         description="public key of each site of a deployment, as 'perfed site key' prints it; sites then check each "
         "other's keys",
-        exclude_if=unless(None),
+        exclude_if=exclude_default(None),
     )
 
     @field_validator("keys")

@@ -21,7 +21,7 @@ from perfed.run.directory import RunDirectory, plain
 from perfed.run.estimator_site import EstimatorSite, keep_estimator, kept_estimator
 from perfed.run.own_model import facts_of, measured
 from perfed.run.summary import versions
-from perfed.system import private_files
+from perfed.system import create_private_files
 
 FOLDER, POOLED_FILE = "estimators", "pooled.skops"
 MOST = 200
@@ -49,7 +49,7 @@ def keep(path: Path, name: str, models: Mapping[str, Any], ids: list[str]) -> st
     else:
         named = {_file(ids.index(client)): model for client, model in models.items()}
     path.mkdir(parents=True, exist_ok=True)
-    with private_files():
+    with create_private_files():
         kept = [keep_estimator(plain_estimator(model), path / FOLDER / file) for file, model in named.items()]
     return "" if all(kept) else ODD_TYPES
 

@@ -13,14 +13,14 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from perfed.engine.metrics import chosen, metric_of
-from perfed.errors import PerfedError, did_you_mean, first_problem
+from perfed.errors import PerfedError, suggest_name, summarise_validation_error
 from perfed.experiment.comparison import USUAL, Comparison, ComparisonSpec, Resources
 from perfed.experiment.config import merged, readable, shipped_files
 from perfed.experiment.jobs import Execute
 from perfed.experiment.overrides import grid_points, override
 from perfed.experiment.search import Search, read_grid
 from perfed.experiment.study import Study
-from perfed.plugins import known_as
+from perfed.plugins import match_name
 from perfed.report.board import Figure, board_table, write_board
 from perfed.report.run_results import load_run
 from perfed.report.text import TextTable
@@ -121,12 +121,12 @@ def find_board(name: str) -> Board:
         'Pooled training'
     """
     known = board_names()
-    if (shipped := known_as(name, known)) is None:
-        raise PerfedError(f"unknown leaderboard '{name}'{did_you_mean(name, known)}; allowed: {', '.join(known)}")
+    if (shipped := match_name(name, known)) is None:
+        raise PerfedError(f"unknown leaderboard '{name}'{suggest_name(name, known)}; allowed: {', '.join(known)}")
     try:
         return Board.model_validate(tomllib.loads(shipped_files("boards")[shipped].read_text(encoding="utf-8")))
     except ValidationError as error:
-        raise first_problem(error, name) from None
+        raise summarise_validation_error(error, name) from None
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ class Leaderboard:
             PerfedError: no such leaderboard or row, bad settings, or ``path`` holds something else.
         """
         board = find_board(name)
-        name, known = known_as(name, board_names()) or name, [row.name for row in board.run]
-        named = tuple(known_as(row, known) or row for row in rows)
+        name, known = match_name(name, board_names()) or name, [row.name for row in board.run]
+        named = tuple(match_name(row, known) or row for row in rows)
         made = cls(path, name, board.seeds if seeds is None else seeds, tuple(settings), named)
         for row in made.run:
             board.table(row, settings)
@@ -196,7 +196,7 @@ class Leaderboard:
         rows = {row.name: row for row in self.board.run}
         for name in self.rows:
             if name not in rows:
-                hint, known = did_you_mean(name, rows), "', '".join(rows)
+                hint, known = suggest_name(name, rows), "', '".join(rows)
                 raise PerfedError(f"--row: {self.name} runs no row '{name}'{hint}; it runs '{known}'")
         return [row for row in rows.values() if row.name in self.rows or not self.rows]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from perfed.codec import EMPTY
 from perfed.errors import PerfedError
-from perfed.tree import Tree, leaves, split_path
+from perfed.tree import Tree, iterate_leaves, split_path
 
 Term = tuple[str, ...]
 """Paths of the entries whose product is summed over clients, sorted: ``("num_samples", "shared/head.weight")``."""
@@ -231,7 +231,7 @@ class CountedSums:
     """
 
     def __init__(self, content: Tree, numbers: FixedPoint) -> None:
-        self._entries = dict(leaves(content))
+        self._entries = dict(iterate_leaves(content))
         self._numbers = numbers
         self.requested_terms: dict[Term, None] = {}
 

@@ -143,7 +143,7 @@ def _apply_single(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tenso
     if not run.training or run.keys is None or isinstance(module, BATCH_NORM + _DETERMINISTIC):
         return torch.func.functional_call(module, params, (x,))  # type: ignore[no-any-return]
     run._dropouts += 1
-    with rng.torch_seed(rng.key(run.keys[0], "module", prefix, run._dropouts)), _use_keyed_dropout(module, prefix, run):
+    with rng.seed_torch(rng.key(run.keys[0], "module", prefix, run._dropouts)), _use_keyed_dropout(module, prefix, run):
         return torch.func.functional_call(module, params, (x,))  # type: ignore[no-any-return]
 
 

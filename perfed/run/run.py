@@ -41,7 +41,7 @@ from perfed.run.rounds import Rounds
 from perfed.run.settings import Evaluation, Snapshots
 from perfed.run.summary import nothing_shared, summary_of, table_of
 from perfed.run.totals import RunProgress
-from perfed.system import frozen_objects, sigterm_as_exit
+from perfed.system import exit_on_sigterm, freeze_objects
 from perfed.training.plan import Plan, limit_threads, open_device
 
 
@@ -145,7 +145,7 @@ class Run(OwnModels):
         self.server.put_states_in(self.directory.path if self.directory else None)
         alone = self.directory.alone() if self.directory else nullcontext()
         behind = [self._checkpoints, EventLog(), *([ToldProgress(tell=progress)] if progress else [])]
-        with limit_threads(self.plan.untimed_threads), frozen_objects(), alone, sigterm_as_exit(), ExitStack() as held:
+        with limit_threads(self.plan.untimed_threads), freeze_objects(), alone, exit_on_sigterm(), ExitStack() as held:
             self.latest, started = None, time.perf_counter() - self.progress.wall
             try:
                 check_installed(self.callbacks)

@@ -73,9 +73,11 @@ class Samples:
         """Return a random ``share`` of each client's samples, rounded up, selected by its key in ``keys``
         ``(clients,)``.
         """
-        draws = [rng.bits(key, int(count)) for key, count in zip(keys.cpu(), self.counts, strict=True)]
+        draws = [rng.random_bits(key, int(count)) for key, count in zip(keys.cpu(), self.counts, strict=True)]
         sizes = np.ceil(share * self.counts - 1e-9).astype(np.int64)
-        selected = [rng.first(draw, int(size)).sort().values.numpy() for draw, size in zip(draws, sizes, strict=True)]
+        selected = [
+            rng.draw_subset(draw, int(size)).sort().values.numpy() for draw, size in zip(draws, sizes, strict=True)
+        ]
         return self.select([start + part for start, part in zip(self.starts, selected, strict=True)])
 
     def in_batches(self, size: int | Literal["all"] | None) -> Samples:
@@ -147,7 +149,7 @@ def continue_streams(state: Mapping[str, Any], steps: Tensor, seed: int, ids: Se
     if POSITION not in state:
         return None
     base = rng.key(seed, POSITION)
-    return Stream(rng.key(base, rng.words(ids)), _count_steps(state, steps).cpu().numpy())
+    return Stream(rng.key(base, rng.encode_texts(ids)), _count_steps(state, steps).cpu().numpy())
 
 
 def advance_position(state: Mapping[str, Any], steps: Tensor) -> dict[str, Any]:

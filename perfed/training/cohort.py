@@ -108,7 +108,7 @@ class Cohort(View):
     def key(self, purpose: str, *words: int) -> Tensor:
         """Return random keys of this exchange for ``purpose``, int64 ``(n,)``, one per client."""
         base = rng.key(self.where.seed, purpose, self.where.round, self.where.exchange, *words)
-        return rng.key(base, rng.words(self.ids)).to(self.device)
+        return rng.key(base, rng.encode_texts(self.ids)).to(self.device)
 
     # Counts of rows ----------------------------------------------------------------------------------------
 

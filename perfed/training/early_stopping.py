@@ -36,7 +36,7 @@ def hold_out(cohort: Cohort) -> tuple[Samples, Samples]:
     remaining, held_out = [], []
     for row, (start, count) in enumerate(zip(train.starts, train.counts, strict=True)):
         positions = np.arange(start, start + count)
-        draw = rng.bits(keys[row], int(count)).cpu().numpy()
+        draw = rng.random_bits(keys[row], int(count)).cpu().numpy()
         is_held_out = _select_quarter_of_classes(labels[start : start + count], draw)
         remaining.append(positions[~is_held_out])
         held_out.append(positions[is_held_out])

@@ -22,8 +22,8 @@ from pydantic import ConfigDict, Field
 from threadpoolctl import threadpool_limits
 
 from perfed.errors import PerfedError
-from perfed.settings import Table, unless
-from perfed.system import processor
+from perfed.settings import Table, exclude_default
+from perfed.system import read_processor_name
 from perfed.training import choices
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -230,16 +230,22 @@ class PlanSettings(Table):
     chunk: int = Field(0, ge=0)
     threads: int = Field(0, ge=0, le=MOST_THREADS)
     untimed_threads: int = Field(
-        0, ge=0, le=MOST_THREADS, description="torch threads of work that no trial has timed", exclude_if=unless(0)
+        0,
+        ge=0,
+        le=MOST_THREADS,
+        description="torch threads of work that no trial has timed",
+        exclude_if=exclude_default(0),
     )
     hold_megabytes: int = Field(
         HOLD >> 20,
         ge=0,
         description="of clients' states in memory; the others are on disk",
-        exclude_if=unless(HOLD >> 20),
+        exclude_if=exclude_default(HOLD >> 20),
     )
     remember: bool = Field(
-        True, description="whether later runs of this user take over what trials choose", exclude_if=unless(True)
+        True,
+        description="whether later runs of this user take over what trials choose",
+        exclude_if=exclude_default(True),
     )
     paths: dict[str, Path] = Field(default_factory=dict)
 
@@ -322,7 +328,7 @@ def open_device(name: str, where: str) -> torch.device:
 
 def describe_arithmetic(device: torch.device) -> str:
     """Return what the last digits of results depend on besides plan and cohort: processor, instruction set, torch."""
-    parts = [processor(), torch.backends.cpu.get_cpu_capability()]
+    parts = [read_processor_name(), torch.backends.cpu.get_cpu_capability()]
     if limit := os.environ.get("ONEDNN_MAX_CPU_ISA"):
         parts.append(f"oneDNN up to {limit}")
     if device.type != "cpu":

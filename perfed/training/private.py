@@ -162,7 +162,7 @@ class PrivateTraining:
         """
         if self.counter is not None:
             self.counter.counts.add(purpose)
-        keys = rng.key(seed, "privacy", 0, purpose, rng.words(ids))
+        keys = rng.key(seed, "privacy", 0, purpose, rng.encode_texts(ids))
         noise = self._draw_noise(counts, keys, once=True)
         return self._add_noise(counts, noise, self._broadcast_noise(counts)).clamp_min(0)
 

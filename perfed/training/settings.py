@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from perfed.model.chain import STAGES
-from perfed.settings import LISTED, STRICT, check_whole_numbers, unless
+from perfed.settings import LISTED, STRICT, check_whole_numbers, exclude_default
 from perfed.training.schedule import Schedule, Step, find_schedules
 
 
@@ -84,9 +84,11 @@ class LocalTraining(Scheduled):
     optimizer: Literal["adam", "sgd"] = Field("adam", description="local optimiser")
     lr: float | dict[str, float] = Field(1e-3, description="learning rate, or one per stage (missing stages: 1e-3)")
     lr_drops: Annotated[tuple[PositiveInt, ...], LISTED] = Field(
-        (), description="rounds after which every local learning rate is multiplied by lr_factor", exclude_if=unless(())
+        (),
+        description="rounds after which every local learning rate is multiplied by lr_factor",
+        exclude_if=exclude_default(()),
     )
-    lr_factor: float = Field(0.1, ge=0, description="see lr_drops", exclude_if=unless(0.1))
+    lr_factor: float = Field(0.1, ge=0, description="see lr_drops", exclude_if=exclude_default(0.1))
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float | dict[str, float] = Field(0.0, description="weight decay, or one per stage (others: 0)")
     decay: Literal["weights", "all"] = Field("weights", description="what weight decay acts on; biases only with 'all'")
@@ -94,13 +96,13 @@ class LocalTraining(Scheduled):
         "none",
         description="of a sample's class in the loss of classification: 1, or n / (classes held x n of the class), so "
         "that rare classes count as much",
-        exclude_if=unless("none"),
+        exclude_if=exclude_default("none"),
     )
     precision: Literal["full", "bf16"] = Field(
         "full",
         description="of the network's layers in local training; with 'bf16' numbers of 16 bits, where a trial of "
         "engine = 'auto' finds that they are faster",
-        exclude_if=unless("full"),
+        exclude_if=exclude_default("full"),
     )
     batch_size: int = Field(100, ge=1, description="samples of a local mini-batch")
     local_epochs: int = Field(10, ge=0, description="local epochs per round")
@@ -109,7 +111,7 @@ class LocalTraining(Scheduled):
         ge=1,
         description="mini-batch steps per round in place of passes over the data: an epoch of any phase is then "
         "local_steps / local_epochs steps, which go on in a client's data where its last ones stopped",
-        exclude_if=unless(None),
+        exclude_if=exclude_default(None),
     )
 
     _lr_scale: float = PrivateAttr(1.0)

@@ -78,7 +78,7 @@ def test_purposes_are_independent_and_stable_across_processes():
         make_generator(0, "a").integers(1000, size=8), make_generator(0, "b").integers(1000, size=8)
     )
     derive_seed(-1, "a")  # any integer is a seed
-    code = "from perfed.data.partition.shards import subseed; print(subseed(3, 'x'))"
+    code = "from perfed.data.partition.shards import derive_seed; print(derive_seed(3, 'x'))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(run.stdout) == derive_seed(3, "x")  # Python's own hash would differ
 

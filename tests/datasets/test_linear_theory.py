@@ -224,7 +224,7 @@ def flic_run(signs, *, share=1.0, rounds=90, round_=theory.fedrep_round):
     sample, everyone = problem.sampler(estimate), torch.arange(60)
     smallest, largest = spectrum(problem.oracle.heads)
     step = 1 / (4 * largest)
-    active = [rng.order(rng.key(0, "active", t, everyone))[: int(share * 60)] for t in range(rounds)]
+    active = [rng.draw_permutation(rng.key(0, "active", t, everyone))[: int(share * 60)] for t in range(rounds)]
     start = theory.moment_start(sample(everyone, 0), 2)
     bases = theory.trajectory(round_, sample, start, step, active)
     flipped = (estimate * problem.signs)[..., None] * problem.oracle.basis
@@ -395,7 +395,7 @@ def test_srpfl_contracts_as_theorem_4_7(doubling):
     first, clients, rounds = 4, 256, 36
     problem = theory.client_problem(clients, 6, 2, samples=40, noise=1.0, seed=1)
     start = theory.moment_start(problem.sample(torch.arange(first), 0), 2)
-    order = rng.order(rng.key(0, "speed", torch.arange(clients)))
+    order = rng.draw_permutation(rng.key(0, "speed", torch.arange(clients)))
     sizes = schedule.stage_sizes(clients, first) if doubling else [clients]
     counts = [sizes[t * len(sizes) // rounds] for t in range(rounds)]
     # the theorem's extremes are over all sets of at least n_0 clients; here over the sets that take part

@@ -23,7 +23,7 @@ from perfed.methods.titles import display_name
 from perfed.run import predictions
 from perfed.run.export import export, onnx_file
 from perfed.run.saved_site import load_site
-from perfed.testing.federations import survival
+from perfed.testing.federations import make_survival_data
 
 SMALL = (
     "clients=4",
@@ -278,9 +278,9 @@ def test_values_and_hazards_are_mixed_too(tmp_path):
     )
     assert np.allclose(site.predict(x).reshape(-1), expected, atol=1e-5)
     assert onnx_file(site)[1] < 1e-3
-    hazards = compare(survival(), ["local", "forest", "blend"], **shape, out=tmp_path / "hazards")
+    hazards = compare(make_survival_data(), ["local", "forest", "blend"], **shape, out=tmp_path / "hazards")
     assert not hazards.failed and hazards.methods == ("local", "forest", "sklearn:cox", "blend")
-    site = hazards.run("blend", 0).site(survival().ids[0])
+    site = hazards.run("blend", 0).site(make_survival_data().ids[0])
     assert onnx_file(site)[1] < 1e-3
 
 

@@ -71,30 +71,32 @@ def read_heart_disease(files: Files) -> Arrays:
 
 
 def read_adult(files: Files) -> Arrays:
-    """``num_*`` ``(n, 6)``, ``cat_*`` ``(n, 8)`` positions in ``categories_NAME``, ``y_*`` 1 above 50,000 dollars."""
+    """Return ``num_*`` ``(n, 6)``, ``cat_*`` ``(n, 8)`` positions in ``categories_NAME``, ``y_*`` 1 above 50,000
+    dollars.
+    """
     names = {"train": "adult.data", "test": "adult.test"}
     rows = {split: _parse_rows(files.read(name), len(_ADULT) + 1) for split, name in names.items()}
     categories = [name for name in _ADULT if name not in _NUMBERS]
-    found: Arrays = {"num_names": np.array(_NUMBERS), "cat_names": np.array(categories)}
-    known: dict[str, list[str]] = {}
+    arrays: Arrays = {"num_names": np.array(_NUMBERS), "cat_names": np.array(categories)}
+    values_by_category: dict[str, list[str]] = {}
     for name in categories:
         place = _ADULT.index(name)
-        known[name] = sorted({row[place] for part in rows.values() for row in part})
-        found[f"categories_{name}"] = np.array(known[name])
+        values_by_category[name] = sorted({row[place] for part in rows.values() for row in part})
+        arrays[f"categories_{name}"] = np.array(values_by_category[name])
     for split, part in rows.items():
         numbers = [[int(row[_ADULT.index(name)]) for name in _NUMBERS] for row in part]
-        codes = [[known[name].index(row[_ADULT.index(name)]) for name in categories] for row in part]
+        codes = [[values_by_category[name].index(row[_ADULT.index(name)]) for name in categories] for row in part]
         incomes = [row[-1].rstrip(".") for row in part]  # with a full stop in the test file
         if wrong := set(incomes) - {">50K", "<=50K"}:
             raise PerfedError(f"{names[split]}: incomes are '>50K' and '<=50K', not '{min(wrong)}'")
-        found[f"num_{split}"] = np.array(numbers, dtype=np.int32)
-        found[f"cat_{split}"] = np.array(codes, dtype=np.int8)
-        found[f"y_{split}"] = np.array([income == ">50K" for income in incomes], dtype=np.uint8)
-    return found
+        arrays[f"num_{split}"] = np.array(numbers, dtype=np.int32)
+        arrays[f"cat_{split}"] = np.array(codes, dtype=np.int8)
+        arrays[f"y_{split}"] = np.array([income == ">50K" for income in incomes], dtype=np.uint8)
+    return arrays
 
 
 def read_parkinsons(files: Files) -> Arrays:
-    """``x`` ``(n, 19)``, ``motor_updrs``, ``total_updrs`` and ``patient``, with ``feature_names``."""
+    """Return ``x`` ``(n, 19)``, ``motor_updrs``, ``total_updrs`` and ``patient``, with ``feature_names``."""
     names, *rows = _parse_cells(files.read("parkinsons_updrs.data"))
     table = dict(zip(names, np.array(rows, dtype=np.float64).T, strict=True))
     try:
@@ -111,7 +113,7 @@ def read_parkinsons(files: Files) -> Arrays:
 
 
 def read_tcga_brca(files: Files) -> Arrays:
-    """``x`` ``(n, 39)``, ``event``, ``time``, ``center``, ``is_train``; barcodes are read and not kept."""
+    """Return ``x`` ``(n, 39)``, ``event``, ``time``, ``center``, ``is_train``, without the barcodes of patients."""
     head, *split = _parse_cells(files.read("train_test_split.csv"))
     pid, fold = head.index("pid"), head.index("fold2")  # "train_3"
     folds = {row[pid]: row[fold].split("_") for row in split}

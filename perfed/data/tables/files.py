@@ -25,7 +25,7 @@ from perfed.data.tables.missing import MISSING_TEXTS
 from perfed.data.tables.problems import LONGEST, Frame, in_rows, listed, pandas, refuse, unknown
 from perfed.data.tables.quotes import QuoteCheck, split_line
 from perfed.errors import PerfedError
-from perfed.system import memory
+from perfed.system import available_memory
 
 _TEXT, _PARQUET, _EXCEL = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".xlsx", ".xlsm")
 ENDINGS = (*_TEXT, *_PARQUET, *_EXCEL)
@@ -348,7 +348,7 @@ def refuse_too_large(path: Path, rows: int, columns: int) -> None:
     Raises:
         PerfedError: its cells would take more than this machine's memory, at :data:`CELL` bytes each.
     """
-    there, needed = memory(), rows * columns * CELL
+    there, needed = available_memory(), rows * columns * CELL
     if there is not None and needed > there:
         raise PerfedError(
             f"{path}: {rows:,} rows of {columns} columns need about {needed / 2**30:.3g} GiB of memory, and there are "

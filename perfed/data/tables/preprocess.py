@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from perfed.data.tables.kinds import Column, Kind
 from perfed.data.tables.problems import Frame
 from perfed.errors import PerfedError
-from perfed.plugins import endings_refused, own_mistake, own_module
+from perfed.plugins import describe_user_error, import_user_module, refuse_exit
 
 _HUGE = 1e30  # stands for a missing value where the mask is made; below float32's largest number
 
@@ -113,11 +113,11 @@ def own_transformer(name: str) -> Any:
     if not colon:
         raise PerfedError(f"preprocess = '{name}' is not allowed; 'module:NAME' of a scikit-learn transformer is")
     try:
-        found = getattr(own_module(module), attribute)
-        with endings_refused():
+        found = getattr(import_user_module(module), attribute)
+        with refuse_exit():
             made = found() if isinstance(found, type) or not hasattr(found, "fit") else clone(found)
     except Exception as error:  # whatever a user's file does
-        raise PerfedError(f"preprocess = '{name}': cannot be loaded: {own_mistake(error) or error}") from None
+        raise PerfedError(f"preprocess = '{name}': cannot be loaded: {describe_user_error(error) or error}") from None
     if not (hasattr(made, "fit") and hasattr(made, "transform")):
         raise PerfedError(f"preprocess = '{name}' gives a {type(made).__name__}; a scikit-learn transformer is needed")
     return made

@@ -22,7 +22,7 @@ from perfed.engine.executor import Background, ChunkResult, ChunkTask, LocalExec
 from perfed.engine.initial import Initialiser
 from perfed.engine.metrics import METRICS, Metric
 from perfed.errors import PerfedError
-from perfed.plugins import own_mistake
+from perfed.plugins import describe_user_error
 from perfed.system import installed_version
 from perfed.training.plan import Path, Plan, describe_arithmetic
 from perfed.tree import Tree
@@ -200,7 +200,7 @@ def _never() -> Iterator[None]:
 
 def _packed_error(error: Exception) -> Parcel:
     """What the driver raises: an exception that arose in a file of the user's own says where, in one line."""
-    mistake = None if isinstance(error, PerfedError | MemoryError) else own_mistake(error)
+    mistake = None if isinstance(error, PerfedError | MemoryError) else describe_user_error(error)
     sent = error.with_traceback(None) if mistake is None else PerfedError(mistake)
     try:
         return pack(Outcome(error=sent))

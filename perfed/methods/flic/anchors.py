@@ -24,7 +24,7 @@ from perfed.methods.flic.distances import Estimate, Measure, distance_for
 from perfed.methods.flic.line import LineAnchors
 from perfed.model.chain import EMBEDDING, stage_of
 from perfed.model.placement import suggest_personal_embedding
-from perfed.settings import LISTED, unless
+from perfed.settings import LISTED, exclude_default
 from perfed.training.batches import IntArray
 from perfed.training.cohort import Cohort
 from perfed.training.early_stopping import choose_epochs, hold_out
@@ -158,24 +158,24 @@ class Anchors(Extension):
         "w2",
         description="of samples and anchor: W2 between Gaussians, maximum mean discrepancy, exact optimal transport "
         "(extra perfed[ot]), or W2 of mixtures: several Gaussians per class",
-        exclude_if=unless("w2"),
+        exclude_if=exclude_default("w2"),
     )
-    modes: int = Field(2, ge=2, description="Gaussians per class of 'mixture'", exclude_if=unless(2))
+    modes: int = Field(2, ge=2, description="Gaussians per class of 'mixture'", exclude_if=exclude_default(2))
     ot_entropy: float = Field(
         0.0,
         ge=0,
         description="entropic regularisation of 'ot', in units of a squared distance; 0: none",
-        exclude_if=unless(0.0),
+        exclude_if=exclude_default(0.0),
     )
     covariance: Kind = Field(
         "fixed",
         description="of an anchor: fixed (the paper's experiments), or learnt: its diagonal, or in full",
-        exclude_if=unless("fixed"),
+        exclude_if=exclude_default("fixed"),
     )
     covariance_average: Literal["factors", "barycentre"] = Field(
         "factors",
         description="learnt covariances at the server: mean of the factors (paper), or exact barycentre",
-        exclude_if=unless("factors"),
+        exclude_if=exclude_default("factors"),
     )
     meta_classes: Annotated[tuple[Annotated[tuple[int, ...], LISTED], ...], LISTED] = Field(
         (), description="groups of classes, by number, that have one anchor each; none: every class has its own"

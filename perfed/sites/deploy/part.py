@@ -46,7 +46,7 @@ _OWN = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w-]*")  # module:NAME
 
 def table_options(experiment: Experiment) -> TableOptions:
     """What the columns of the sites' tables are for."""
-    return TableSettings.model_construct(**experiment.data.options).options(experiment.seed)
+    return TableSettings.model_construct(**experiment.data.options).table_options(experiment.seed)
 
 
 def told_by(own: SiteData) -> dict[str, Any]:
