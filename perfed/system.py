@@ -211,7 +211,7 @@ def is_exposed(file: Path) -> bool:
 
 
 def read_secret(file: Path, length: int, exposed: str) -> bytes:
-    """Return the ``length`` random bytes of a file for this user alone; the file is created if there is none.
+    """Return the ``length`` random bytes of a file that only this user may read; the file is created if it is missing.
 
     Args:
         file: its path; missing folders are created.

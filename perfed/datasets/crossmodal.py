@@ -29,7 +29,7 @@ def wiki_crossmodal(
     samples_per_client: NonNegative = 0,
     columns: Literal["own", "union"] = "own",
 ) -> Federation:
-    """Topics of Wikipedia articles from their image alone, or from their text alone (2,173 and 693 articles).
+    """Topics of Wikipedia articles from either their image or their text (2,173 and 693 articles).
 
     Half of the clients hold images (128 features), half texts (100 features), which ones is random; with an odd number
     texts have one more. Each client holds a few of the ten topics. Articles of either split are shared by topic

@@ -325,7 +325,8 @@ class Comparison(ComparisonSpec):
             if was.get(key) != now.get(key) and key[0] not in ("method", "seed", "device") and not own:
                 raise PerfedError(
                     f"{self.path}: {'.'.join(key)} is {describe_value(now.get(key))} and was "
-                    f"{describe_value(was.get(key))} in the runs that are there; give the same, or begin another comparison"
+                    f"{describe_value(was.get(key))} in the runs that are there; "
+                    "give the same, or begin another comparison"
                 )
         return {**after, **({"device": self.table["device"]} if "device" in self.table else {})}
 

@@ -77,7 +77,7 @@ def pool_with_factors(
 
     start = pool_summaries(summaries, shared_pull, None, freedom)
     spectra = Spectra.from_summaries(summaries)
-    sites, size = spectra.rest.shape
+    sites, size = spectra.residual.shape
     sizes = (1, 1, size // outputs if by_column else 0, sites if by_site else 0)
 
     def unpack_point(point: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -137,7 +137,7 @@ def _log_evidence(spectra: Spectra, shared_pull: Tensor, pulls: Tensor, freedom:
     roots, root = spectra.values.sqrt()[:, None, :], pulls.sqrt()[:, :, None]
     factors = spectra.vectors * roots
     targets = torch.where(spectra.values > 0, spectra.along / roots[:, 0], 0)[:, :, None]  # F targets + rest = H b
-    scaled, remaining_targets = factors / root, spectra.rest[:, :, None] / root
+    scaled, remaining_targets = factors / root, spectra.residual[:, :, None] / root
     size, eye = scaled.shape[1], torch.eye(scaled.shape[2]).to(scaled)
     factor = torch.linalg.cholesky(eye + scaled.mT @ scaled)
     halved = torch.linalg.solve_triangular(factor, targets - scaled.mT @ remaining_targets, upper=False)
@@ -152,7 +152,7 @@ def _log_evidence(spectra: Spectra, shared_pull: Tensor, pulls: Tensor, freedom:
         inner = factorise_cholesky(
             shared_pull * torch.eye(len(information)).to(information) + information @ information.T
         )
-        total_rest = spectra.rest.sum(0)
+        total_rest = spectra.residual.sum(0)
         weight = information.T @ torch.cholesky_solve(
             halved.reshape(-1, 1) - information @ total_rest[:, None] / shared_pull, inner
         )

@@ -47,14 +47,14 @@ class Spectra:
         vectors: eigenvectors ``(m, D, r)``; the last ones are 0 if a site has fewer than r.
         values: positive eigenvalues ``(m, r)``, padded with 0.
         along: the components of the targets along the eigenvectors ``(m, r)``.
-        rest: the targets without these components ``(m, D)``, usually 0 up to rounding.
+        residual: the targets without these components ``(m, D)``, usually 0 up to rounding.
         constant: the sum of the summaries' constants.
     """
 
     vectors: Tensor
     values: Tensor
     along: Tensor
-    rest: Tensor
+    residual: Tensor
     constant: Tensor
 
     @classmethod
@@ -69,18 +69,18 @@ class Spectra:
             vectors[site, :, : len(eigenvalues)] = directions
             padded[site, : len(eigenvalues)] = eigenvalues
         along = torch.einsum("mir,mi->mr", vectors, targets)
-        rest = targets - torch.einsum("mir,mr->mi", vectors, along)
-        return cls(vectors, padded, along, rest, torch.stack([summary.constant for summary in summaries]).sum())
+        residual = targets - torch.einsum("mir,mr->mi", vectors, along)
+        return cls(vectors, padded, along, residual, torch.stack([summary.constant for summary in summaries]).sum())
 
     def reduce_to_span(self) -> tuple[Self, Tensor | None]:
         """Return the spectra in the space that they span, and its basis ``(D, R)``; ``None`` for the full space."""
         sites, size, rank = self.vectors.shape
         if sites * (rank + 1) >= size:
             return self, None
-        everything = torch.cat([self.vectors.transpose(0, 1).reshape(size, sites * rank), self.rest.T], 1)
+        everything = torch.cat([self.vectors.transpose(0, 1).reshape(size, sites * rank), self.residual.T], 1)
         basis = torch.linalg.qr(everything).Q
         vectors = torch.einsum("di,mdr->mir", basis, self.vectors)
-        return type(self)(vectors, self.values, self.along, self.rest @ basis, self.constant), basis
+        return type(self)(vectors, self.values, self.along, self.residual @ basis, self.constant), basis
 
 
 def _positive_spectrum(hessian: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,9 +192,9 @@ class _Shrunk:
         shrunk = site_pull / total
         factor = spectra.vectors * (spectra.values * shrunk).sqrt()[:, None, :]
         factor = factor.transpose(0, 1).flatten(1)
-        pull = torch.einsum("mir,mr->i", spectra.vectors, shrunk * spectra.along) + spectra.rest.sum(0)
+        pull = torch.einsum("mir,mr->i", spectra.vectors, shrunk * spectra.along) + spectra.residual.sum(0)
         values, basis = torch.linalg.eigh(factor @ factor.T)
-        departed = (spectra.along.square() / total).sum() + spectra.rest.square().sum() / site_pull
+        departed = (spectra.along.square() / total).sum() + spectra.residual.square().sum() / site_pull
         quadratic = spectra.constant - 0.5 * departed
         return cls(site_pull, values.clamp_min(0), basis, basis.T @ pull, quadratic, shrunk.log().sum())
 

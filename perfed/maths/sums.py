@@ -27,9 +27,9 @@ _RANGE = 62  # bits of a sum's magnitude: one fewer than int64 has beside its si
 class SingleReplies(PerfedError):
     """An error: an operation needs the replies of single clients where only their sums are known."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, need: str) -> None:
         super().__init__(
-            f"secure aggregation: the server has sums over clients alone, and this method needs {what}; allowed: "
+            f"secure aggregation: the server has sums over clients alone, and this method needs {need}; allowed: "
             "methods that only average replies, such as fedavg, fedprox, fedrep or ditto"
         )
 

@@ -67,7 +67,7 @@ class FedCP(FedAvg):
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """All but the general head, then the mean of both heads for the others."""
         self.personalise(cohort, shared=shared)
-        trained = [name for name in cohort.trainable(STAGES) if not name.startswith("head.general.")]
+        trained = [name for name in cohort.trainable_names(STAGES) if not name.startswith("head.general.")]
         cohort.fit(trained, epochs=self.local_epochs, loss=partial(self.loss, shared))
         general = set(cohort.shared_parameters).difference(trained)
         means = {n: (cohort.model[n] + cohort.model[n.replace("general", "personal", 1)]) / 2 for n in general}

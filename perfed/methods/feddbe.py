@@ -61,7 +61,9 @@ class FedDBE(FedAvg):
         """Mean of each client's features after training a copy of the model."""
         cohort.load(shared)
         copy = {name: tensor.clone() for name, tensor in cohort.model.items()}
-        cohort.fit([n for n in cohort.trainable(STAGES) if n != "head.0.bias"], epochs=self.local_epochs, params=copy)
+        cohort.fit(
+            [n for n in cohort.trainable_names(STAGES) if n != "head.0.bias"], epochs=self.local_epochs, params=copy
+        )
         means = [part.mean(0) for part in cohort.representation(params=copy).split(cohort.samples().counts.tolist())]
         return Reply(means={"head.0.consensus": torch.stack(means)}, num_samples=cohort.num_samples)
 

@@ -254,7 +254,7 @@ class Mixed(Local):
             fit = site.fit(weight, *_pulls(row, **payload), newton=self.solver == "newton")
             _write(cohort, row, scale.restore_fit(fit, intercept=cohort.task != "survival"))
             fits.append((site, fit, scale))
-        cohort.forget()
+        cohort.drop_features()
         return fits
 
     def _column_scale(self, client: Client, x: Tensor, row: int, pooled: dict[str, Tensor], **_: Any) -> ColumnScale:

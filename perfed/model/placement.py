@@ -1,4 +1,4 @@
-"""Where parameters live: personal to a client, shared by all (also one set per domain), or frozen."""
+"""The placement of parameters: personal to a client, shared by all (also one set per domain), or frozen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks for methods that users write: those that all methods of perfed pass, on runs of a fraction of a second."""
+"""Checks for methods that users write, which all methods of perfed pass, in runs of a fraction of a second."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ def check_recorded_plan(make: Make) -> None:
 
 
 def check_parallel_chunks(make: Make) -> None:
-    """Check that chunks that run at the same time give the bits of those that run one after the other."""
+    """Check that chunks that run at the same time give the same bits as chunks that run one after the other."""
     plan = Plan("auto", threads=1, remember=False)
     run_with_plan(make, plan)
     if plan.reasons:

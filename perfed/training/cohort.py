@@ -146,7 +146,7 @@ class Cohort(View):
 
     def load(self, *parameters: Mapping[str, Tensor]) -> None:
         """Copy received parameters (full name -> ``(n, ...)``) into the working model."""
-        self.forget()
+        self.drop_features()
         self._penalties = self._transforms = None
         for tree in parameters:
             for name, tensor in tree.items():
@@ -164,14 +164,14 @@ class Cohort(View):
     @property
     def personal_parameters(self) -> tuple[str, ...]:
         """Return the names of the trainable personal parameters."""
-        return tuple(name for name in self.trainable(self.chain.stages) if self.places[name] == "personal")
+        return tuple(name for name in self.trainable_names(self.chain.stages) if self.places[name] == "personal")
 
     @property
     def shared_parameters(self) -> tuple[str, ...]:
         """Return the names of the trainable shared and per-domain parameters."""
-        return tuple(name for name in self.trainable(self.chain.stages) if self.places[name] in SENT)
+        return tuple(name for name in self.trainable_names(self.chain.stages) if self.places[name] in SENT)
 
-    def trainable(self, train: str | Sequence[str]) -> tuple[str, ...]:
+    def trainable_names(self, train: str | Sequence[str]) -> tuple[str, ...]:
         """Return the names of the parameters (not buffers) in ``train``, stages or full names, that are not frozen.
 
         Stages that the model does not have contribute no parameters.
@@ -268,13 +268,13 @@ class Cohort(View):
         """
         if (epochs is None) == (steps is None):
             raise ValueError("fit needs either epochs or steps")
-        names = self.trainable(train)
+        names = self.trainable_names(train)
         extra: Parameters = {}
         for group, values in (also or {}).items():
             for name, tensor in values.items():
                 values[name] = extra[f"{group}/{name}"] = tensor.contiguous()
-        trainable_names = self.trainable(self.chain.stages) if extra else ()
-        trained = (*names, *(name for name in extra if name.rpartition("/")[2] in trainable_names))
+        all_names = self.trainable_names(self.chain.stages) if extra else ()
+        trained = (*names, *(name for name in extra if name.rpartition("/")[2] in all_names))
         self._fits += 1
         if not trained or steps == 0 or (epochs is not None and not np.any(epochs)):
             return
@@ -319,7 +319,7 @@ class Cohort(View):
         for first, stop, (losses, steps) in parts:
             self._loss_sum[first:stop] += losses.cpu().double()
             self._loss_steps[first:stop] += torch.from_numpy(steps)
-        self.forget()  # fused optimisers change tensors without raising their versions
+        self.drop_features()  # fused optimisers change tensors without raising their versions
 
     def _make_trial(self, task: Task) -> Trial:
         return Trial(
@@ -361,7 +361,7 @@ class Cohort(View):
         self._check_losses(losses)
         self._loss_sum += losses.detach().cpu().double()
         self._loss_steps += 1
-        self.forget()
+        self.drop_features()
 
     def make_divergence_error(self, row: int, reason: str) -> ClientsDiverged:
         """Return the error for a matrix of the client in ``row`` that the function ``reason`` cannot factorise."""

@@ -61,7 +61,7 @@ class ReleaseCounter:
         self._finished += 1
 
     def begin_fit(self, rows: int) -> None:
-        """Begin a fit on ``rows`` rows, after adding the releases of the previous fit."""
+        """Start counting a fit on ``rows`` rows, after adding the releases of the previous fit."""
         self._finished = self.releases
         self._gradients_by_row = np.zeros(rows, dtype=np.int64)
 

@@ -24,12 +24,12 @@ class Kind(BaseModel):
 
     start: float
 
-    def at(self, round_: int) -> float:
+    def value_in_round(self, round_: int) -> float:
         """Return the number in round ``round_``."""
         raise NotImplementedError
 
     @property
-    def last(self) -> int:
+    def last_round(self) -> int:
         """Return a round by which the number has reached both its ends, or fallen below ``start``."""
         rounds = getattr(self, "rounds", 2)
         return 1 + (max(rounds, default=0) if isinstance(rounds, tuple) else rounds)
@@ -40,7 +40,7 @@ class Constant(Kind):
 
     kind: Literal["constant"]
 
-    def at(self, round_: int) -> float:
+    def value_in_round(self, round_: int) -> float:
         """Return the number in round ``round_``, from 1 on."""
         return self.start
 
@@ -52,7 +52,7 @@ class Step(Kind):
     rounds: Annotated[tuple[PositiveInt, ...], LISTED]
     factor: float = Field(0.1, ge=0)
 
-    def at(self, round_: int) -> float:
+    def value_in_round(self, round_: int) -> float:
         """Return the number in round ``round_``, from 1 on."""
         return self.start * self.factor ** sum(round_ > drop for drop in self.rounds)
 
@@ -63,7 +63,7 @@ class Exponential(Kind):
     kind: Literal["exponential"]
     factor: float = Field(gt=0, le=1)
 
-    def at(self, round_: int) -> float:
+    def value_in_round(self, round_: int) -> float:
         """Return the number in round ``round_``, from 1 on."""
         return float(self.start * self.factor ** (round_ - 1))
 
@@ -75,7 +75,7 @@ class Cosine(Kind):
     end: float = 0.0
     rounds: int = Field(ge=2)
 
-    def at(self, round_: int) -> float:
+    def value_in_round(self, round_: int) -> float:
         """Return the number in round ``round_``, from 1 on."""
         if round_ >= self.rounds:
             return self.end
@@ -90,7 +90,7 @@ class WarmUp(Kind):
     end: float
     rounds: int = Field(ge=2)
 
-    def at(self, round_: int) -> float:
+    def value_in_round(self, round_: int) -> float:
         """Return the number in round ``round_``, from 1 on."""
         if round_ >= self.rounds:
             return self.end

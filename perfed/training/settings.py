@@ -39,7 +39,9 @@ class Scheduled(BaseModel):
             check_whole_numbers(value)
         schedules = find_schedules(cls, value) if isinstance(value, Mapping) else {}
         if schedules:
-            cls.model_validate(_insert_numbers(value, schedules, max(schedule.last for schedule in schedules.values())))
+            cls.model_validate(
+                _insert_numbers(value, schedules, max(schedule.last_round for schedule in schedules.values()))
+            )
         settings = check(_insert_numbers(value, schedules, 1) if schedules else value)
         if schedules:
             settings._schedules = schedules
@@ -73,7 +75,7 @@ def _insert_numbers(
     """Return ``values`` with schedules replaced by their numbers in round ``round_``."""
     updated = dict(values)
     for (name, *stage), schedule in schedules.items():
-        number = schedule.at(round_)
+        number = schedule.value_in_round(round_)
         updated[name] = {**updated[name], stage[0]: number} if stage else number
     return updated
 
@@ -150,7 +152,9 @@ class LocalTraining(Scheduled):
         settings = super().in_round(round_)
         if self.lr_drops:
             settings = settings.model_copy()
-            settings._lr_scale = Step(kind="step", start=1.0, rounds=self.lr_drops, factor=self.lr_factor).at(round_)
+            settings._lr_scale = Step(
+                kind="step", start=1.0, rounds=self.lr_drops, factor=self.lr_factor
+            ).value_in_round(round_)
         return settings
 
     def lr_of(self, stage: str) -> float:

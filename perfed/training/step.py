@@ -194,7 +194,7 @@ class Step:
         assert domain is not None
         return apply_per_domain(module, stage, x, run, domain)
 
-    def after(self, stage: str, x: Tensor) -> Tensor:
+    def apply_after(self, stage: str, x: Tensor) -> Tensor:
         """Return the output of all stages after ``stage`` for ``x``; samples use the parameters of the domains in
         turn.
         """

@@ -53,7 +53,8 @@ class View:
         task: classification, regression or survival.
         num_classes: the number C of classes; ``None`` if targets are not labels.
         num_domains: the number M of domains; 0 if domains are unknown.
-        domain: ``(n, batch)`` domain ids of the inputs that :meth:`forward` is applied to; :meth:`windows` sets it.
+        domain: ``(n, batch)`` domain ids of the inputs that :meth:`forward` is applied to; :meth:`iterate_windows` sets
+            it.
     """
 
     def __init__(
@@ -208,7 +209,7 @@ class View:
         assert domain is not None
         return apply_per_domain(module, stage, x, run, domain)
 
-    def windows(self, samples: Samples) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def iterate_windows(self, samples: Samples) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield the samples in parts: ``x (n, width, ...)``, flat index ``(n, width)`` and validity ``(n, width)``."""
         counts = samples.counts
         row = prod(samples.x.shape[1:]) * samples.x.element_size()
@@ -255,13 +256,13 @@ class View:
             self._cached_features = (cache_key, parameters_used, samples, self._forward_all(samples, stages, params))
         return self._cached_features[-1]
 
-    def forget(self) -> None:
+    def drop_features(self) -> None:
         """Drop the cached features, after parameters have changed."""
         self._cached_features = None
 
     def _forward_all(self, samples: Samples, stages: int, params: Parameters | None) -> Tensor:
         out: Tensor | None = None
-        for x, index, valid in self.windows(samples):
+        for x, index, valid in self.iterate_windows(samples):
             y = self.forward(x, stages=self.chain.stages[:stages], params=params)
             if out is None:
                 out = y.new_empty((samples.x.shape[0], *y.shape[2:]))
@@ -284,7 +285,7 @@ class View:
         sums.index_add_(0, self.client_of(samples) * classes + samples.y, features)
         return sums.view(self.n, classes, -1) / self.class_counts.clamp_min(1)[:, :, None]
 
-    def after(self, stage: str, z: Tensor, params: Parameters | None = None, turn: int = 0) -> Tensor:
+    def apply_after(self, stage: str, z: Tensor, params: Parameters | None = None, turn: int = 0) -> Tensor:
         """Return the output of the stages after ``stage`` in evaluation mode for ``z`` ``(n, batch, ...)``, with
         gradients.
 
@@ -325,7 +326,7 @@ class View:
         if self.task == "survival" and len(samples.y):
             return client_cox_losses(self._forward_all(samples, len(self.chain.stages), params), samples)
         total = samples.x.new_zeros(samples.x.shape[0])
-        for x, index, valid in self.windows(samples):
+        for x, index, valid in self.iterate_windows(samples):
             batch_losses = sample_losses(self.forward(x, params=params), samples.y[index], self.task)
             total[index[valid]] = batch_losses[valid]
         return total

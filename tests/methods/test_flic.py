@@ -356,7 +356,7 @@ def gradients(method, trained, federation):
 
     penalty = method.extensions[0].loss(group, payload)
     # A zero that touches every parameter, so that all of them have a gradient.
-    touch = lambda step: sum(0.0 * step.params[n].flatten(1).sum(1) for n in group.trainable(trained))  # noqa: E731
+    touch = lambda step: sum(0.0 * step.params[n].flatten(1).sum(1) for n in group.trainable_names(trained))  # noqa: E731
     group.penalties = [penalty]
     group.fit(trained, steps=1, loss=touch, update=GradientTransform(keep))
     return found
@@ -391,7 +391,7 @@ def test_the_calibration_is_the_mean_loss_on_samples_of_the_anchors():
         return value + 0.0 * step.output().flatten(1).sum(1)
 
     with torch.no_grad():
-        logits = group.after("embedding", means.expand(3, -1, -1))
+        logits = group.apply_after("embedding", means.expand(3, -1, -1))
     group.fit(("body", "head"), steps=1, loss=loss)
     for row, client in enumerate(group.clients):
         held = client.train.y.unique()

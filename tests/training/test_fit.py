@@ -267,7 +267,7 @@ def test_features_of_a_frozen_prefix_give_what_recomputing_them_gives():
         losses = F.cross_entropy(z.flatten(0, 1), step.y.flatten(), reduction="none").view(step.weight.shape)
         assert step.output("embedding").shape[-1] == 3  # also below the first trained stage
         torch.testing.assert_close(
-            step.after("embedding", step.output("embedding")), step.output(), rtol=1e-12, atol=1e-12
+            step.apply_after("embedding", step.output("embedding")), step.output(), rtol=1e-12, atol=1e-12
         )
         seen["embedding"] += 1
         return (losses * step.weight).sum(1)
@@ -506,7 +506,7 @@ def test_stages_that_the_model_does_not_have_are_skipped_and_frozen_ones_stay():
     federation = blobs((8, 5))
     frozen = cohort(quick(HetFedRep, placement={"head": "frozen"}), federation)
     before = frozen.model["head.weight"].clone()
-    assert frozen.trainable(STAGES)[-1].startswith("body")
+    assert frozen.trainable_names(STAGES)[-1].startswith("body")
     frozen.load(frozen_body(frozen))
     frozen.fit(STAGES, epochs=1)
     assert torch.equal(frozen.model["head.weight"], before)

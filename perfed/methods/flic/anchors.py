@@ -49,7 +49,7 @@ def validated_epochs(cohort: Cohort, anchors: ClassAnchors | LineAnchors, batch_
 
     def score() -> Tensor:
         total = held.x.new_zeros(cohort.n)
-        for x, index, valid in cohort.windows(held):
+        for x, index, valid in cohort.iterate_windows(held):
             z = cohort.forward(x, stages=(EMBEDDING,), params=trial)
             total += (anchors.distances(z, held.y[index]) * valid).sum(1)
         return total / torch.from_numpy(held.counts).to(total)

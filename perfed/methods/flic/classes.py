@@ -80,7 +80,7 @@ class ClassAnchors:
         """``sum_c mean_j l(c, g[Z_cj])`` over the classes of the mini-batch, ``Z_cj ~ anchor_c``; ``(clients,)``."""
         draws: _Draws = step.block.compute_once("draws", lambda: _Draws(step, self))
         z, labels, weight = draws.at(step)
-        losses = self._losses(step.after(EMBEDDING, z).flatten(0, 1), labels)
+        losses = self._losses(step.apply_after(EMBEDDING, z).flatten(0, 1), labels)
         return (losses.view(weight.shape) * weight).sum(1)
 
     # The anchors' own step ---------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class ClassAnchors:
         noise = rng.normal(keys, entries * self.samples * k, values["mean"].dtype).view(n, entries, -1, k)
         leaves = _leaves(values)
         z = self.covariance.gaussians(leaves, ()).drawn(noise).flatten(1, 2)
-        logits = cohort.after(EMBEDDING, z, params=cohort.received, turn=count)
+        logits = cohort.apply_after(EMBEDDING, z, params=cohort.received, turn=count)
         labels = torch.arange(entries, device=z.device).repeat_interleave(self.samples).repeat(n)
         losses = self._losses(logits.flatten(0, 1), labels).sum()
         return _gradients(losses / (self.samples * self.modes), leaves)
