@@ -101,12 +101,9 @@ def summarise_validation_error(error: ValidationError, where: str) -> PerfedErro
         if d["loc"][:1] == detail["loc"][:1] and _clean_path(d["loc"]) == _clean_path(detail["loc"])
     ]
     message = ", or: ".join(dict.fromkeys(_clean_message(d["msg"]) for d in same))
-    is_whole_table = detail["type"] == "value_error" and isinstance(
-        detail["input"], Mapping
-    )  # the message describes the input
-    input_text = (
-        "" if detail["type"] == "missing" or is_whole_table else f" (given: {_truncate(repr(detail['input']))})"
-    )
+    # The message about a whole table describes it; there is no need to print it.
+    is_table = detail["type"] == "value_error" and isinstance(detail["input"], Mapping)
+    input_text = "" if detail["type"] == "missing" or is_table else f" (given: {_truncate(repr(detail['input']))})"
     return PerfedError(f"{key}: {message}{input_text}" if key else f"{message}{input_text}")
 
 

@@ -28,8 +28,8 @@ _MIX_2 = -7723592293110705685
 _MASK = (1 << 64) - 1
 
 
-def _shift_right_logically(x: Tensor, random_bits: int) -> Tensor:
-    return (x >> random_bits) & ((1 << (64 - random_bits)) - 1)
+def _shift_right_logically(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _mix_bits(x: Tensor) -> Tensor:
@@ -73,10 +73,10 @@ def _to_word(value: int | str | Tensor) -> int | Tensor:
     return int(value) & _MASK
 
 
-def key(seed: int | Tensor, *encode_texts: int | str | Tensor) -> Tensor:
+def key(seed: int | Tensor, *words: int | str | Tensor) -> Tensor:
     """Return the int64 key tensor for ``seed`` and ``words`` (integers, strings, int64 tensors that broadcast)."""
     state = _mix_word(_to_word(seed))
-    for word in encode_texts:
+    for word in words:
         mixed_word = _mix_word(_to_word(word))
         if isinstance(state, Tensor):
             mixed_word = mixed_word.to(state.device) if isinstance(mixed_word, Tensor) else _to_signed(mixed_word)

@@ -89,8 +89,8 @@ def stack_padded(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if len(shapes) == 1:
             stacked[name] = torch.stack(column)
             continue
-        count_bytes = [max(sizes) for sizes in zip(*shapes, strict=True)]
-        out = value.new_zeros(len(rows), *count_bytes)
+        size = [max(sizes) for sizes in zip(*shapes, strict=True)]
+        out = value.new_zeros(len(rows), *size)
         for i, tensor in enumerate(column):
             _slice_corner(out[i], tensor.shape).copy_(tensor)
         stacked[name] = out
@@ -114,6 +114,6 @@ def select_row(stacked: Mapping[str, Any], row: int, shapes: Mapping[str, torch.
 
 def _slice_corner(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     """Return the first ``shape`` entries of the last axes, as a view."""
-    for axis, count_bytes in zip(range(-len(shape), 0), shape, strict=True):
-        tensor = tensor.narrow(axis, 0, count_bytes)
+    for axis, size in zip(range(-len(shape), 0), shape, strict=True):
+        tensor = tensor.narrow(axis, 0, size)
     return tensor

@@ -81,9 +81,7 @@ def pool_with_factors(
     sizes = (1, 1, size // outputs if by_column else 0, sites if by_site else 0)
 
     def unpack_point(point: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return both pulls and the factors of columns and of sites, from their logs, for factors in units of the
-        spread.
-        """
+        """Return both pulls and the factors of columns and of sites, from logs that are in units of the spread."""
         shared_pull, site_pull, column_logs, site_logs = point.split(sizes)
         columns = (spread * column_logs).exp() if by_column else point.new_ones(size // outputs)
         return (
@@ -95,8 +93,8 @@ def pool_with_factors(
 
     def log_posterior(point: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log posterior density, and the slopes w."""
-        shared_pull, site_pull, columns, site_logs = unpack_point(point)
-        pulls = site_pull * site_logs[:, None] * columns.repeat_interleave(outputs)
+        shared_pull, site_pull, columns, site_factors = unpack_point(point)
+        pulls = site_pull * site_factors[:, None] * columns.repeat_interleave(outputs)
         evidence, weight = _log_evidence(spectra, shared_pull, pulls, freedom)
         return evidence - 0.5 * point[2:].square().sum(), weight
 
@@ -117,11 +115,9 @@ def pool_with_factors(
     best = torch.from_numpy(
         min((minimize(negative_log_posterior, first, **options) for first in starts), key=lambda end: end.fun).x
     )
-    (evidence, weight), (best_shared_pull, best_site_pull, column_logs, site_logs) = (
-        log_posterior(best),
-        unpack_point(best),
-    )
-    return Varied(weight, float(best_shared_pull), float(best_site_pull), column_logs, site_logs, float(evidence))
+    evidence, weight = log_posterior(best)
+    best_shared_pull, best_site_pull, columns, site_factors = unpack_point(best)
+    return Varied(weight, float(best_shared_pull), float(best_site_pull), columns, site_factors, float(evidence))
 
 
 _MIDDLE = 10.0  # a second start, since pulls at the end of their range leave the gradient in the factors without a sign
@@ -136,7 +132,8 @@ def _log_evidence(spectra: Spectra, shared_pull: Tensor, pulls: Tensor, freedom:
     """
     roots, root = spectra.values.sqrt()[:, None, :], pulls.sqrt()[:, :, None]
     factors = spectra.vectors * roots
-    targets = torch.where(spectra.values > 0, spectra.along / roots[:, 0], 0)[:, :, None]  # F targets + rest = H b
+    # F targets + spectra.residual = H b
+    targets = torch.where(spectra.values > 0, spectra.along / roots[:, 0], 0)[:, :, None]
     scaled, remaining_targets = factors / root, spectra.residual[:, :, None] / root
     size, eye = scaled.shape[1], torch.eye(scaled.shape[2]).to(scaled)
     factor = torch.linalg.cholesky(eye + scaled.mT @ scaled)

@@ -111,8 +111,8 @@ def _find_difference(run: RunResults, earlier: RunResults, same_method: bool) ->
         if key[0] != "data" and not (same_method and _is_setting_of(key, run.method)):
             continue
         if settings.get(key) != earlier_settings.get(key):
-            earlier = describe_value(earlier_settings.get(key))
-            return f"{'.'.join(key)} is {describe_value(settings.get(key))}, not {earlier} as"
+            earlier_value = describe_value(earlier_settings.get(key))
+            return f"{'.'.join(key)} is {describe_value(settings.get(key))}, not {earlier_value} as"
     return ""
 
 

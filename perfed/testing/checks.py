@@ -172,7 +172,7 @@ def catch_refusal(attempt: Callable[[], object]) -> str:
 def check_engines(make: Make) -> None:
     """Check that results do not depend on the division of clients into chunks, or on sending them as bytes."""
 
-    def run_rounds(options: Mapping[str, Any]) -> tuple[Server, Metrics, Metrics, float]:
+    def run_division(options: Mapping[str, Any]) -> tuple[Server, Metrics, Metrics, float]:
         method = make()
         model = build_network_for(method, dropout=0.3)
         server = run_rounds(
@@ -186,9 +186,9 @@ def check_engines(make: Make) -> None:
         require(metrics.keys() == set(server.engine.federation.ids), "not all clients are measured")
         return server, metrics, record.after, record.train_loss
 
-    reference = run_rounds({"engine": "sequential"})
+    reference = run_division({"engine": "sequential"})
     for division, options in DIVISIONS.items():
-        results = run_rounds(options)
+        results = run_division(options)
         gap = measure_difference(results[0], reference[0])
         where = f"{division}, against one client at a time"
         require(gap <= 1e-8, f"{where}: states differ by {gap:.1e} of their size in float64")

@@ -300,7 +300,9 @@ def _can_compute_loss(task: Task, step: Step) -> bool:
 
 
 class _Gradient:
-    """The gradient of a task's loss (:class:`~perfed.training.steprules.Gradient`), with the losses at its first call in ``first``."""
+    """The gradient of a task's loss (:class:`~perfed.training.steprules.Gradient`), with the losses at its first call
+    in ``first``.
+    """
 
     def __init__(self, task: Task) -> None:
         self.task = task
