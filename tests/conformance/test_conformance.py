@@ -206,6 +206,6 @@ def test_the_client_whose_data_make_training_diverge_is_named(name, engine):
     with pytest.raises(ClientsDiverged) as error:
         train(serve(method, federation, rounds=3, dtype=torch.float32, **TWO_ENGINES[engine]), 3)
     told = str(error.value)
-    alone = list(error.value.found) == [guilty.id]
+    alone = list(error.value.messages) == [guilty.id]
     assert alone or f"; before, client '{guilty.id}' sent values up to " in told
     assert "\n" not in told
