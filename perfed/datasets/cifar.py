@@ -98,8 +98,9 @@ def _read_cache(cache: Path, lengths: dict[str, int]) -> dict[str, NDArray[np.ui
 
 
 def _write_cache(cache: Path, pixels: dict[str, NDArray[np.uint8]]) -> None:
-    """Write the cache atomically; a folder that cannot be written is not an error, because the cache only saves
-    time.
+    """Write the cache atomically.
+
+    A folder that cannot be written is not an error, because the cache only saves time.
     """
     unfinished = cache.with_name(f".{cache.name}.{os.getpid()}.tmp")
     with contextlib.suppress(OSError):

@@ -67,8 +67,9 @@ def bci_moabb(
 
 
 def build_federation(recordings: Mapping[str, Recording], test_fraction: float = 0.25, *, seed: int) -> Federation:
-    """Return a federation with one client per recording; ``notes["data_set"]`` maps client id to its part before the
-    last hyphen.
+    """Return a federation with one client per recording.
+
+    ``notes["data_set"]`` maps client id to its part before the last hyphen.
 
     Args:
         recordings: the recordings by client id.
@@ -85,8 +86,9 @@ def build_federation(recordings: Mapping[str, Recording], test_fraction: float =
 
 
 def extract_features(id_: str, recording: Recording, test_fraction: float, *, seed: int) -> dict[str, NDArray[Any]]:
-    """Return ``x_train``, ``y_train``, ``x_test``, ``y_test`` of a person; x is ``(trials, channels (channels + 1) /
-    2)``.
+    """Return ``x_train``, ``y_train``, ``x_test``, ``y_test`` of a person.
+
+    The inputs ``x_*`` are ``(trials, channels (channels + 1) / 2)``.
 
     The covariance of a trial is Ledoit and Wolf's. With M the Riemannian mean of the training trials' covariances, the
     features of C are the entries of ``log(M^-1/2 C M^-1/2)`` on and above the diagonal, those above times sqrt(2).

@@ -96,8 +96,9 @@ def flamby_tcga(
 
 
 def _standardise(x: NDArray[np.float64], reference: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ``x`` scaled by the mean and deviation of ``reference``; a constant column, Switzerland's cholesterol,
-    has deviation 1.
+    """Return ``x`` scaled by the mean and deviation of ``reference``.
+
+    A constant column, Switzerland's cholesterol, has deviation 1.
     """
     deviation = reference.std(0, ddof=1)
     return np.asarray((x - reference.mean(0)) / np.where(deviation > 0, deviation, 1))

@@ -137,8 +137,9 @@ def _partition_by_owner(pool: Pool, num_clients: int, min_samples: int) -> tuple
 
 
 def _partition_by_domain(pool: Pool, options: PartitionOptions, seed: int) -> tuple[_Parts, dict[str, Any]]:
-    """Return the parts for mixtures of domains from Dir(alpha p) (Zhong et al. 2023, section 5); clients share no
-    sample.
+    """Return the parts for mixtures of domains from Dir(alpha p) (Zhong et al. 2023, section 5).
+
+    Clients share no sample.
     """
     if pool.domain_train is None or pool.domain_test is None:
         raise PerfedError("data.partition = 'domain-mixed' needs the samples' domains, which these data do not say")

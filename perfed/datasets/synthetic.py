@@ -67,8 +67,9 @@ def _build_federation(
     keep: tuple[float, float],
     seed: int,
 ) -> Federation:
-    """Return a federation whose samples are distributed as in FLIC; ``draw_view`` draws a client's map of the
-    coordinates.
+    """Return a federation whose samples are distributed as in FLIC.
+
+    ``draw_view`` draws a client's map of the coordinates.
     """
     check_range("keep_low", keep[0], "keep_high", keep[1])
     x_train, y_train = gaussians.sample(per_class[0], make_generator(seed, "toy train"))

@@ -110,8 +110,9 @@ def tables(seed: int, data_dir: Path | None, **values: Any) -> Federation:
 
 
 def read_site_client(values: Mapping[str, Any], seed: int, site: str, agreement: FederationSchema) -> Client:
-    """Return the client of one site of a federation of :func:`tables`; only the files of this site are read if
-    possible.
+    """Return the client of one site of a federation of :func:`tables`.
+
+    Only the files of this site are read if possible.
 
     Args:
         values: the values of all options of the data set.
@@ -146,8 +147,9 @@ def _select_files(files: list[str], site_column: str, site: str) -> list[str]:
 
 
 def _read_sites(files: list[str], settings: TableSettings) -> Sites:
-    """Return the tables of all sites; files that this process has read, and that have not changed since, are not read
-    again.
+    """Return the tables of all sites.
+
+    Files that this process has read, and that have not changed since, are not read again.
     """
     if not files:
         return Sites({}, {}, ())

@@ -200,8 +200,9 @@ def mean_kernel(x: Tensor, weight: Tensor, gammas: Sequence[float]) -> Tensor:
 
 
 def compute_cka(first: Tensor, second: Tensor) -> Tensor:
-    """Return the centred kernel alignment ``<HKH, HLH> / (|HKH| |HLH|)`` of Gram matrices, from 0 to 1; 0 for a
-    constant one.
+    """Return the centred kernel alignment ``<HKH, HLH> / (|HKH| |HLH|)`` of Gram matrices, from 0 to 1.
+
+    It is 0 for a constant Gram matrix.
 
     Args:
         first, second: K and L, ``(..., m, m)``, of the same m samples.

@@ -52,8 +52,9 @@ def loss(task: Task, eta: Tensor, y: Tensor) -> Tensor:
 
 
 def expand_loss(task: Task, design: Tensor, eta: Tensor, y: Tensor) -> LossExpansion:
-    """Return :func:`loss` with its derivatives in the coefficients of ``design`` ``(n, p)``; arguments as in
-    :func:`loss`.
+    """Return :func:`loss` with its derivatives in the coefficients of ``design`` ``(n, p)``.
+
+    The arguments are those of :func:`loss`.
 
     Example:
         >>> ones, eta, y = torch.ones(2, 1).double(), torch.zeros(2, 1).double(), torch.tensor([0, 1])
@@ -172,8 +173,9 @@ class Site:
         return torch.cat([ones, self.x], 1)
 
     def _coefficient_pulls(self, site_pull: Tensor, shared_pull: Tensor, columns: Tensor | None) -> Tensor:
-        """Return the pull of each coefficient ``((1 + p) k,)``; a local slope has both variances, as if it were
-        shared.
+        """Return the pull of each coefficient ``((1 + p) k,)``.
+
+        A local slope has both variances, as if it were shared.
         """
         local_pull = 1 / (1 / site_pull + 1 / shared_pull)
         local = self.x.shape[1] - self.shared
@@ -245,8 +247,9 @@ class Site:
         return u
 
     def summary(self, fit: SiteFit, site_pull: Tensor, shared_pull: Tensor, columns: Tensor | None = None) -> Summary:
-        """Return the quadratic expansion of the loss in the shared slopes around those of ``fit``; pulls as in
-        :meth:`fit`.
+        """Return the quadratic expansion of the loss in the shared slopes around those of ``fit``.
+
+        The pulls are those of :meth:`fit`.
         """
         if not self.shared:  # the summary is only the loss of the fit
             pulls = self._coefficient_pulls(site_pull, shared_pull, columns)

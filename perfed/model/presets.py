@@ -70,8 +70,9 @@ def mlp(
     batch_norm: bool = False,
     final_activation: bool = False,
 ) -> StageFactory:
-    """Return a stage of fully connected layers; each hidden one is followed by (batch-norm,) an activation (and
-    dropout).
+    """Return a stage of fully connected layers.
+
+    Each hidden one is followed by (batch-norm,) an activation (and dropout).
 
     FLIC's embedding for vectors is ``mlp((64, 64), 64)`` with a linear output (Rakotomamonjy et al. 2024, S3):
     a ReLU there could not reach anchors with negative coordinates. ``dropout=0.5, activation="leaky-relu"``

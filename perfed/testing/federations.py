@@ -24,8 +24,9 @@ def make_blobs(
     seed: int = 0,
     regression: bool = False,
 ) -> Federation:
-    """Return Gaussian blobs; client i has ``sizes[i]`` samples of dimension ``dims[i]`` (cyclic) and classes
-    ``labels[i]``.
+    """Return Gaussian blobs.
+
+    Client i has ``sizes[i]`` samples of dimension ``dims[i]`` (cyclic) and classes ``labels[i]``.
 
     Samples belong to one of two domains at random.
     """

@@ -143,8 +143,9 @@ class Stream:
 
 
 def continue_streams(state: Mapping[str, Any], steps: Tensor, seed: int, ids: Sequence[str]) -> Stream | None:
-    """Return the position of the clients ``ids`` after ``steps`` ``(n,)`` of this exchange; ``None`` if settings count
-    epochs.
+    """Return the position of the clients ``ids`` after ``steps`` ``(n,)`` of this exchange.
+
+    It is ``None`` if settings count epochs.
     """
     if POSITION not in state:
         return None

@@ -21,8 +21,9 @@ _MOST_CHOICES = 1000  # number of choices in the folder; the oldest are deleted
 
 
 def cache_folder() -> Path | None:
-    """Return ``$PERFED_PLANS``, or ``~/.cache/perfed/plans``; ``None`` if the variable is empty, which disables the
-    cache.
+    """Return ``$PERFED_PLANS``, or ``~/.cache/perfed/plans``.
+
+    It is ``None`` if the variable is empty, which disables the cache.
     """
     if (variable := os.environ.get("PERFED_PLANS")) is not None:
         return Path(variable) if variable else None

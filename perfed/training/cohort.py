@@ -120,15 +120,17 @@ class Cohort(View):
 
     @property
     def class_counts(self) -> Tensor:
-        """Return the training samples per client and class, ``(n, C)``; in a private run with noise, also for absent
-        classes.
+        """Return the training samples per client and class, ``(n, C)``.
+
+        In a private run the counts have noise, also those of absent classes.
         """
         exact = super().class_counts
         return exact if self.private is None else self._add_count_noise(self.private, exact, "classes")
 
     def class_means(self, stage: str | None = None) -> Tensor:
-        """Return the mean output of ``stage`` per class (:meth:`View.class_means`); in a private run from noisy
-        sums.
+        """Return the mean output of ``stage`` per class (:meth:`View.class_means`).
+
+        In a private run it is computed from noisy sums.
         """
         if self.private is None:
             return super().class_means(stage)

@@ -262,8 +262,9 @@ def _find_present_domains(batches: Sequence[Step]) -> Parameters:
 def _compute_gradients(
     task: Task, step: Step, params: Parameters, *, twice: bool = False
 ) -> tuple[Tensor, dict[str, Tensor | None]]:
-    """Return the losses of a mini-batch, and their gradients by ``params``, some of the step's; ``None`` for unused
-    ones.
+    """Return the losses of a mini-batch, and their gradients by ``params``, some of the step's.
+
+    The gradients of unused parameters are ``None``.
     """
     if task.dense is not None and not twice:
         with torch.no_grad():

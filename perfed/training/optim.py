@@ -190,8 +190,9 @@ def _step_adam(
     counters: list[Tensor],
     group: Group,
 ) -> None:
-    """Take one step of torch's fused Adam; on CPUs directly by its kernel, if available, which saves 30 us of
-    checks.
+    """Take one step of torch's fused Adam.
+
+    On CPUs its kernel is called directly, if available, which saves 30 us of checks.
     """
     lr, decay = group.lr, group.weight_decay
     if _FUSED_ADAM is None or params[0].device.type != "cpu":

@@ -140,8 +140,9 @@ class LocalTraining(Scheduled):
 
     @property
     def epoch_steps(self) -> int | None:
-        """Return the mini-batch steps of an epoch, the same for every client; ``None`` for one pass over the client's
-        data.
+        """Return the mini-batch steps of an epoch, the same for every client.
+
+        It is ``None`` for one pass over the client's data.
         """
         return None if self.local_steps is None else self.local_steps // self.local_epochs
 

@@ -139,8 +139,9 @@ class Step:
         return selected
 
     def output(self, stage: str | None = None) -> Tensor:
-        """Return the output of ``stage`` (default: the last) on the mini-batch, ``(clients, batch, ...)``; computed
-        once.
+        """Return the output of ``stage`` (default: the last) on the mini-batch, ``(clients, batch, ...)``.
+
+        It is computed once.
         """
         stages = self.chain.stages
         stage = stages[-1] if stage is None else stage
@@ -195,8 +196,9 @@ class Step:
         return apply_per_domain(module, stage, x, run, domain)
 
     def apply_after(self, stage: str, x: Tensor) -> Tensor:
-        """Return the output of all stages after ``stage`` for ``x``; samples use the parameters of the domains in
-        turn.
+        """Return the output of all stages after ``stage`` for ``x``.
+
+        Samples use the parameters of the domains in turn.
         """
         domain = assign_domains_in_turn(x, self.params, self.per_domain, self.block.first_step + self.at)
         for name in self.chain.stages[self.chain.stages.index(stage) + 1 :]:
@@ -246,8 +248,9 @@ class Step:
 
 
 def assign_domains_in_turn(x: Tensor, params: Parameters, per_domain: frozenset[str], first: int) -> Tensor | None:
-    """Return domains in turn from ``first`` on for inputs ``(clients, batch, ...)``; ``None`` without parameters per
-    domain.
+    """Return domains in turn from ``first`` on for inputs ``(clients, batch, ...)``.
+
+    It is ``None`` without parameters per domain.
 
     With another ``first`` in every step, each input is combined with all domains.
     """

@@ -23,8 +23,9 @@ class Gradient(Protocol):
     """The gradient of the loss of a mini-batch, which a :data:`Rule` may call any number of times."""
 
     def __call__(self, params: Parameters, batch: Step) -> Parameters:
-        """Return the gradients at ``params`` (the trained parameters, ``(clients, ...)``) by name; zeros for unused
-        ones.
+        """Return the gradients at ``params`` (the trained parameters, ``(clients, ...)``) by name.
+
+        The gradients of unused parameters are zero.
         """
 
     def multiply_hessian(self, vector: Parameters, params: Parameters, batch: Step) -> Parameters:

@@ -153,8 +153,9 @@ class _Race:
     def _measure_step(
         self, chunk: int, threads: int, workers: int, clock: Callable[[], float], enough: float = 0.0
     ) -> float:
-        """Return the least seconds of a client's step among a few, after one that warms up; ``enough`` ends the trial
-        early.
+        """Return the least seconds of a client's step among a few, after one that warms up.
+
+        ``enough`` ends the trial early.
         """
         begin = clock()
         step_seconds: list[float] = []

@@ -244,8 +244,9 @@ class View:
         return torch.from_numpy(np.repeat(np.arange(self.n), samples.counts)).to(self.device)
 
     def _features(self, samples: Samples, stages: int, params: Parameters | None) -> Tensor:
-        """Return the output of the first ``stages`` stages; the last result is cached until a parameter in them
-        changes.
+        """Return the output of the first ``stages`` stages.
+
+        The last result is cached until a parameter in them changes.
         """
         values = {**self.model, **(params or {})}
         parameters_used = [t for name, t in values.items() if stage_of(name) in self.chain.stages[:stages]]
