@@ -94,9 +94,8 @@ class OptimizerState:
         The explicit step adds the gradient ``s (w - near)`` of the term, s = ``pull``, to that of the loss. If SGD
         would diverge by it (:func:`explicit_is_stable`), or ``proximal`` is "implicit", SGD takes the implicit step on
         the term after its step on the loss, ``w <- (w + r s near) / (1 + r s)``, which is stable for any s. The rate r
-        is the length of a step
-        for a constant gradient: lr, and lr / (1 - m) with momentum m, so that the fixed point is that of loss and term
-        together. Adam always adds the gradient, since its steps have a bounded length.
+        is the length of a step for a constant gradient: lr, and lr / (1 - m) with momentum m, so that the fixed point
+        is that of loss and term together. Adam always adds the gradient, since its steps have a bounded length.
 
         Args:
             grads: gradients of the loss.
@@ -104,8 +103,7 @@ class OptimizerState:
             pull: s.
             proximal: the step that SGD takes on the term.
             present: boolean ``(clients, entries)`` by name of the parameters that have entries, the same names in every
-                step;
-                entries at which it is false take no step: values, moments and step counts stay unchanged.
+                step; entries at which it is false take no step: values, moments and step counts stay unchanged.
         """
         copies = self._copy_entries(present or {})
         near = near if near and pull else {}
