@@ -76,7 +76,7 @@ def measure(parameters: int) -> dict[str, Any]:
 
 def named(sites: int) -> dict[str, Any]:
     """Bytes and times of a message without parameters that names so many sites, as each message of a round does."""
-    header = {"kind": "work", "run": "0" * 16, "sequence": 10_001, "ids": client_ids(sites)}
+    header = {"kind": "work", "run": "0" * 16, "sequence": 10_001, "ids": make_client_ids(sites)}
     data = pack(header, {})
     return {"sites": sites, "bytes": len(data), "pack": seconds(lambda: pack(header, {}))}
 

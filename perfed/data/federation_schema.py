@@ -85,7 +85,7 @@ class _Message(BaseModel):
         try:
             message = cls.model_validate_json(json.dumps(values), strict=True)
         except ValidationError as error:
-            raise PerfedError(f"{where}: {first_problem(error, '')}") from None
+            raise PerfedError(f"{where}: {summarise_validation_error(error, '')}") from None
         except (TypeError, ValueError, RecursionError) as error:
             raise PerfedError(f"{where}: these are no plain values ({error})") from None
         for name, task in cls.of_tasks.items():

@@ -28,7 +28,7 @@ from perfed.model.chain import Shape
 from perfed.model.placement import Layout
 from perfed.rng import Noise
 from perfed.system import keep_freed_memory
-from perfed.training.batches import moved_on
+from perfed.training.batches import advance_position
 from perfed.training.cohort import Cohort
 from perfed.training.fit import LossCurve
 from perfed.training.plan import Plan, use_threads
@@ -314,8 +314,8 @@ class LocalExecutor:
                 raise PerfedError(
                     f"'{name}' is not a declared parameter set at home on the client; declare it in sets()"
                 )
-        own = {"model": cohort.personal(), **moved_on(cohort.state, cohort.steps_done)}
-        return {i: tree.copy(tree.row_of(own, row, shapes[row])) for row, i in enumerate(cohort.ids)}
+        own = {"model": cohort.personal(), **advance_position(cohort.state, cohort.steps_done)}
+        return {i: tree.copy_tree(tree.select_row(own, row, shapes[row])) for row, i in enumerate(cohort.ids)}
 
 
 def make_layouts(shapes: Sequence[Shape], initialiser: Initialiser, plan: Plan) -> dict[Shape, Layout]:

@@ -107,12 +107,12 @@ def find_board(name: str) -> Board:
         'Pooled training'
     """
     known = board_names()
-    if (shipped := known_as(name, known)) is None:
-        raise PerfedError(f"unknown leaderboard '{name}'{did_you_mean(name, known)}; allowed: {', '.join(known)}")
+    if (shipped := match_name(name, known)) is None:
+        raise PerfedError(f"unknown leaderboard '{name}'{suggest_name(name, known)}; allowed: {', '.join(known)}")
     try:
         return Board.model_validate(tomllib.loads(shipped_files("boards")[shipped].read_text(encoding="utf-8")))
     except ValidationError as error:
-        raise first_problem(error, name) from None
+        raise summarise_validation_error(error, name) from None
 
 
 @dataclass(frozen=True)

@@ -349,7 +349,7 @@ def refuse_too_large(path: Path, rows: int, columns: int) -> None:
     Raises:
         PerfedError: its cells would take more than this machine's memory, at :data:`CELL` bytes each.
     """
-    there, needed = memory(), rows * columns * CELL
+    there, needed = available_memory(), rows * columns * CELL
     if there is not None and needed > there:
         raise PerfedError(
             f"{path}: {rows:,} rows of {columns} columns need about {needed / 2**30:.3g} GiB of memory, and there are "

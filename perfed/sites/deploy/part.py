@@ -47,7 +47,7 @@ _OWN = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w-]*")  # module:NAME
 
 def table_options(experiment: Experiment) -> TableOptions:
     """What the columns of the sites' tables are for."""
-    return TableSettings.model_construct(**experiment.data.options).options(experiment.seed)
+    return TableSettings.model_construct(**experiment.data.options).table_options(experiment.seed)
 
 
 def told_by(own: SiteData) -> dict[str, Any]:
@@ -290,7 +290,7 @@ class Part:
     @cached_property
     def device(self) -> torch.device:
         """Where the site computes."""
-        return usable_device(self.experiment.device, f"device = '{self.experiment.device}'")
+        return open_device(self.experiment.device, f"device = '{self.experiment.device}'")
 
     @cached_property
     def initialiser(self) -> Initialiser:

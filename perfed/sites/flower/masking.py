@@ -437,7 +437,7 @@ def vector_of(done: ChunkResult, terms: tuple[Term, ...], secure: SecureAggregat
     """
     stacked = tree.map_leaves(done.reply(0), lambda _, t: t[None])
     counted = CountedSums(with_loss(stacked, done.losses), secure.numbers(clients))
-    return torch.cat([counted.encoded(term).flatten() for term in terms]).cpu()
+    return torch.cat([counted.encode(term).flatten() for term in terms]).cpu()
 
 
 def masked_message(vector: torch.Tensor, done: ChunkResult, header: Mapping[str, Any], attempt: str) -> bytes:
