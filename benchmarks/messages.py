@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from perfed.codec import encode
-from perfed.datasets.catalogue import client_ids
+from perfed.datasets.catalogue import make_client_ids
 from perfed.engine.collector import ReplyCollector
 from perfed.engine.executor import ChunkResult
 from perfed.maths.aggregate import weighted_mean

@@ -198,7 +198,7 @@ class _Wasserstein(torch.autograd.Function):
         members = phi.index_select(0, group.rows).view(len(group.classes), -1, dim)
         mean = torch.bmm(group.mean, members)
         off = mean - group.anchors
-        x = (members - mean).mul_(group.run_chunks)
+        x = (members - mean).mul_(group.spread)
         wide = x.shape[1] <= dim
         gram = torch.bmm(x, x.mT) if wide else torch.bmm(x.mT, x)
         diagonal = gram.diagonal(dim1=1, dim2=2)
@@ -208,7 +208,7 @@ class _Wasserstein(torch.autograd.Function):
         inverse = singular.reciprocal().masked_fill_(singular <= CUT * singular[:, -1:], 0)
         scaled = q * inverse.mul_(-2 * root).add_(2).unsqueeze(1)  # gradient 2 X - 2 root polar(X)
         grad = torch.bmm(scaled, torch.bmm(q.mT, x)) if wide else torch.bmm(torch.bmm(x, scaled), q.mT)
-        grad.mul_(group.run_chunks).addcmul_(off, group.pull)
+        grad.mul_(group.spread).addcmul_(off, group.pull)
         ctx.grad = grad.view(-1, dim).index_select(0, group.place)
         # tr S - 2 root |X|_* + scale k = sum over all k of (s_j - root)^2, s_j = 0 beyond the small side
         missing = scale * (dim - singular.shape[1]) * len(singular)

@@ -130,8 +130,8 @@ def _settings(
 
 
 def _allowed(key: str, field: FieldInfo, schedules: bool) -> str:
-    words = _ALLOWED.get(key) or in_words(field.rebuild_annotation())
-    return f"{words}, or schedule" if schedules and takes_schedule(field.annotation) else words
+    words = _ALLOWED.get(key) or describe_type(field.rebuild_annotation())
+    return f"{words}, or schedule" if schedules and accepts_schedule(field.annotation) else words
 
 
 def _extension(name: str) -> dict[str, Any]:

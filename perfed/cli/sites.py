@@ -25,7 +25,7 @@ from perfed.errors import PerfedError
 from perfed.experiment.blended_models import opened_models
 from perfed.experiment.kept_models import KeptModels
 from perfed.experiment.start import opened
-from perfed.plugins import no_modules_of
+from perfed.plugins import refuse_modules
 from perfed.system import write_atomic
 from perfed.tables.cells import clean_frame
 from perfed.tables.files import read_table

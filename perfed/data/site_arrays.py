@@ -83,7 +83,7 @@ class ScannedArrays:
         try:
             return SiteMetadata(task=self.task, domains=max(domains, default=None), **of_task)
         except ValidationError as error:
-            raise PerfedError(f"client '{self.facts.id}': {first_problem(error, '')}") from None
+            raise PerfedError(f"client '{self.facts.id}': {summarise_validation_error(error, '')}") from None
 
     def facts_in(self, schema: FederationSchema) -> ClientFacts:
         """Return the facts with the classes of a schema.

@@ -38,8 +38,8 @@ class TableSettings(BaseModel):
         event, domain, drop, numbers, dates, categories, missing, thousands, decimals, swapped, values, group,
             group_draw, folds, columns, scales, preprocess, public: see
             :class:`perfed.tables.options.TableOptions`; "" for none.
-        task: "auto": what the targets look like.
-        test_fraction: of each site's rows; not with ``folds`` or ``test_files``.
+        task: the task; "auto" to infer it from the targets.
+        test_fraction: the fraction of each site's rows; not with ``folds`` or ``test_files``.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -96,9 +96,9 @@ def tables(seed: int, data_dir: Path | None, **values: Any) -> Federation:
     Each site prepares its columns on its own training rows (:meth:`perfed.data.federation.Federation.from_frames`).
     ``perfed init`` writes such an experiment, ``perfed check`` says what the sites hold and what is wrong.
     """
-    settings = TableSettings.model_construct(**given)
-    read = _sites(settings.files, settings)
-    tests = _sites(settings.test_files, settings)
+    settings = TableSettings.model_construct(**values)
+    read = _read_sites(settings.files, settings)
+    test_tables = _read_sites(settings.test_files, settings)
     federation = build_federation(
         read.parsed,
         settings.table_options(seed),

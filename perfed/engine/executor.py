@@ -126,7 +126,7 @@ class ChunkResult:
         """Read one client's reply, by its row."""
         stacked = {name: value for name, value in self.content.items() if not (callable(value) or type(value) is list)}
         single = {n: v(row) if callable(v) else v[row] for n, v in self.content.items() if n not in stacked}
-        reply = tree.row_of(stacked, row, self.shapes[row]) | single
+        reply = tree.select_row(stacked, row, self.shapes[row]) | single
         for change in self.changes:
             reply = change(self.ids[row], reply)
         return reply
@@ -197,7 +197,7 @@ class LocalExecutor:
         try:
             return self.run(work)
         except ClientsDiverged as error:
-            return ChunkResult((), {}, (), torch.empty(0), diverged=dict(error.found))
+            return ChunkResult((), {}, (), torch.empty(0), diverged=dict(error.messages))
 
     def run(self, work: ChunkTask) -> ChunkResult:
         """Run the program of ``work`` on its clients.
@@ -259,7 +259,7 @@ class LocalExecutor:
             augment=self.background.augment,
         )
         private = next((p for e in self.initialiser.method.extensions if (p := e.private())), None)
-        cohort.private = None if private is None else private.at(cohort.num_samples, self.noise, self.counter)
+        cohort.private = None if private is None else private.for_cohort(cohort.num_samples, self.noise, self.counter)
         cohort.noise, cohort.counter = self.noise, self.counter
         cohort.discreet = any(extension.discreet for extension in self.initialiser.method.extensions)
         if exchange.lasting and self.initialiser.watched.intersection(cohort.ids):

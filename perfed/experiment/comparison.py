@@ -310,7 +310,7 @@ class Comparison(ComparisonSpec):
 
     def _check_same(self, after: dict[str, Any], added: list[str]) -> dict[str, Any]:
         """Return ``after`` with the device of the runs, if nothing but the tables of added methods differs."""
-        was, now = leaves(self.table), leaves(after)
+        was, now = flatten_keys(self.table), flatten_keys(after)
         new = {bare_name(name) for name in added}
         for key in dict.fromkeys([*was, *now]):
             is_new = key[0] == "methods" and len(key) > 1 and bare_name(key[1]) in new
@@ -412,8 +412,10 @@ def command_of(table: Mapping[str, Any], methods: Sequence[str], seeds: Sequence
     name = str(table.get("name"))
     if name not in experiment_names():
         return ""
-    shipped = leaves(find_experiment(name))
-    shared = {key: value for key, value in leaves(table).items() if key not in (("method",), ("seed",), ("device",))}
+    shipped = flatten_keys(find_experiment(name))
+    shared = {
+        key: value for key, value in flatten_keys(table).items() if key not in (("method",), ("seed",), ("device",))
+    }
     changed = {".".join(key): value for key, value in shared.items() if shipped.get(key, "") != value}
     settings = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changed.items()]
     run = f"{seeds[0]}..{seeds[-1]}" if [*seeds] == [*range(seeds[0], seeds[-1] + 1)] else ",".join(map(str, seeds))

@@ -94,9 +94,11 @@ class Experiment(BaseModel):
         exclude_if=lambda given: given is None,
     )
     aggregation: Aggregation = Field(
-        Aggregation(), description="what takes the place of the mean over clients", exclude_if=unless(Aggregation())
+        Aggregation(),
+        description="what takes the place of the mean over clients",
+        exclude_if=exclude_default(Aggregation()),
     )
-    privacy: Privacy | None = Field(None, description="differential privacy", exclude_if=unless(None))
+    privacy: Privacy | None = Field(None, description="differential privacy", exclude_if=exclude_default(None))
 
     _built: dict[str, tuple[Method, Stages]] = PrivateAttr(default_factory=dict)
 

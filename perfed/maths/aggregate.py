@@ -52,9 +52,9 @@ def weighted_mean(stacked: Tree, weights: Tensor | None = None) -> dict[str, Any
 
     def mean(_: str, x: Tensor) -> Tensor:
         if isinstance(x, Hidden):
-            return convert_like(x.mean_by(weights), x)
-        given = torch.ones(len(x)) if weights is None else weights
-        shares = given.double() / given.double().sum()
+            return convert_like(x.average_clients(weights), x)
+        client_weights = torch.ones(len(x)) if weights is None else weights
+        shares = client_weights.double() / client_weights.double().sum()
         return convert_like(_weighted_sum(shares.to(x.device), x), x)
 
     return map_leaves(stacked, mean)
@@ -67,7 +67,7 @@ def _weighted_sum(weights: Tensor, x: Tensor) -> Tensor:
 
 
 def convert_like(value: Tensor, like: Tensor) -> Tensor:
-    """``value`` in the dtype of ``like``."""
+    """Return ``value`` in the dtype of ``like``, rounded if that is an integer type."""
     return value.to(like.dtype) if torch.is_floating_point(like) else value.round().to(like.dtype)
 
 

@@ -110,8 +110,8 @@ class Run(OwnModels):
         self.evaluation, self.snapshots = evaluation or Evaluation(), snapshots or Snapshots()
         self.federation, split, said = scored_split(method, federation, self.evaluation.split, self.name, seed)
         watched = federation.ids[: self.snapshots.clients] if self.snapshots.losses else ()
-        model = by_columns(model, federation.named_inputs)
-        device = usable_device(str(device), f"device = '{device}'")
+        model = split_first_layer(model, federation.named_inputs)
+        device = open_device(str(device), f"device = '{device}'")
         initialiser = Initialiser(method, model, seed, dtype, device, watched, secure, aggregation)
         if secure is not None:
             secure.check(participation or Participation(), len(federation), federation.clients[0].held is not None)

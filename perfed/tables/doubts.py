@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.column import Column
-from perfed.data.partition.shards import generator
+from perfed.data.partition.shards import make_generator
 from perfed.errors import shorten_list
 from perfed.tables.checks import Checked, Part
 from perfed.tables.kinds import format_of_swapped, separates_thousands

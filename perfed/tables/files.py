@@ -19,7 +19,7 @@ from perfed.data.names import LONGEST_NAME, compose_text
 from perfed.data.problems import raise_problems
 from perfed.data.reading import reason_of
 from perfed.errors import PerfedError
-from perfed.system import memory
+from perfed.system import available_memory
 from perfed.tables.cells import clean_frame, column_names
 from perfed.tables.conversions import groups_thousands
 from perfed.tables.excel import read_sheet

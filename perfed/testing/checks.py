@@ -343,31 +343,33 @@ ROBUST = (
 """Kinds of aggregation whose results differ from the mean in almost every round."""
 
 
-def aggregation_is_replaced_or_refused(make: Make) -> None:
+def check_aggregation_kinds(make: Make) -> None:
     """Check that each kind of aggregation replaces the mean, or is refused in one line with the declared reason."""
     reason = find_reason_for_mean(make())
 
     def serve_with(aggregation: Aggregation, options: Mapping[str, Any]) -> Server:
         method = make()
-        return serve(method, blobs((8, 7, 6)), model=network_for(method), aggregation=aggregation, **options)
+        return build_server(
+            method, make_blobs((8, 7, 6)), model=build_network_for(method), aggregation=aggregation, **options
+        )
 
     for engine, options in TWO_ENGINES.items():
         mean = serve_with(Aggregation(), options)
-        before = dict(leaves(mean.sets))
-        after = dict(leaves(train(mean, 2).sets))
+        before = dict(iterate_leaves(mean.sets))
+        after = dict(iterate_leaves(run_rounds(mean, 2).sets))
         averages = any(not torch.equal(tensor, after[path]) for path, tensor in before.items())
         for aggregation in ROBUST:
             where = f"{engine}, aggregation.kind = '{aggregation.kind}'"
             if reason:
-                message = refusal(partial(serve_with, aggregation, options))
-                demand(reason in message, f"{where}: it is not refused with the declared reason (needs_mean)")
+                message = catch_refusal(partial(serve_with, aggregation, options))
+                require(reason in message, f"{where}: it is not refused with the declared reason (needs_mean)")
                 continue
-            server = train(serve_with(aggregation, options), 2)
-            for path, tensor in every_tensor(server).items():
-                demand(bool(torch.isfinite(tensor.double()).all()), f"{where}: {'/'.join(path)} is not finite")
-            finite(server.evaluate("test"), where)
-            same = all(torch.equal(tensor, after[path]) for path, tensor in leaves(server.sets))
-            demand(not (averages and same), f"{where}: the result is that of the mean; use clients.mean")
+            server = run_rounds(serve_with(aggregation, options), 2)
+            for path, tensor in collect_tensors(server).items():
+                require(bool(torch.isfinite(tensor.double()).all()), f"{where}: {'/'.join(path)} is not finite")
+            require_finite(server.evaluate("test"), where)
+            same = all(torch.equal(tensor, after[path]) for path, tensor in iterate_leaves(server.sets))
+            require(not (averages and same), f"{where}: the result is that of the mean; use clients.mean")
 
 
 class _Stop(Exception):
@@ -460,18 +462,18 @@ def check_task(task: str, make: Make) -> str:
 
 
 CHECKS: dict[str, Callable[[Make], object]] = {
-    "learns": learns,
-    **{f"trains on {case}": partial(trains_on, case) for case in FEDERATIONS},
-    "the seed decides": the_seed_decides,
-    "clients are not mixed": clients_are_not_mixed,
-    "state is declared": state_is_declared,
-    "declared entries are sent": declared_entries_are_sent,
-    "aggregation is replaced or refused": aggregation_is_replaced_or_refused,
-    "a resumed run ends with the same bits": a_resumed_run_ends_with_the_same_bits,
-    "evaluation changes nothing": evaluation_changes_nothing,
-    "engines agree": engines_agree,
-    "engines agree in float32": engines_agree_in_float32,
-    "a recorded plan gives the same bits": a_recorded_plan_gives_the_same_bits,
-    "chunks side by side give the same bits": chunks_side_by_side_give_the_same_bits,
-    **{f"deals with {task}": partial(deals_with, task) for task in ("regression", "survival")},
+    "learns": check_learning,
+    **{f"trains on {case}": partial(check_training, case) for case in FEDERATIONS},
+    "the seed decides": check_seed,
+    "clients are not mixed": check_clients_are_separate,
+    "state is declared": check_state_is_declared,
+    "declared entries are sent": check_sent_entries,
+    "aggregation is replaced or refused": check_aggregation_kinds,
+    "a resumed run ends with the same bits": check_resumed_run,
+    "evaluation changes nothing": check_evaluation,
+    "engines agree": check_engines,
+    "engines agree in float32": check_engines_in_float32,
+    "a recorded plan gives the same bits": check_recorded_plan,
+    "chunks side by side give the same bits": check_parallel_chunks,
+    **{f"deals with {task}": partial(check_task, task) for task in ("regression", "survival")},
 }

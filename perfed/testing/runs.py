@@ -37,11 +37,11 @@ class CodecEngine(InProcessEngine):
     """An engine that converts every payload, reply and client state to bytes and back, as a network would."""
 
     def perform(self, task: ExchangeTask) -> Iterator[ChunkResult]:
-        """Run one chunk after the other."""
+        """Yield the results of the chunks, one after the other."""
         for work in self.make_chunk_tasks(task):
-            rows, states = ({i: decode(encode(v)) for i, v in of.items()} for of in (work.rows, work.states))
-            done = self.executor.attempt(replace(work, shared=decode(encode(work.shared)), rows=rows, states=states))
-            received = replace(done, states={i: decode(encode(s)) for i, s in done.states.items()})
+            rows, states = ({i: decode(encode(v)) for i, v in trees.items()} for trees in (work.rows, work.states))
+            result = self.executor.attempt(replace(work, shared=decode(encode(work.shared)), rows=rows, states=states))
+            received = replace(result, states={i: decode(encode(s)) for i, s in result.states.items()})
             yield received.map_replies(lambda client, reply: decode(encode(reply)))
 
 
@@ -53,7 +53,7 @@ class ForgetfulEngine(InProcessEngine):
         self._before = copy.deepcopy(initialiser.method)
 
     def perform(self, task: ExchangeTask) -> Iterator[ChunkResult]:
-        """Run one chunk after the other."""
+        """Yield the results of the chunks, one after the other."""
         for work in self.make_chunk_tasks(task):
             initialiser = copy.copy(self.initialiser)
             initialiser.method = copy.deepcopy(self._before)
@@ -68,7 +68,7 @@ class RecordingEngine(InProcessEngine):
         self.record: list[tuple[ChunkTask, ChunkResult]] = []
 
     def perform(self, task: ExchangeTask) -> Iterator[ChunkResult]:
-        """Run one chunk after the other."""
+        """Yield the results of the chunks, one after the other."""
         for work in self.make_chunk_tasks(task):
             self.record.append((work, self.executor.attempt(work)))
             yield self.record[-1][1]
@@ -141,8 +141,8 @@ def build_server(
     secure: SecureAggregation | None = None,
     aggregation: Aggregation | None = None,
 ) -> Server:
-    """Return a server before its preparation; ``participation`` is in place of ``rate``."""
-    model = by_columns(model or network_for(method, federation.num_classes or 1), federation.named_inputs)
+    """Return a server before its preparation; ``participation`` replaces ``rate``."""
+    model = split_first_layer(model or build_network_for(method, federation.num_classes or 1), federation.named_inputs)
     initialiser = Initialiser(method, model, seed, dtype, device, secure=secure, aggregation=aggregation)
     plan = plan or Plan(engine, chunk, remember=False)
     policy = participation or Participation(rate=rate)

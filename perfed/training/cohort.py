@@ -317,12 +317,12 @@ class Cohort(View):
             )
         except Diverged as error:
             if not (self.discreet and self.n == 1):
-                raise self.diverged(error.row, error.reason) from None
+                raise self.make_divergence_error(error.row, error.reason) from None
             for name in task.trained:  # as if a loss were not finite; an error would tell of the client's rows
                 task.params[name].fill_(torch.nan)
-            return self.forget()
-        self._check(torch.cat([losses for _, _, (losses, _) in parts]))
-        for first, stop, (losses, done) in parts:
+            return self.drop_features()
+        self._check_losses(torch.cat([losses for _, _, (losses, _) in parts]))
+        for first, stop, (losses, steps) in parts:
             self._loss_sum[first:stop] += losses.cpu().double()
             self._loss_steps[first:stop] += torch.from_numpy(steps)
         self.drop_features()  # fused optimisers change tensors without raising their versions

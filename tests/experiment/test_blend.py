@@ -20,10 +20,10 @@ from perfed.experiment.blend import with_own_models
 from perfed.experiment.blended_models import opened_models
 from perfed.experiment.config import validate
 from perfed.experiment.study import read_comparison
-from perfed.maths.blending import Chances, learnt
+from perfed.maths.blending import Probabilities, learn_weights
 from perfed.methods.titles import display_name
 from perfed.run import predictions
-from perfed.testing.federations import survival
+from perfed.testing.federations import make_survival_data
 
 SMALL = (
     "clients=4",

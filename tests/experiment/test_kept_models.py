@@ -18,7 +18,7 @@ from perfed.experiment import kept_models
 from perfed.experiment.config import validate
 from perfed.experiment.kept_models import KeptModels
 from perfed.experiment.sklearn_run import SklearnRun
-from perfed.testing.federations import survival
+from perfed.testing.federations import make_survival_data
 
 TABLE = {"method": "local", "rounds": 1, "data": {"name": "digits"}, "model": {"head": "linear"}}
 NAMES = ("logistic", "random-forest", "gradient-boosting", "svc", "majority")

@@ -39,7 +39,7 @@ from perfed.tables.agreement import agree_on_schema
 from perfed.tables.marks import FEWEST
 from perfed.tables.options import TableOptions
 from perfed.tables.site_data import SiteData, read_site_data
-from perfed.training.plan import Plan, PlanSettings, usable_device
+from perfed.training.plan import Plan, PlanSettings, open_device
 
 _RUN = "run.json"  # the run that the site is in: its id and place, its study, what was agreed, and since when
 _OWN = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w-]*")  # module:NAME

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, PositiveInt, ValidationError
 
-from perfed.errors import PerfedError, did_you_mean, first_problem, shorten_list
+from perfed.errors import PerfedError, shorten_list, suggest_name, summarise_validation_error
 from perfed.experiment.config import Experiment
 from perfed.privacy.apply import PrivateMethod
 from perfed.settings import LISTED, STRICT

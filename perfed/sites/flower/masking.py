@@ -255,7 +255,7 @@ class Masking:
         The refusal of a reply would depend on the change of this site and its own share of the noise, which is less
         than the noise of a sum. This one depends on what the server has sent and on nothing else.
         """
-        most = self._secure.numbers(self._allowed.clients).largest / 2
+        most = self._secure.numbers(self._allowed.clients).largest_value / 2
         for name, tensor in flatten(received).items():
             if tensor.numel() and float(tensor.double().abs().max()) > most:
                 raise PerfedError(
