@@ -224,7 +224,7 @@ class Watched(FedAvg):
         SERVER_THREADS.update([torch.get_num_threads(), *blas_threads()])
         super().round(server, clients)
 
-    def run_rounds(self, cohort, shared):
+    def train(self, cohort, shared):
         CLIENT_THREADS.add(torch.get_num_threads())
         return super().train(cohort, shared)
 
