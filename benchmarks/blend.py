@@ -29,13 +29,13 @@ from usage import usage
 
 from perfed import Federation, load
 from perfed.data.files import load_npz
-from perfed.datasets.catalogue import in_memory
-from perfed.datasets.heart import CODES, hospitals
+from perfed.datasets.catalogue import register_temporarily
+from perfed.datasets.heart import CODES, read_hospitals
 from perfed.engine.scores import auc, c_index
 from perfed.experiment.blend import FILE, BlendRun, candidates_of, mixture
 from perfed.experiment.comparison import Comparison, ComparisonSpec
 from perfed.experiment.study import Study
-from perfed.maths.blending import few, learnt
+from perfed.maths.blending import drop_small_weights, learn_weights
 from perfed.run import predictions
 from perfed.run.directory import marker_of
 
@@ -56,7 +56,7 @@ def data_dir() -> Path:
 def heart(seed: int) -> Federation:
     """Four hospitals, all columns that each has."""
     return Federation.from_frames(
-        hospitals(data_dir()), target="disease", test=0.3, categories=CODES, columns="named", seed=seed
+        read_hospitals(data_dir()), target="disease", test=0.3, categories=CODES, columns="named", seed=seed
     )
 
 
@@ -186,15 +186,18 @@ def measured(cell: Cell, comparison: Comparison, seed: int) -> dict[str, Any]:
     run = BlendRun(comparison.experiment("blend", seed), federation, of, comparison.directory("blend", seed))
     held = run.held_out(list(zip(*of.values(), strict=True))[1:])
     names = list(of)
-    scores = {site: [held[site].sums(np.eye(len(names))[k]).value for k in range(len(names))] for site in ids}
+    scores = {site: [held[site].compute_sums(np.eye(len(names))[k]).value for k in range(len(names))] for site in ids}
     own = [k for k, name in enumerate(names) if name.startswith("sklearn:")]
     best_own = {site: names[min(own, key=lambda k: scores[site][k])] for site in ids}
     picked = {site: names[int(np.argmin(scores[site]))] for site in ids}
     said = {name: said_of(places[0]) for name, places in of.items()}
     content = json.loads((comparison.directory("blend", seed) / FILE).read_text())
-    _, weights = learnt([held[site] for site in ids], float(content["prior_rows"]))
+    _, weights = learn_weights([held[site] for site in ids], float(content["prior_rows"]))
     unguarded = {
-        site: (y := said[names[0]][site][0], mixture(task, y, [said[n][site][1] for n in names], few(own_weights)))
+        site: (
+            y := said[names[0]][site][0],
+            mixture(task, y, [said[n][site][1] for n in names], drop_small_weights(own_weights)),
+        )
         for site, own_weights in zip(ids, weights, strict=True)
     }
     rows: dict[str, Said] = {
@@ -228,7 +231,7 @@ def main(folder: Path, names: list[str]) -> None:
             if str(seed) in kept.get(name, {}):
                 continue
             cell, where = DATA[name], folder / f"{name.replace(' ', '-')}-{seed}"
-            with in_memory(cell.make) as data:
+            with register_temporarily(cell.make) as data:
                 table = {"name": name, "training": ADAM, "baseline_tries": TRIES, **cell.table, "data": {"name": data}}
                 table = {**table, "evaluation": {"every": 100}}
                 methods = candidates_of(cell.methods)

@@ -138,8 +138,8 @@ def steps(sizes: Sequence[int], clients: int, here: limits.Limits) -> Iterator[t
     """Yield each way to take a step, its seconds per client and step, and its shares of the machine."""
     task = epoch_of(sizes, clients)
     ways: dict[str, Callable[[], object]] = {
-        "perfed": lambda: fit.run(task),
-        "autograd": lambda: fit.run(replace(task, loss=_by_autograd)),
+        "perfed": lambda: fit.run_task(task),
+        "autograd": lambda: fit.run_task(replace(task, loss=_by_autograd)),
         "by hand": ByHand(sizes, clients).epoch,
         "fused": ByHand(sizes, clients, fused=True).epoch,
         "products": ByHand(sizes, clients, update=False).epoch,

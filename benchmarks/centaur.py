@@ -28,7 +28,7 @@ from torch import Tensor
 from usage import usage
 
 from perfed import rng
-from perfed.datasets.linear import F64, Batch, key_of, orthonormalise
+from perfed.datasets.linear import F64, Batch, make_key, orthonormalise
 from perfed.privacy.accountant import Releases, noise_for
 
 FILE = Path(__file__).parent.parent / "docs/results/centaur-linear.json"
@@ -69,7 +69,9 @@ def plateau(d: int, noise: float, seed: int, clients: int = CLIENTS, rounds: int
         heads = theory.solve_heads(*theory.head_statistics(basis, for_heads))
         gradients = theory.basis_gradients(basis, heads, for_basis)[:, 0] / SAMPLES
         shares.append(float((gradients.flatten(1).norm(dim=1) > cut).to(F64).mean()))
-        return orthonormalise(basis - step * private_mean(gradients, cut, noise, key_of(seed, "centaur", len(shares))))
+        return orthonormalise(
+            basis - step * private_mean(gradients, cut, noise, make_key(seed, "centaur", len(shares)))
+        )
 
     bases = theory.trajectory(round_, problem.sample, start, STEP, [everyone] * rounds)
     distances = theory.principal_angle_distance(bases, problem.basis)

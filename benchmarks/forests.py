@@ -18,7 +18,7 @@ from usage import usage
 
 from perfed.data.federation import Federation
 from perfed.data.files import load_npz
-from perfed.datasets.heart import CODES, hospitals
+from perfed.datasets.heart import CODES, read_hospitals
 from perfed.experiment.config import validate
 from perfed.experiment.sklearn_run import SklearnRun
 from perfed.methods.forest import Forest
@@ -77,7 +77,7 @@ def federation(data: str, rows: int, seed: int, columns: str = "own") -> Federat
     """The sites of one split, of whose training rows ``rows`` are kept: of each class, or of all; 0 keeps all."""
     generator, data_dir = np.random.default_rng(seed), Path(os.environ["PERFED_DATA"])
     heart = data == "heart"
-    frames, target = (hospitals(data_dir), "disease") if heart else (units(data_dir), "died")
+    frames, target = (read_hospitals(data_dir), "disease") if heart else (units(data_dir), "died")
     made = {site: parts(frame, target, rows, heart, generator) for site, frame in frames.items()}
     train, test = ({site: both[place] for site, both in made.items()} for place in (0, 1))
     codes = CODES if heart else ()

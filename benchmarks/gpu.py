@@ -18,7 +18,7 @@ import torch
 import perfed
 from perfed.errors import PerfedError
 from perfed.model.chain import StageFactory
-from perfed.training.plan import Plan, usable_device
+from perfed.training.plan import Plan, open_device
 
 NETWORKS: dict[str, tuple[tuple[int, ...], Callable[[], StageFactory]]] = {
     "MLP 784-256-128-64-10": ((784,), lambda: perfed.mlp((256, 128), 64, final_activation=True)),
@@ -62,7 +62,7 @@ def main() -> int:
     parser.add_argument("--methods", default=",".join(EPOCHS))
     arguments = parser.parse_args()
     try:
-        device = usable_device(arguments.device, f"--device {arguments.device}")
+        device = open_device(arguments.device, f"--device {arguments.device}")
     except PerfedError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from usage import usage
 
-from perfed.maths.blending import Values, guarded
+from perfed.maths.blending import Values, guard_weights
 
 Numbers = NDArray[np.float64]
 ROWS, DRAWS = 40, 2000
@@ -36,7 +36,7 @@ def keeps_own_model(errors: Numbers) -> bool:
     weights = np.full(errors.shape[1], 1 / errors.shape[1])
     last = (blend - models @ weights[1:]) / weights[-1]  # a federated candidate with which the blend errs as drawn
     rows = Values(np.column_stack([models, last]), np.zeros(ROWS), np.arange(ROWS) % 5)
-    return guarded(rows, weights, range(models.shape[1])) is not weights
+    return guard_weights(rows, weights, range(models.shape[1])) is not weights
 
 
 def share_of_sites(

@@ -25,7 +25,7 @@ import pandas as pd  # type: ignore[import-untyped]
 from scipy.stats import kendalltau  # type: ignore[import-untyped]
 from usage import usage
 
-from perfed.datasets.heart import CODES, hospitals
+from perfed.datasets.heart import CODES, read_hospitals
 from perfed.engine.metrics import metric_of
 from perfed.report import load_runs
 from perfed.report.against import needs_no_federation
@@ -43,7 +43,7 @@ Table = Any  # a data frame
 
 def heart() -> tuple[dict[str, Table], dict[str, Table]]:
     """Four hospitals, each with the columns that it has."""
-    return hospitals(None), {}
+    return read_hospitals(None), {}
 
 
 def icu() -> tuple[dict[str, Table], dict[str, Table]]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from perfed import rng
-from perfed.datasets.linear import F64, Batch, LinearProblem, key_of, orthonormal, orthonormalise
+from perfed.datasets.linear import F64, Batch, LinearProblem, draw_orthonormal, make_key, orthonormalise
 from perfed.errors import PerfedError
 from perfed.participation.schedule import order_statistic
 
@@ -48,7 +48,10 @@ def client_problem(
 
     Source: Tziotis et al. 2023, section 4 and assumption 4.6; Collins et al. 2021 (d = 20, k = 2).
     """
-    basis, heads = orthonormal(key_of(seed, "basis"), d, k), orthonormal(key_of(seed, "heads"), clients, k)
+    basis, heads = (
+        draw_orthonormal(make_key(seed, "basis"), d, k),
+        draw_orthonormal(make_key(seed, "heads"), clients, k),
+    )
     heads = math.sqrt(k) * torch.nn.functional.normalize(heads, dim=-1)
     return LinearProblem(basis, heads, None, torch.full((clients,), samples), noise, seed)
 
@@ -77,7 +80,7 @@ class EmbeddedProblem:
         """What the clients hold: x ``(clients, samples, width)`` and y ``(clients, samples)``."""
         latent, y, _ = self.oracle.sample(clients, draw)
         rest = self.means.shape[1] - len(self.signs)
-        more = rng.normal(key_of(self.oracle.seed, "rest", draw, clients), y.shape[1] * rest, F64)
+        more = rng.normal(make_key(self.oracle.seed, "rest", draw, clients), y.shape[1] * rest, F64)
         whole = torch.cat([latent * self.signs, more.view(*y.shape, rest)], dim=-1)
         x = whole * self.variances[clients, None].sqrt() @ self.axes[clients].mT + self.means[clients, None]
         return x, y
@@ -110,16 +113,16 @@ def embedded_problem(
     Source: Rakotomamonjy et al. 2024, appendix S2 (assumption H1; figure 2's sizes are not published).
     """
     ids = torch.arange(clients)
-    dims = k + (rng.uniform(key_of(seed, "size", ids), 1, F64) * (widest - k + 1)).long()
+    dims = k + (rng.uniform(make_key(seed, "size", ids), 1, F64) * (widest - k + 1)).long()
     real = (torch.arange(widest) < dims).to(F64)
-    raw = rng.normal(key_of(seed, "axes", ids), widest**2, F64).view(-1, widest, widest)
-    variances = (0.5 + 1.5 * rng.uniform(key_of(seed, "variance", ids), widest, F64)) * real
+    raw = rng.normal(make_key(seed, "axes", ids), widest**2, F64).view(-1, widest, widest)
+    variances = (0.5 + 1.5 * rng.uniform(make_key(seed, "variance", ids), widest, F64)) * real
     return EmbeddedProblem(
         oracle=client_problem(clients, k, d, samples=samples, noise=0.0, seed=seed),
-        means=rng.normal(key_of(seed, "mean", ids), widest, F64) * real,
+        means=rng.normal(make_key(seed, "mean", ids), widest, F64) * real,
         axes=orthonormalise(raw * real[:, :, None] * real[:, None] + torch.diag_embed(1 - real)),
         variances=variances.sort(descending=True).values,
-        signs=rng.normal(key_of(seed, "signs"), k, F64).sign(),
+        signs=rng.normal(make_key(seed, "signs"), k, F64).sign(),
     )
 
 

@@ -31,7 +31,7 @@ from usage import usage
 from perfed import Evaluation, Federation, Model, Run, build_method, load
 from perfed.data.files import load_images
 from perfed.data.held_out import with_validation
-from perfed.data.partition.shards import draw_classes, generator
+from perfed.data.partition.shards import draw_classes, make_generator
 from perfed.datasets.digits import VIEWS, view_matrix
 from perfed.model.presets import hidden_layer, linear, mlp
 from perfed.training.plan import Plan
@@ -172,7 +172,7 @@ def images(name: str, clients: int, classes: int, per_class: int, views: bool = 
     """
 
     def make(seed: int) -> Federation:
-        data, rng = pool(name), generator(seed, "images")
+        data, rng = pool(name), make_generator(seed, "images")
         arrays: dict[str, dict[str, Any]] = {}
         for client, parts in enumerate(drawn(name, clients, classes, per_class, seed, rng)):
             view = np.eye(64)
@@ -198,7 +198,7 @@ def thinned(name: str, per_class: int, **options: Any) -> Maker:
     def make(seed: int) -> Federation:
         federation, clients = load(name, options, seed=seed), []
         for client in federation:
-            y, rng = client.train.y.numpy(), generator(seed, f"thinned {client.id}")
+            y, rng = client.train.y.numpy(), make_generator(seed, f"thinned {client.id}")
             kept = np.sort(np.concatenate([rng.permutation(np.flatnonzero(y == k))[:per_class] for k in np.unique(y)]))
             clients.append(replace(client, train=client.train.take(torch.from_numpy(kept))))
         return replace(federation, clients=tuple(clients))

@@ -33,7 +33,7 @@ from usage import usage
 
 from perfed import Evaluation, Federation, Model, Run, build_method
 from perfed.data.held_out import fold_as_test, with_validation
-from perfed.maths.blending import Chances, evidence, few, learnt
+from perfed.maths.blending import Probabilities, drop_small_weights, learn_weights, prepare_outputs
 from perfed.model.presets import linear
 from perfed.run import predictions
 from perfed.run.directory import RunDirectory
@@ -127,12 +127,15 @@ def blended(strengths: dict[str, float], cell: str, split: int) -> Said:
     whole = [row(name, strengths[name], cell, split, "test") for name in CANDIDATES]
     ids, rows = sorted(whole[0]), []
     for site in ids:
-        of_folds = [evidence("classification", one[0][site][0], [said[site][1] for said in one]) for one in held]
+        of_folds = [prepare_outputs("classification", one[0][site][0], [said[site][1] for said in one]) for one in held]
         said, y = (np.concatenate(parts) for parts in zip(*of_folds, strict=True))
-        rows.append(Chances(said, y, np.repeat(folds, [len(targets) for _, targets in of_folds])))
+        rows.append(Probabilities(said, y, np.repeat(folds, [len(targets) for _, targets in of_folds])))
     found: Said = {}
-    for site, weights in zip(ids, learnt(rows, PRIOR_ROWS)[1], strict=True):
-        mixed = sum(weight * softmax(said[site][1], axis=1) for weight, said in zip(few(weights), whole, strict=True))
+    for site, weights in zip(ids, learn_weights(rows, PRIOR_ROWS)[1], strict=True):
+        mixed = sum(
+            weight * softmax(said[site][1], axis=1)
+            for weight, said in zip(drop_small_weights(weights), whole, strict=True)
+        )
         found[site] = whole[0][site][0], np.log(mixed)
     return found
 

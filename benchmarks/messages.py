@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from perfed.codec import encode
-from perfed.datasets.catalogue import client_ids
+from perfed.datasets.catalogue import make_client_ids
 from perfed.engine.collector import ReplyCollector
 from perfed.engine.executor import ChunkResult
 from perfed.maths.aggregate import weighted_mean
@@ -76,7 +76,7 @@ def measure(parameters: int) -> dict[str, Any]:
 
 def named(sites: int) -> dict[str, Any]:
     """Bytes and times of a message without parameters that names so many sites, as each message of a round does."""
-    header = {"kind": "work", "run": "0" * 16, "sequence": 10_001, "ids": client_ids(sites)}
+    header = {"kind": "work", "run": "0" * 16, "sequence": 10_001, "ids": make_client_ids(sites)}
     data = pack(header, {})
     return {"sites": sites, "bytes": len(data), "pack": seconds(lambda: pack(header, {}))}
 

@@ -15,7 +15,7 @@ from usage import usage
 
 from perfed import Federation, Model, linear
 from perfed.methods.mixed import Mixed
-from perfed.testing.runs import serve
+from perfed.testing.runs import build_server
 
 SITES, ROWS = 5, 60
 
@@ -37,7 +37,7 @@ def main(sizes: list[int]) -> None:
     """Print the seconds of a round for each number of columns."""
     torch.set_num_threads(1)
     for columns in sizes:
-        server = serve(Mixed(), make_federation(columns), model=Model(head=linear(2)))
+        server = build_server(Mixed(), make_federation(columns), model=Model(head=linear(2)))
         server.prepare()
         server.round(1)
         started = time.perf_counter()

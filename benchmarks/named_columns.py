@@ -28,8 +28,8 @@ from usage import usage
 
 from perfed import Federation
 from perfed.data.files import load_npz
-from perfed.data.partition.shards import generator
-from perfed.datasets.heart import CODES, hospitals
+from perfed.data.partition.shards import make_generator
+from perfed.datasets.heart import CODES, read_hospitals
 from perfed.experiment.config import validate
 from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.start import start
@@ -43,7 +43,7 @@ def main() -> None:
     """Run every setting that is not kept, and keep it."""
     warnings.simplefilter("ignore")
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    frames = hospitals(Path(os.environ["PERFED_DATA"]))
+    frames = read_hospitals(Path(os.environ["PERFED_DATA"]))
     icu = stays(Path(os.environ["PERFED_DATA"]))
     settings: dict[str, tuple[dict[str, Any], int | None, bool]] = {
         **{f"heart disease, {n} a class": (frames, n, True) for n in (3, 10, 30)},
@@ -105,7 +105,7 @@ def written(folder: Path, sites: dict[str, Any], number: int | None, by_class: b
         if number is None:
             table.to_csv(folder / "train" / f"{name}.csv", index=False)
             continue
-        drawn, labels = generator(seed, f"training rows of {name}"), table.iloc[:, -1].to_numpy()
+        drawn, labels = make_generator(seed, f"training rows of {name}"), table.iloc[:, -1].to_numpy()
         chosen = np.zeros(len(table), bool)
         for label in np.unique(labels):
             of_class = np.flatnonzero(labels == label)

@@ -45,7 +45,7 @@ class TrainingByClient(PrivateTraining):
         rows = torch.from_numpy(step.rows)
         noise, factor = (torch.tensor(of, dtype=step.weight.dtype)[rows] for of in (self.own_noises, self.factors))
         training = PrivateTraining(self.clip, cast(Any, noise), poisson=self.poisson, source=self.source)
-        losses, noisy = training.gradients(loss, step, params, count)
+        losses, noisy = training.compute_gradients(loss, step, params, count)
         return losses, {name: g * factor.view(-1, *[1] * (g.ndim - 1)) for name, g in noisy.items()}
 
 

@@ -31,7 +31,7 @@ from sklearn.neural_network import MLPClassifier
 from torch import Tensor
 from usage import usage
 
-from perfed.data.partition.shards import generator
+from perfed.data.partition.shards import make_generator
 from perfed.datasets.digits import VIEWS, view_matrix
 from perfed.methods.flic.bures import bures_w2
 from perfed.methods.flic.gaussians import Gaussians
@@ -132,7 +132,7 @@ Sites = tuple[list[Site], Ints]
 def sites(cell: str, seed: int, cut: bool) -> Sites:
     """The clients, and images of nobody; ``cut``: judged on a quarter of the training rows of each class."""
     kind, clients, classes, per_class = CELLS[cell]
-    data, rng, found = pool("digits"), generator(seed, "images"), []
+    data, rng, found = pool("digits"), make_generator(seed, "images"), []
     rows = drawn("digits", clients, classes, per_class, seed, rng)
     for number, own in enumerate(rows):
         see = FEATURES[number % 6] if kind == "features" else linear_view(VIEWS[number % 4], rng)
@@ -147,7 +147,7 @@ def sites(cell: str, seed: int, cut: bool) -> Sites:
             judged = x[held], data["y_train"][held]
         found.append(Site(x, train, judged))
     nobodys = np.setdiff1d(np.arange(len(data["y_train"])), np.concatenate([own["train"] for own in rows]))
-    return found, generator(seed, "common images").permutation(nobodys)
+    return found, make_generator(seed, "common images").permutation(nobodys)
 
 
 @cache

@@ -81,7 +81,7 @@ def evaluate(folder: Path) -> None:
         run.execute()
         whole = limits.least(partial(run.server.evaluate, "test"), TRIES, time.process_time)
         cohorts = [*run.server.own_models([*run.server.clients], 1)]
-        held = [(cohort, [x for x, *_ in cohort.windows(cohort.samples("test"))]) for cohort in cohorts]
+        held = [(cohort, [x for x, *_ in cohort.iterate_windows(cohort.samples("test"))]) for cohort in cohorts]
         alone = limits.least(partial(_forward, method, held), TRIES, time.process_time)
         each = f"{1e3 * whole:.1f} ms of processor, forward pass {1e3 * alone:.1f} ms"
         print(f"evaluation, {name}: {each}: {whole / alone:.2f} x; aim 1 x", flush=True)

@@ -12,7 +12,7 @@ from markdown_tables import table
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from perfed.datasets.catalogue import in_words
+from perfed.datasets.catalogue import describe_type
 
 
 def from_docstring(text: str) -> str:
@@ -66,7 +66,7 @@ def fields_of(model: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
     told = attributes(model)
     for name, field in model.model_fields.items():
         if tables_in(field) is None:
-            allowed = re.sub(r"dict\[.*\]", "table", in_words(field.rebuild_annotation()))
+            allowed = re.sub(r"dict\[.*\]", "table", describe_type(field.rebuild_annotation()))
             default = "needed" if field.is_required() else value(field.get_default(call_default_factory=True))
             yield f"`{name}`", default, cell(allowed), one_line(field.description or "") or told.get(name, "")
 

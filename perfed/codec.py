@@ -1,7 +1,7 @@
-"""Bytes for trees of tensors: what goes over a wire and into a checkpoint.
+"""Conversion of trees of tensors to bytes, for messages and checkpoints.
 
 The format is safetensors (names, dtypes including bfloat16, shapes; no pickle); nested names are joined by "/", which
-:data:`perfed.tree.SLASH` stands for in names that hold one.
+is replaced by :data:`perfed.tree.SLASH` in names that have one.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from perfed.errors import PerfedError
 from perfed.tree import SLASH, Tree, path_part, split_path
 
 EMPTY = "//empty"
-"""What the name of an empty dictionary ends with once it is flattened, behind one more "/"."""
-_RESERVED = "__metadata__"  # of the safetensors header
+"""The end of the path of an empty dictionary, after another "/"."""
+_RESERVED = "__metadata__"  # the key of metadata in the safetensors header
 _DEEPEST = 64
 
 
 def flatten(tree: Tree) -> dict[str, Tensor]:
-    """Return the tensors of a tree by their paths; an empty dictionary leaves a zero-size marker so that it survives.
+    """Return the tensors of a tree by their paths; an empty dictionary is represented by a marker of size zero.
 
     Raises:
-        PerfedError: a name is empty, reserved or holds :data:`perfed.tree.SLASH`; a value is neither a tensor nor a
-            dictionary; more than 64 dictionaries are inside each other.
+        PerfedError: if a name is empty, reserved or contains :data:`perfed.tree.SLASH`, a value is neither a tensor nor
+            a dictionary, or more than 64 dictionaries are nested.
     """
     flat: dict[str, Tensor] = {}
     for name, value in tree.items():
@@ -50,7 +50,7 @@ def flatten(tree: Tree) -> dict[str, Tensor]:
 
 
 def unflatten(flat: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the tree that :func:`flatten` made paths of."""
+    """Return the tree from the result of :func:`flatten`."""
     tree: dict[str, Any] = {}
     for path, tensor in sorted(flat.items()):
         marker = path.endswith(EMPTY)
@@ -65,17 +65,17 @@ def unflatten(flat: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def encode(tree: Tree) -> bytes:
-    """Bytes of a nested dictionary of tensors; the same tree always gives the same bytes."""
+    """Return the bytes of a nested dictionary of tensors; the same tree always gives the same bytes."""
     flat = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(flatten(tree).items())}
     # Tensors that share memory (views, expanded rows) must not be written twice as one storage.
     return bytes(save({name: tensor.clone() for name, tensor in flat.items()}))
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """The tree that :func:`encode` was given (names in sorted order).
+    """Return the tree from the bytes of :func:`encode`, with names in sorted order.
 
     Raises:
-        PerfedError: the bytes are truncated or not such a tree.
+        PerfedError: if the bytes are truncated or do not encode a tree.
     """
     try:
         flat = load(data)
@@ -88,6 +88,6 @@ def decode(data: bytes) -> dict[str, Any]:
         ValueError,
         KeyError,
         RuntimeError,
-    ) as error:  # the last for sizes that overflow, and depth
+    ) as error:  # RuntimeError for sizes that overflow, and for depth
         reason = str(error).partition("\n")[0]
         raise PerfedError(f"not a tree of tensors: {reason}") from None

@@ -1,4 +1,4 @@
-"""The one exception a user of perfed has to know."""
+"""The exception that users of perfed see, and related functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import ValidationError
 
-_LONG = 300  # characters of what was given that a message shows
+_LONG = 300  # largest number of characters of an input in a message
 
 
 class PerfedError(ValueError):
@@ -27,11 +27,11 @@ class PerfedError(ValueError):
 
 
 class Diverged(Exception):
-    """A matrix of one client could not be factorised: its values have overflowed.
+    """An error: a matrix of one client could not be factorised because its values have overflowed.
 
     Attributes:
         row: position of the client in its cohort.
-        reason: what failed.
+        reason: the operation that failed.
     """
 
     def __init__(self, row: int, reason: str) -> None:
@@ -41,34 +41,34 @@ class Diverged(Exception):
 
 
 class ClientsDiverged(PerfedError):
-    """Training left numbers that are not finite, at some clients.
+    """An error: training at some clients resulted in numbers that are not finite.
 
     Attributes:
         where: the round.
-        found: by client id what happened there.
-        before: what there is to say of the exchange before: a reply that was much larger than the others'.
+        messages: a message by client id.
+        note: a note on the previous exchange, such as a reply that was much larger than the others.
     """
 
-    def __init__(self, where: str, found: Mapping[str, str], before: str = "") -> None:
-        super().__init__(where, found, before)  # which a copy in another process is made of
+    def __init__(self, where: str, messages: Mapping[str, str], note: str = "") -> None:
+        super().__init__(where, messages, note)  # the arguments from which pickle creates a copy
         self.where = where
-        self.found = found
-        self.before = before
+        self.messages = messages
+        self.note = note
 
     def __str__(self) -> str:
-        if len(self.found) == 1:
-            (happened,) = self.found.values()
-            return f"{self.where}: {happened}{self.before}; lower the learning rate or look at this client's data"
-        who = shorten_list([f"'{client}'" for client in self.found])
-        first = next(iter(self.found.values()))
+        if len(self.messages) == 1:
+            (happened,) = self.messages.values()
+            return f"{self.where}: {happened}{self.note}; lower the learning rate or look at this client's data"
+        who = shorten_list([f"'{client}'" for client in self.messages])
+        first = next(iter(self.messages.values()))
         return (
-            f"{self.where}: training diverged at {len(self.found)} clients, {who} ({first}){self.before}; lower the "
+            f"{self.where}: training diverged at {len(self.messages)} clients, {who} ({first}){self.note}; lower the "
             "learning rate or look at these clients' data"
         )
 
 
 def shorten_list(names: Sequence[str], most: int = 8) -> str:
-    """Names with commas; of more than ``most`` the first of them, and how many more there are.
+    """Return names joined by commas; if there are more than ``most``, the first of them and the number of the others.
 
     Example:
         >>> shorten_list(["north", "south", "west"], most=2)
@@ -77,42 +77,47 @@ def shorten_list(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """What is put behind an unknown name, with a space: the known one that is most like it; empty if none is.
+def suggest_name(name: str, known_names: Iterable[str]) -> str:
+    """Return the most similar known name, as a remark to append to a message; empty if none is similar.
 
     Example:
-        >>> did_you_mean("rouns", ["rounds", "seed"])
+        >>> suggest_name("rouns", ["rounds", "seed"])
         " (did you mean 'rounds'?)"
     """
-    near = difflib.get_close_matches(given, known, n=1)
-    return f" (did you mean '{near[0]}'?)" if near else ""
+    matches = difflib.get_close_matches(name, known_names, n=1)
+    return f" (did you mean '{matches[0]}'?)" if matches else ""
 
 
-def first_problem(error: ValidationError, where: str) -> PerfedError:
-    """The first problem of a pydantic error in one line: key, what is wrong, what was given."""
+def summarise_validation_error(error: ValidationError, where: str) -> PerfedError:
+    """Return the first problem of a pydantic error in one line: key, problem and input."""
     detail = error.errors()[0]
-    key = ".".join(str(part) for part in (where, *_path(detail["loc"])) if str(part))
+    key = ".".join(str(part) for part in (where, *_clean_path(detail["loc"])) if str(part))
     if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return PerfedError(f"unknown key '{key}'")
     # One message per member of a union, e.g. an integer or the word 'validated'.
-    same = [d for d in error.errors() if d["loc"][:1] == detail["loc"][:1] and _path(d["loc"]) == _path(detail["loc"])]
-    message = ", or: ".join(dict.fromkeys(_message(d["msg"]) for d in same))
-    whole = detail["type"] == "value_error" and isinstance(detail["input"], Mapping)  # which its message speaks of
-    given = "" if detail["type"] == "missing" or whole else f" (given: {_short(repr(detail['input']))})"
-    return PerfedError(f"{key}: {message}{given}" if key else f"{message}{given}")
+    same = [
+        d
+        for d in error.errors()
+        if d["loc"][:1] == detail["loc"][:1] and _clean_path(d["loc"]) == _clean_path(detail["loc"])
+    ]
+    message = ", or: ".join(dict.fromkeys(_clean_message(d["msg"]) for d in same))
+    # The message about a whole table describes it; there is no need to print it.
+    is_table = detail["type"] == "value_error" and isinstance(detail["input"], Mapping)
+    input_text = "" if detail["type"] == "missing" or is_table else f" (given: {_truncate(repr(detail['input']))})"
+    return PerfedError(f"{key}: {message}{input_text}" if key else f"{message}{input_text}")
 
 
-def _short(text: str) -> str:
+def _truncate(text: str) -> str:
     return text if len(text) <= _LONG else f"{text[:_LONG]}..."
 
 
-def _message(text: str) -> str:
-    text = re.sub(" or (an )?instance of .*", "", text.removeprefix("Value error, "))  # which no file can hold
+def _clean_message(text: str) -> str:
+    text = re.sub(" or (an )?instance of .*", "", text.removeprefix("Value error, "))  # instances cannot occur in files
     return text[:1].lower() + text[1:]
 
 
-def _path(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    # Behind the field's name pydantic lists the member of a union it tried, e.g. ('lr', 'float').
+def _clean_path(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    # After the field's name pydantic lists the member of a union that it tried, such as ('lr', 'float').
     return tuple(
         part for part in loc if part not in ("float", "int", "str", "constrained-int") and "[" not in str(part)
     )

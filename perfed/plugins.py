@@ -1,4 +1,4 @@
-"""Methods, policies, extensions and data sets in files of the user's own."""
+"""Methods, policies, extensions and data sets in the user's files."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from types import ModuleType
 from typing import TypeVar
 
 from perfed.errors import PerfedError
-from perfed.system import by_sigterm
+from perfed.system import is_sigterm_exit
 
 SKLEARN = "sklearn:"
-"""Names that begin so are of scikit-learn models (:mod:`perfed.experiment.sklearn_run`), of no module of the user's."""
+"""Prefix of the names of scikit-learn models (:mod:`perfed.experiment.sklearn_run`), which are not user modules."""
 POOLED = "pooled:"
-"""Names that begin so are of one scikit-learn model on the samples of all clients together."""
+"""Prefix of the names of a single scikit-learn model on the samples of all clients."""
 
 BLEND = "blend"
-"""The row of a comparison that mixes the other rows' models (:mod:`perfed.experiment.blend`), which is no method."""
+"""The row of a comparison that blends the models of the other rows (:mod:`perfed.experiment.blend`); not a method."""
 
 OPTIONAL_PACKAGES = ("perfed.sites",)
-"""Packages that the rest of perfed does not import by name, and without which it works."""
+"""Packages that other parts of perfed do not import by name, and without which perfed works."""
 
 TABLES = "perfed.tables.frames"
 """The module that builds federations from data frames, which the package ``data`` below it finds by this name."""
 
 IMPORTED: dict[str, None] = {}
-"""The modules that ``module:NAME`` has named since the command began, each once."""
+"""The modules of all ``module:NAME`` since the command began, without duplicates."""
 T = TypeVar("T")
 
 
@@ -49,7 +49,7 @@ _RESTRICTION: ContextVar[_Restriction | None] = ContextVar("restriction", defaul
 
 
 def bare_name(name: str) -> str:
-    """Return NAME of ``module:NAME``, also on both sides of METHOD+POLICY; any other name as it is.
+    """Return NAME of ``module:NAME``, also on both sides of METHOD+POLICY; other names are returned unchanged.
 
     Example:
         >>> bare_name("mine:avg"), bare_name("mine:avg+mine:lazy"), bare_name("ditto")
@@ -58,48 +58,48 @@ def bare_name(name: str) -> str:
     return "+".join(part.rpartition(":")[2] for part in name.split("+"))
 
 
-def modules_in(name: str) -> list[str]:
-    """Return the modules that a name mentions: that of ``module:NAME``, of METHOD+POLICY those of both.
+def list_modules(name: str) -> list[str]:
+    """Return the modules in a name: that of ``module:NAME``, or those of both parts of METHOD+POLICY.
 
     Example:
-        >>> modules_in("mine:avg+policies:lazy"), modules_in("ditto")
+        >>> list_modules("mine:avg+policies:lazy"), list_modules("ditto")
         (['mine', 'policies'], [])
     """
     return [part.rpartition(":")[0] for part in name.split("+") if ":" in part]
 
 
-def known_as(name: str, known: Iterable[str]) -> str | None:
-    """The one of the ``known`` names that is ``name``, or else is so in another case; ``None``: there is none.
+def match_name(name: str, known_names: Iterable[str]) -> str | None:
+    """Return the known name that equals ``name``, or equals it in another case; ``None`` if there is none.
 
     Example:
-        >>> known_as("FedPAC", ["fedavg", "fedpac"]), known_as("fedpak", ["fedavg", "fedpac"])
+        >>> match_name("FedPAC", ["fedavg", "fedpac"]), match_name("fedpak", ["fedavg", "fedpac"])
         ('fedpac', None)
     """
-    names = list(known)
+    names = list(known_names)
     if name in names:
         return name
-    return next((other for other in names if other.casefold() == name.casefold()), None)
+    return next((candidate for candidate in names if candidate.casefold() == name.casefold()), None)
 
 
-def own_name(name: str, what: str) -> str:
-    """NAME of ``module:NAME``, after importing the module, which registers it; any other name as it is.
+def import_registered(name: str, kind: str) -> str:
+    """Return NAME of ``module:NAME`` after importing the module, which registers it; other names unchanged.
 
     Raises:
-        PerfedError: the module cannot be imported; starts with ``what``.
+        PerfedError: if the module cannot be imported; the message starts with ``kind``.
     """
-    module, colon, own = name.partition(":")
+    module, colon, registered_name = name.partition(":")
     if not colon:
         return name
     if module.endswith(".py") or not all(part.isidentifier() for part in module.split(".")):
-        raise PerfedError(f"{what} '{name}': '{module}' is no module's name; a file mine.py is 'mine'")
+        raise PerfedError(f"{kind} '{name}': '{module}' is no module's name; a file mine.py is 'mine'")
     try:
-        own_module(module)
-    except Exception as error:  # whatever a user's file does
-        raise PerfedError(f"{what} '{name}': cannot import '{module}': {own_mistake(error) or error}") from None
-    return own
+        import_user_module(module)
+    except Exception as error:  # a user's file may raise anything
+        raise PerfedError(f"{kind} '{name}': cannot import '{module}': {describe_user_error(error) or error}") from None
+    return registered_name
 
 
-def own_module(module: str) -> ModuleType:
+def import_user_module(module: str) -> ModuleType:
     """Import and return the module of this name, which may run any code.
 
     Python also searches the working directory, which is appended to its path at this point and not earlier, so that
@@ -107,10 +107,10 @@ def own_module(module: str) -> ModuleType:
 
     Raises:
         PerfedError: the module belongs to Python's standard library, exits the program, or is not allowed by
-            :func:`only_modules`.
+            :func:`allow_modules`.
     """
     restriction = _RESTRICTION.get()
-    installed = module.partition(".")[0] == "sklearn"  # a dependency of perfed, which it imports anyway
+    installed = module.partition(".")[0] == "sklearn"  # a dependency of perfed
     if restriction is not None and module not in restriction.allowed and not installed:
         raise PerfedError(f"'{module}' is not imported: {restriction.reason}")
     if module.partition(".")[0] in sys.stdlib_module_names:
@@ -118,7 +118,7 @@ def own_module(module: str) -> ModuleType:
     IMPORTED[module] = None
     if (folder := str(Path.cwd())) not in sys.path:
         sys.path.append(folder)
-    with endings_refused():
+    with refuse_exit():
         return importlib.import_module(module)
 
 
@@ -129,8 +129,8 @@ def import_from_optional_packages(module: str) -> list[ModuleType]:
 
 
 @contextmanager
-def only_modules(allowed: Collection[str], reason: str) -> Iterator[None]:
-    """Restrict :func:`own_module` to the modules ``allowed``, for settings that somebody else wrote.
+def allow_modules(allowed: Collection[str], reason: str) -> Iterator[None]:
+    """Restrict :func:`import_user_module` to the modules ``allowed``, for settings that somebody else wrote.
 
     Args:
         allowed: the names of the modules.
@@ -144,128 +144,129 @@ def only_modules(allowed: Collection[str], reason: str) -> Iterator[None]:
 
 
 @contextmanager
-def no_modules_of(directory: Path, trust: bool, named: Collection[str] = ()) -> Iterator[None]:
+def refuse_modules(directory: Path, trust: bool, named: Collection[str] = ()) -> Iterator[None]:
     """Prevent the import of modules that a run directory names, except those in ``named`` or with ``trust``."""
     if trust:
         yield
         return
     reason = f"{directory} names it, and its code would run; --trust imports it, if you know who made the directory"
-    with only_modules(named, reason):
+    with allow_modules(named, reason):
         yield
 
 
 @contextmanager
-def endings_refused() -> Iterator[None]:
-    """Make one line of it when a file of the user's own ends the program.
+def refuse_exit() -> Iterator[None]:
+    """Convert an attempt of a user's file to exit the program into an error.
 
     Raises:
-        PerfedError: it does; names file and line where they are known.
+        PerfedError: if it exits; the message has the file and line if they are known.
     """
     try:
         yield
     except SystemExit as stop:
-        if by_sigterm(stop):
+        if is_sigterm_exit(stop):
             raise
-        raise PerfedError(own_mistake(stop) or f"it ends the program (SystemExit: {stop})") from None
+        raise PerfedError(describe_user_error(stop) or f"it ends the program (SystemExit: {stop})") from None
 
 
-def own_mistake(error: BaseException) -> str | None:
-    """Where ``error`` arose in a file of the user's own, and what it says; ``None`` if no such file is to blame.
+def describe_user_error(error: BaseException) -> str | None:
+    """Return the place in a user's file where ``error`` arose, and its message; ``None`` if no such file is involved.
 
     The place is the last one of the traceback that belongs neither to perfed nor to an installed package.
     """
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{_beside(error.filename)}, line {error.lineno}: {type(error).__name__}: {error.msg}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
+        return f"{_relative_path(error.filename)}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_user_file(frame.filename)]
     if not frames:
         return None
     last = frames[-1]
     inside = "" if last.name.startswith("<") else f", in {last.name}"
     kind = "" if isinstance(error, PerfedError) else f"{type(error).__name__}: "
     text = str(error).splitlines()[0] if str(error) else ""
-    return f"{_beside(last.filename)}, line {last.lineno}{inside}: {kind}{text}"
+    return f"{_relative_path(last.filename)}, line {last.lineno}{inside}: {kind}{text}"
 
 
 @contextmanager
-def own_mistakes() -> Iterator[None]:
-    """Make one line of an exception that arises in a file of the user's own; others pass as they are.
+def report_user_errors() -> Iterator[None]:
+    """Convert an exception that arises in a user's file into an error of one line; others are raised unchanged.
 
     Raises:
-        PerfedError: names file, line and function.
+        PerfedError: with file, line and function.
     """
     try:
         yield
     except (PerfedError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        mistake = None if isinstance(error, SystemExit) and by_sigterm(error) else own_mistake(error)
+        mistake = None if isinstance(error, SystemExit) and is_sigterm_exit(error) else describe_user_error(error)
         if mistake is None:
             raise
         raise PerfedError(mistake) from error
 
 
-def _is_own(file: str) -> bool:
+def _is_user_file(file: str) -> bool:
     path = Path(file)
     installed = {"site-packages", "dist-packages"} & set(path.parts)
     ours = (Path(__file__).parent, Path(sysconfig.get_path("stdlib")))
     return not (file.startswith("<frozen") or installed or any(path.is_relative_to(folder) for folder in ours))
 
 
-def _beside(file: str) -> Path:
-    """Relative to the working directory if it is below."""
+def _relative_path(file: str) -> Path:
+    """Return the path relative to the working directory if it is below it."""
     path = Path(file)
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 class Registry(dict[str, T]):
-    """What modules, perfed's and the user's own, have made known by name.
+    """Objects that modules of perfed and of users have registered by name.
 
     Args:
-        what: is registered, as messages say it: "method", "policy", "extension", "data set" or "metric".
-        module: which registered an item; none: it is perfed's own.
+        kind: the kind of objects, for messages: "method", "policy", "extension", "data set" or "metric".
+        module: returns the module that registered an object; empty for perfed.
     """
 
-    def __init__(self, what: str, module: Callable[[T], str]) -> None:
+    def __init__(self, kind: str, module: Callable[[T], str]) -> None:
         super().__init__()
-        self.what = what
+        self.kind = kind
         self._module = module
 
     def check_free(self, name: str, module: str) -> None:
-        """Check that ``module`` may register ``name``: it may do so again, as a notebook's cell that is run twice does.
+        """Check that ``module`` may register ``name``; the same module may do so again, for example from a notebook.
 
         Raises:
-            PerfedError: another module has registered it, in whatever case.
+            PerfedError: if another module has registered it, in any case.
         """
-        known = known_as(name, self)
-        taken = module if known is None else self._module(self[known])
-        if taken not in ("", module, "__main__"):  # a script may import itself
-            raise PerfedError(f"{self.what} '{name}' is registered twice, by '{taken}' and by '{module}'")
+        registered = match_name(name, self)
+        owner = module if registered is None else self._module(self[registered])
+        if owner not in ("", module, "__main__"):  # a script may import itself
+            raise PerfedError(f"{self.kind} '{name}' is registered twice, by '{owner}' and by '{module}'")
 
-    def check_own(self, given: str, name: str) -> None:
-        """Check that the module of ``given``, if it is ``module:NAME``, has registered ``name``, which was meant by it.
+    def check_registration(self, request: str, name: str) -> None:
+        """Check that the module of ``request``, if it is ``module:NAME``, has registered ``name``, which was requested
+        by it.
 
         Raises:
-            PerfedError: it has not, or the name is perfed's own.
+            PerfedError: if it has not, or the name belongs to perfed.
         """
-        module, colon, _ = given.partition(":")
+        module, colon, _ = request.partition(":")
         if not colon:
             return
         if name not in self:
-            names = [known for known, item in sorted(self.items()) if self._module(item) == module]
-            has = f"it has: {', '.join(names)}" if names else f"it registers no {self.what} at all"
-            raise PerfedError(f"{self.what} '{given}': '{module}' registers no '{name}'; {has}")
+            names = [registered for registered, item in sorted(self.items()) if self._module(item) == module]
+            has = f"it has: {', '.join(names)}" if names else f"it registers no {self.kind} at all"
+            raise PerfedError(f"{self.kind} '{request}': '{module}' registers no '{name}'; {has}")
         if self._module(self[name]).startswith("perfed."):
-            raise PerfedError(f"{self.what} '{given}': '{module}' registers no '{name}'; perfed has it")
+            raise PerfedError(f"{self.kind} '{request}': '{module}' registers no '{name}'; perfed has it")
 
-    def own(self, given: str) -> str:
-        """Return what ``given`` is registered as, in any case; ``module:NAME`` imports the module first, which does so.
+    def resolve_name(self, request: str) -> str:
+        """Return the registered name of ``request``, in any case; ``module:NAME`` imports the module first.
 
-        A name that is not known is returned as it is, without a module.
+        An unknown name is returned unchanged, without a module.
 
         Raises:
-            PerfedError: the module cannot be imported, or does not register the name.
+            PerfedError: if the module cannot be imported, or does not register the name.
         """
-        bare = own_name(given, self.what)
-        own = known_as(bare, self) or bare
-        self.check_own(given, own)
-        return own
+        bare = import_registered(request, self.kind)
+        registered_name = match_name(bare, self) or bare
+        self.check_registration(request, registered_name)
+        return registered_name

@@ -1,4 +1,4 @@
-"""What all tables of settings have in common."""
+"""Common parts of all tables of settings."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from pydantic import (
 from perfed.errors import PerfedError
 
 STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-"""Values do not change, unknown keys and values of another type are errors, and numbers are finite."""
+"""Model configuration: immutable values, finite numbers, and errors for unknown keys and values of another type."""
 
 
 LISTED = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-"""For a setting that is a tuple: TOML has lists only."""
+"""Validator for a setting that is a tuple, because TOML only has lists."""
 
 
-def unless(value: Any) -> Callable[[Any], bool]:
-    """``exclude_if`` of a setting that is written down only where it is not ``value``, its default.
+def exclude_default(value: Any) -> Callable[[Any], bool]:
+    """Return the ``exclude_if`` of a setting that is only written if it differs from ``value``, its default.
 
-    For settings that came later: runs without them leave behind what they always did.
+    It is meant for settings that were added later, so that the files of runs without them do not change.
     """
-    return lambda given: bool(given == value)
+    return lambda setting: bool(setting == value)
 
 
-def leaves(table: Mapping[str, Any], where: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """The values of nested tables by their paths.
+def flatten_keys(table: Mapping[str, Any], where: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Return the values of nested tables by their paths.
 
     Example:
-        >>> leaves({"rounds": 3, "data": {"name": "digits"}})
+        >>> flatten_keys({"rounds": 3, "data": {"name": "digits"}})
         {('rounds',): 3, ('data', 'name'): 'digits'}
     """
-    found: dict[tuple[str, ...], Any] = {}
+    values: dict[tuple[str, ...], Any] = {}
     for name, value in table.items():
         path = (*where, name)
-        found |= leaves(value, path) if isinstance(value, Mapping) else {path: value}
-    return found
+        values |= flatten_keys(value, path) if isinstance(value, Mapping) else {path: value}
+    return values
 
 
-def stated(value: Any) -> str:
-    """A setting in a sentence; ``None``: it is not there."""
+def describe_value(value: Any) -> str:
+    """Return a setting as a part of a sentence; ``None`` means that it is not there."""
     return "not there" if value is None else repr(value)
 
 
@@ -64,7 +64,7 @@ def check_whole_numbers(settings: Any, where: str = "") -> None:
         where: the key of the settings, for the message.
 
     Raises:
-        PerfedError: there is such an integer; the message names its key.
+        PerfedError: if there is such an integer; the message names its key.
 
     Example:
         >>> check_whole_numbers({"training": {"batch_size": 10**20}})
@@ -84,25 +84,25 @@ def check_whole_numbers(settings: Any, where: str = "") -> None:
 
 
 class Table(BaseModel):
-    """Settings that are written as they were given: the same keys in the same order, and no others."""
+    """Settings that are written with the same keys as they were read, in the same order."""
 
     model_config = STRICT
 
-    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _explicit: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="wrap")
     @classmethod
-    def _keep(cls, value: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
-        made = check(value)
+    def _record_explicit(cls, value: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+        table = check(value)
         if isinstance(value, Mapping):
-            made._given = {key: item for key, item in value.items() if item is not None}
-        return made
+            table._explicit = {key: item for key, item in value.items() if item is not None}
+        return table
 
     @property
-    def given(self) -> dict[str, Any]:
-        """The keys that were given, with their values, in their order."""
-        return dict(self._given)
+    def explicit_settings(self) -> dict[str, Any]:
+        """Return the explicit keys with their values, in order."""
+        return dict(self._explicit)
 
     @model_serializer
-    def _as_given(self) -> dict[str, Any]:
-        return self.given
+    def _serialise(self) -> dict[str, Any]:
+        return self.explicit_settings

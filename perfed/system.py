@@ -1,6 +1,6 @@
-"""The machine that a run is on: its processor, memory, whole files, locks, signals, and the installed version.
+"""The machine and process of a run: processor, memory, atomic files, locks, signals, and the installed version.
 
-What only some systems have is imported here alone, and done without where it is missing.
+Modules that only some systems have are imported only here, and are optional.
 """
 
 from __future__ import annotations
@@ -29,26 +29,30 @@ from urllib.request import url2pathname
 from perfed.errors import PerfedError
 
 
-def _if_there(module: str) -> ModuleType | None:
+def _import_if_available(module: str) -> ModuleType | None:
     try:
         return import_module(module)
     except ImportError:
         return None
 
 
-_fcntl, _resource, _msvcrt = _if_there("fcntl"), _if_there("resource"), _if_there("msvcrt")
+_fcntl, _resource, _msvcrt = (
+    _import_if_available("fcntl"),
+    _import_if_available("resource"),
+    _import_if_available("msvcrt"),
+)
 
 SCRATCH = ".scratch-"
-"""What names of folders begin with that hold the temporary files of a process."""
+"""Prefix of the names of folders with the temporary files of a process."""
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of malloc.h
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # constants of malloc.h
 
 TERMINATED = 128 + int(signal.SIGTERM)
-"""Exit code of a process that SIGTERM has ended."""
+"""Exit code of a process that was terminated by SIGTERM."""
 
 
 def installed_version() -> str:
-    """Version of perfed, "unknown" where it is not installed."""
+    """Return the version of perfed, "unknown" if it is not installed."""
     try:
         return metadata.version("perfed")
     except metadata.PackageNotFoundError:
@@ -75,8 +79,8 @@ def extra_command(extra: str) -> str:
     return f"pip install 'FILE[{extra}]', with the wheel or the checkout that perfed was installed from as FILE"
 
 
-def processor() -> str:
-    """Name of the processor, as the system says it."""
+def read_processor_name() -> str:
+    """Return the name of the processor as reported by the system."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
@@ -86,10 +90,11 @@ def processor() -> str:
 
 @cache
 def keep_freed_memory() -> None:
-    """Let the C library keep up to a gigabyte that is freed, once in a process; nothing where it is not glibc.
+    """Let glibc keep up to a gigabyte of freed memory, once in a process; with other C libraries nothing happens.
 
-    Otherwise glibc gives each tensor of more than some MB back to the system when it is freed. Every new one then costs
-    a page fault for 4 kB: a fifth or more of stacked training. Who sets ``MALLOC_…`` variables is left alone.
+    Otherwise glibc returns the memory of each tensor of more than some MB to the system when it is freed. Every new
+    tensor then costs a page fault per 4 kB, which takes a fifth or more of the time of stacked training. If the user
+    has set ``MALLOC_…`` variables, nothing changes.
     """
     if platform.libc_ver()[0] != "glibc" or any(name.startswith("MALLOC_") for name in os.environ):
         return
@@ -99,10 +104,10 @@ def keep_freed_memory() -> None:
 
 
 @contextmanager
-def frozen_objects() -> Iterator[None]:
-    """The garbage collector leaves alone what is there now, which is mostly torch: one look at it takes 0.1 s.
+def freeze_objects() -> Iterator[None]:
+    """Exclude existing objects, mostly of torch, from garbage collection inside the block: examining them takes 0.1 s.
 
-    Objects that are made inside are collected as always. Who has frozen objects already is left alone.
+    Objects that are created inside are collected as usual. If objects are already frozen, nothing changes.
     """
     if gc.get_freeze_count():
         yield
@@ -115,16 +120,18 @@ def frozen_objects() -> Iterator[None]:
 
 
 def peak_memory_mb() -> float | None:
-    """Most memory that this process has had, in MiB; ``None`` where the system does not say it (Windows)."""
+    """Return the peak memory of this process in MiB, or ``None`` if the system does not report it (Windows)."""
     if _resource is None:
         return None
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS reports bytes, others KiB
     return float(_resource.getrusage(_resource.RUSAGE_SELF).ru_maxrss) * unit / 2**20
 
 
 @contextmanager
-def private_files() -> Iterator[None]:
-    """Files and folders that this process, or one that it starts, makes inside are for its user alone."""
+def create_private_files() -> Iterator[None]:
+    """Create files and folders of this process and its child processes with rights for this user only, inside the
+    block.
+    """
     before = os.umask(0o077)
     try:
         yield
@@ -132,22 +139,22 @@ def private_files() -> Iterator[None]:
         os.umask(before)
 
 
-def memory() -> int | None:
-    """Bytes of memory that this machine has, or this process may have if less; ``None`` where nothing says it."""
-    found = []
+def available_memory() -> int | None:
+    """Return the bytes of memory of this machine, or the limit of this process if it is lower; ``None`` if unknown."""
+    limits = []
     with suppress(OSError, ValueError, AttributeError):
-        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     if _resource is not None and (limit := _resource.getrlimit(_resource.RLIMIT_AS)[0]) != _resource.RLIM_INFINITY:
-        found.append(limit)
+        limits.append(limit)
     with suppress(OSError, ValueError):
-        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    return min(found, default=None)
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return min(limits, default=None)
 
 
 def write_atomic(path: Path, data: bytes | str, mode: int = 0o666) -> None:
     """Write ``data`` to ``path`` so that a reader sees the old or the new content, never a part.
 
-    The new content never has more rights than ``mode``, less the process's mask.
+    The file never has more rights than ``mode``, less the process's mask.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -158,40 +165,41 @@ def write_atomic(path: Path, data: bytes | str, mode: int = 0o666) -> None:
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # as of a full disk
+        if isinstance(error, OSError) and error.filename is None:  # for example, if the disk is full
             error.filename = str(path)
         raise
 
 
-def scratch(owner: object, place: Path | None) -> Path:
-    """A new folder for files of this process, removed with ``owner`` or at the end of the process.
+def create_scratch_folder(owner: object, place: Path | None) -> Path:
+    """Return a new folder for files of this process, removed with ``owner`` or at the end of the process.
 
-    In ``place``, or where the system has temporary files; :func:`sweep` removes it there after the process was killed.
+    It is in ``place``, or in the system's folder of temporary files. :func:`remove_stale_folders` removes it from
+    ``place`` if the process was killed.
     """
     folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place)).absolute()
-    held = ExitStack()
-    held.enter_context(locked(folder))
-    weakref.finalize(owner, _removed, folder, held, os.getpid())
+    lock = ExitStack()
+    lock.enter_context(lock_folder(folder))
+    weakref.finalize(owner, _remove_scratch_folder, folder, lock, os.getpid())
     return folder
 
 
-def _removed(folder: Path, held: ExitStack, process: int) -> None:
-    if os.getpid() == process:  # and not in a fork
+def _remove_scratch_folder(folder: Path, lock: ExitStack, process: int) -> None:
+    if os.getpid() == process:  # not in a forked process
         shutil.rmtree(folder, ignore_errors=True)
-        held.close()
+        lock.close()
 
 
-def sweep(place: Path) -> None:
-    """Remove what processes that were killed have left of :func:`scratch` in ``place``."""
+def remove_stale_folders(place: Path) -> None:
+    """Remove folders of :func:`create_scratch_folder` in ``place`` that killed processes have left."""
     for folder in place.glob(f"{SCRATCH}*"):
-        with suppress(OSError), locked(folder):
+        with suppress(OSError), lock_folder(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until files that were made in ``folder``, or moved there, would be found there after a power cut.
+    """Wait until files that were created in ``folder``, or moved there, are stored durably.
 
-    Nothing to do on Windows, which opens no folders.
+    On Windows, which cannot open folders, nothing happens.
     """
     if _fcntl is None:
         return
@@ -208,15 +216,15 @@ def is_exposed(file: Path) -> bool:
 
 
 def read_secret(file: Path, length: int, exposed: str) -> bytes:
-    """Return the ``length`` random bytes of a file for this user alone; the file is created if there is none.
+    """Return the ``length`` random bytes of a file that only this user may read; the file is created if it is missing.
 
     Args:
-        file: its path; folders that do not exist are created.
+        file: its path; missing folders are created.
         length: the number of bytes.
         exposed: the problem, for the message of the error, if other users have rights on the file.
 
     Raises:
-        PerfedError: other users have rights on the file, or it has another number of bytes.
+        PerfedError: if other users have rights on the file, or it has another number of bytes.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     if not file.exists():
@@ -231,13 +239,13 @@ def read_secret(file: Path, length: int, exposed: str) -> bytes:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold ``folder`` for this process; the system lets go of it when the process ends, however that happens.
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Lock ``folder`` for this process; the system releases the lock whenever the process ends.
 
-    By a lock on the folder itself, on Windows on a file ``.lock`` in it, and not at all where there is neither.
+    The lock is on the folder, or on Windows on a file ``.lock`` in it. If the system has no locks, nothing happens.
 
     Raises:
-        BlockingIOError: another process holds it.
+        BlockingIOError: if another process has locked it.
     """
     if _fcntl is None and _msvcrt is None:
         yield
@@ -260,19 +268,19 @@ def locked(folder: Path) -> Iterator[None]:
                 file.unlink()
 
 
-_came = threading.Event()  # SIGTERM, in the last block of sigterm_as_exit
+_sigterm_received = threading.Event()  # whether SIGTERM arrived in the last block of exit_on_sigterm
 
 
-def by_sigterm(stop: SystemExit) -> bool:
-    """Whether SIGTERM is what ends the program, in :func:`sigterm_as_exit`; Ray makes code 1 of it where it waits."""
-    return stop.code == TERMINATED or (stop.code == 1 and _came.is_set())
+def is_sigterm_exit(stop: SystemExit) -> bool:
+    """Return whether SIGTERM exits the program in :func:`exit_on_sigterm`; Ray converts it to code 1 while it waits."""
+    return stop.code == TERMINATED or (stop.code == 1 and _sigterm_received.is_set())
 
 
 @contextmanager
-def sigterm_as_exit() -> Iterator[None]:
-    """SIGTERM inside raises ``SystemExit(143)``, so that what was done can be kept, as after Ctrl-C.
+def exit_on_sigterm() -> Iterator[None]:
+    """Raise ``SystemExit(143)`` on SIGTERM inside the block, so that results can be saved as after Ctrl-C.
 
-    Nothing changes in other threads than the main one, and where the program has a handler of its own.
+    In threads other than the main one, and if the program has a SIGTERM handler, nothing changes.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -280,10 +288,10 @@ def sigterm_as_exit() -> Iterator[None]:
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        _came.set()
+        _sigterm_received.set()
         raise SystemExit(TERMINATED)
 
-    _came.clear()
+    _sigterm_received.clear()
     signal.signal(signal.SIGTERM, stop)
     try:
         yield
@@ -292,8 +300,8 @@ def sigterm_as_exit() -> Iterator[None]:
 
 
 @contextmanager
-def sigint_held() -> Iterator[None]:
-    """SIGINT waits until the block ends; processes that begin in it never get it (on Windows they do)."""
+def delay_sigint() -> Iterator[None]:
+    """Delay SIGINT until the block ends; processes that start in it never receive it (except on Windows)."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

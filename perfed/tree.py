@@ -1,4 +1,4 @@
-"""Nested dictionaries of tensors: what payloads, replies and states are made of."""
+"""Nested dictionaries of tensors, of which payloads, replies and states consist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLASH = "\x1f"
 
 
 def path_part(name: str) -> str:
-    """Return a name, in which "/" is replaced, as a part of a path whose parts are joined by "/".
+    """Return a name with "/" replaced, as a part of a path whose parts are joined by "/".
 
     Example:
         >>> split_path(f"{path_part('Kiel/Nord')}/{path_part('weight')}")
@@ -25,7 +25,7 @@ def path_part(name: str) -> str:
 
 
 def split_path(path: str) -> list[str]:
-    """Return the names of which a path consists."""
+    """Return the names in a path."""
     return [part.replace(SLASH, "/") for part in path.split("/")]
 
 
@@ -36,30 +36,30 @@ def map_leaves(tree: Tree, fn: Callable[[str, Tensor], Tensor]) -> dict[str, Ten
     }
 
 
-def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Return every tensor with its path: the names as :func:`path_part`, joined by "/".
+def iterate_leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor with its path: the names as :func:`path_part`, joined by "/".
 
     Example:
-        >>> [(path, t.tolist()) for path, t in leaves({"w": torch.ones(1), "term": {"m": torch.zeros(1)}})]
+        >>> [(path, t.tolist()) for path, t in iterate_leaves({"w": torch.ones(1), "term": {"m": torch.zeros(1)}})]
         [('w', [1.0]), ('term/m', [0.0])]
     """
     for name, value in tree.items():
         if isinstance(value, Tensor):
             yield path + path_part(name), value
         else:
-            yield from leaves(value, f"{path}{path_part(name)}/")
+            yield from iterate_leaves(value, f"{path}{path_part(name)}/")
 
 
-def copy(tree: Tree) -> dict[str, Tensor | Tree]:
-    """A copy that shares no memory with ``tree``."""
+def copy_tree(tree: Tree) -> dict[str, Tensor | Tree]:
+    """Return a copy that shares no memory with ``tree``."""
     return map_leaves(tree, lambda _, t: t.detach().clone(memory_format=torch.contiguous_format))
 
 
-def size(value: Any) -> int:
-    """Bytes of a tensor, or of all tensors in nested dictionaries and lists."""
+def count_bytes(value: Any) -> int:
+    """Return the number of bytes of a tensor, or of all tensors in nested dictionaries and lists."""
     if isinstance(value, Tensor):
         return value.nbytes
-    return sum(size(item) for item in (value if isinstance(value, list) else value.values()))
+    return sum(count_bytes(item) for item in (value if isinstance(value, list) else value.values()))
 
 
 def stack(rows: Sequence[Tree]) -> dict[str, Tensor | Tree]:
@@ -92,28 +92,28 @@ def stack_padded(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         size = [max(sizes) for sizes in zip(*shapes, strict=True)]
         out = value.new_zeros(len(rows), *size)
         for i, tensor in enumerate(column):
-            _corner(out[i], tensor.shape).copy_(tensor)
+            _slice_corner(out[i], tensor.shape).copy_(tensor)
         stacked[name] = out
     return stacked
 
 
-def row_of(stacked: Mapping[str, Any], row: int, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
-    """Row ``row`` of every tensor; tensors named in ``shapes`` are cut back to the client's own shape."""
+def select_row(stacked: Mapping[str, Any], row: int, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
+    """Return row ``row`` of every tensor; tensors in ``shapes`` are cut to the client's shape."""
     out: dict[str, Any] = {}
     for name, value in stacked.items():
         if not isinstance(value, Tensor):
-            out[name] = row_of(value, row, shapes)
+            out[name] = select_row(value, row, shapes)
             continue
         tensor = value[row]
         shape = shapes.get(name)
         if shape is not None and tensor.shape[-len(shape) :] != shape and len(shape):
-            tensor = _corner(tensor, shape)
+            tensor = _slice_corner(tensor, shape)
         out[name] = tensor
     return out
 
 
-def _corner(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """The first ``shape`` entries of the last axes, as a view."""
+def _slice_corner(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return the first ``shape`` entries of the last axes, as a view."""
     for axis, size in zip(range(-len(shape), 0), shape, strict=True):
         tensor = tensor.narrow(axis, 0, size)
     return tensor

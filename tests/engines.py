@@ -13,21 +13,18 @@ from perfed.engine.server import Server
 from perfed.method.extension import Extension
 from perfed.method.method import Method
 from perfed.method.registry import entry
-from perfed.testing.federations import awkward_domains, blobs
-from perfed.testing.runs import (
-    ENGINES,
-    CodecEngine,
-    difference,
-    every_tensor,
-    network,
-    network_for,
-    quick,
-    quick_entry,
-    serve,
-    train,
-)
+from perfed.testing.federations import make_awkward_domains as awkward_domains
+from perfed.testing.federations import make_blobs as blobs
+from perfed.testing.runs import ENGINES, CodecEngine, make_quick_entry
+from perfed.testing.runs import build_network as network
+from perfed.testing.runs import build_network_for as network_for
+from perfed.testing.runs import build_server as serve
+from perfed.testing.runs import collect_tensors as every_tensor
+from perfed.testing.runs import make_quick as quick
+from perfed.testing.runs import measure_difference as difference
+from perfed.testing.runs import run_rounds as train
 from perfed.training.cohort import Cohort
-from perfed.tree import leaves
+from perfed.tree import iterate_leaves as leaves
 
 __all__ = [
     "ENGINES",
@@ -63,7 +60,7 @@ def opposite_labels(clients=6, samples=24) -> Federation:
 
 def make(name: str, *, more_extensions: tuple[Extension, ...] = (), **settings: object) -> Method:
     """The registered method ``name`` with the extensions it always has."""
-    return quick_entry(entry(name), *more_extensions, **settings)
+    return make_quick_entry(entry(name), *more_extensions, **settings)
 
 
 def cohort(

@@ -53,7 +53,7 @@ def test_normal_numbers_are_standard_normal(dtype):
     assert abs(torch.corrcoef(torch.stack([cosine, sine]))[0, 1]) < 0.04
 
 
-@pytest.mark.parametrize("draw", [rng.normal, rng.uniform, rng.bits])
+@pytest.mark.parametrize("draw", [rng.normal, rng.uniform, rng.random_bits])
 def test_a_longer_draw_starts_with_the_shorter_one(draw):
     keys = rng.key(3, "prefix", torch.arange(5))
     longest = draw(keys, 12)
@@ -62,7 +62,7 @@ def test_a_longer_draw_starts_with_the_shorter_one(draw):
 
 
 def test_order_is_a_uniform_random_permutation():
-    orders = rng.order(rng.bits(rng.key(4, "order", torch.arange(6000)), 3))
+    orders = rng.draw_permutation(rng.random_bits(rng.key(4, "order", torch.arange(6000)), 3))
     assert torch.equal(orders.sort(dim=1).values, torch.arange(3).expand(6000, 3))
     counts = torch.bincount((orders * torch.tensor([9, 3, 1])).sum(1))
     counts = counts[counts > 0]
@@ -74,7 +74,7 @@ def test_order_is_a_uniform_random_permutation():
 def test_the_first_of_an_order_need_no_order_of_the_others(count):
     keys = rng.key(3, "first", torch.arange(1000))
     for given in (keys, keys % 5):  # the second has ties, which keep their order
-        assert torch.equal(rng.first(given, count), torch.argsort(given, stable=True)[:count])
+        assert torch.equal(rng.draw_subset(given, count), torch.argsort(given, stable=True)[:count])
 
 
 def test_torch_seed_is_keyed_and_leaves_the_global_generator_alone():
@@ -82,7 +82,7 @@ def test_torch_seed_is_keyed_and_leaves_the_global_generator_alone():
     before = torch.random.get_rng_state()
     draws = []
     for words in ("a", "a", "b"):
-        with rng.torch_seed(rng.key(0, words)):
+        with rng.seed_torch(rng.key(0, words)):
             draws.append(torch.rand(4))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
@@ -90,7 +90,7 @@ def test_torch_seed_is_keyed_and_leaves_the_global_generator_alone():
 
 def test_the_global_generator_comes_back_even_after_an_error():
     before = torch.random.get_rng_state()
-    with pytest.raises(KeyError), rng.torch_seed(rng.key(0)):
+    with pytest.raises(KeyError), rng.seed_torch(rng.key(0)):
         torch.rand(3)
         raise KeyError
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -100,7 +100,7 @@ def test_the_global_generator_comes_back_even_after_an_error():
 def test_a_seed_writes_down_no_stack_for_devices_that_are_not_there(monkeypatch):
     """As torch.manual_seed does, which takes longer than building a small layer."""
     monkeypatch.setattr("traceback.format_stack", lambda: pytest.fail("the stack was written down"))
-    with rng.torch_seed(rng.key(0, "a")):
+    with rng.seed_torch(rng.key(0, "a")):
         torch.rand(1)
 
 
@@ -115,5 +115,5 @@ def test_noise_of_a_secret_is_normal_and_of_that_secret_message_and_key_alone():
     assert torch.equal(draws, rng.Noise(b"a" * 32, b"m" * 32).draw(keys, 20_001, torch.float64))
     assert torch.equal(one.draw(keys, 9, once=True), others[1].draw(keys, 9, once=True))
     assert not torch.equal(one.draw(keys, 9, once=True), one.draw(keys, 9))
-    assert torch.equal(rng.PLAIN.draw(keys, 9), rng.gaussian(keys, 9))
+    assert torch.equal(rng.PLAIN.draw(keys, 9), rng.draw_long_normal(keys, 9))
     assert "aaa" not in repr(one)

@@ -16,9 +16,9 @@ import torch
 from command_line import EXPERIMENT, TINY
 
 from perfed import Model, Run, build_method, linear
-from perfed.system import extra_command, frozen_objects, peak_memory_mb
-from perfed.testing.federations import blobs
-from perfed.training.plan import arithmetic
+from perfed.system import extra_command, freeze_objects, peak_memory_mb
+from perfed.testing.federations import make_blobs
+from perfed.training.plan import describe_arithmetic
 
 # Python on Windows has neither of them, and no folder can be opened there.
 HIDDEN = """
@@ -85,9 +85,9 @@ def test_everything_works_without_modules_that_windows_does_not_have(tmp_path, b
 
 @pytest.mark.long
 def test_locks_of_windows_keep_other_processes_out(tmp_path):
-    program = MSVCRT + HIDDEN + "\nfrom pathlib import Path\nfrom perfed.system import locked\n"
-    program += f"folder = Path({str(tmp_path)!r})\nwith locked(folder):\n"
-    inner = "    try:\n        with locked(folder):\n            print('twice')\n"
+    program = MSVCRT + HIDDEN + "\nfrom pathlib import Path\nfrom perfed.system import lock_folder\n"
+    program += f"folder = Path({str(tmp_path)!r})\nwith lock_folder(folder):\n"
+    inner = "    try:\n        with lock_folder(folder):\n            print('twice')\n"
     done = without(program + inner + "    except BlockingIOError:\n        print('refused')\n")
     assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
     assert without(program + "    print('free again')\n").stdout == "free again\n"
@@ -116,29 +116,29 @@ def test_memory_is_in_mebibytes_on_every_system(monkeypatch):
 
 def test_what_last_digits_depend_on_names_processor_instructions_and_torch(monkeypatch):
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    plain = arithmetic(torch.device("cpu"))
+    plain = describe_arithmetic(torch.device("cpu"))
     assert torch.backends.cpu.get_cpu_capability() in plain and plain.endswith(f"torch {torch.__version__}")
     if Path("/proc/cpuinfo").exists():
         names = [line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "name" in line]
         assert plain.startswith(f"{names[0]}, ")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
-    assert "oneDNN up to SSE41" in arithmetic(torch.device("cpu")) != plain
+    assert "oneDNN up to SSE41" in describe_arithmetic(torch.device("cpu")) != plain
 
 
-# In a process of its own: where Ray was begun, its handler stays, and sigterm_as_exit leaves that as it is.
+# In a process of its own: where Ray was begun, its handler stays, and exit_on_sigterm leaves that as it is.
 ENDED = """
 import os, signal
-from perfed.system import TERMINATED, by_sigterm, sigterm_as_exit
-with sigterm_as_exit():
-    assert not by_sigterm(SystemExit(1)) and by_sigterm(SystemExit(TERMINATED))
+from perfed.system import TERMINATED, is_sigterm_exit, exit_on_sigterm
+with exit_on_sigterm():
+    assert not is_sigterm_exit(SystemExit(1)) and is_sigterm_exit(SystemExit(TERMINATED))
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         signal.pause()
     except SystemExit as ended:
-        assert ended.code == TERMINATED and by_sigterm(SystemExit(1)) and not by_sigterm(SystemExit(2))
+        assert ended.code == TERMINATED and is_sigterm_exit(SystemExit(1)) and not is_sigterm_exit(SystemExit(2))
         print("ended")
-with sigterm_as_exit():
-    assert not by_sigterm(SystemExit(1))
+with exit_on_sigterm():
+    assert not is_sigterm_exit(SystemExit(1))
 """
 
 
@@ -160,11 +160,11 @@ def test_what_is_made_while_objects_are_frozen_is_collected_and_the_rest_afterwa
     gc.collect()
     ended: list[str] = []
     _Circle(ended, "before")
-    with frozen_objects():
+    with freeze_objects():
         _Circle(ended, "inside")
         gc.collect()
         assert ended == ["inside"]
-        with frozen_objects():  # a run inside a run
+        with freeze_objects():  # a run inside a run
             pass
         assert gc.get_freeze_count()
     gc.collect()
@@ -174,7 +174,7 @@ def test_what_is_made_while_objects_are_frozen_is_collected_and_the_rest_afterwa
 
 def test_a_run_freezes_what_was_there():
     found = []
-    run = Run(blobs((9, 8)), build_method("fedavg"), Model(head=linear(3)), rounds=1)
+    run = Run(make_blobs((9, 8)), build_method("fedavg"), Model(head=linear(3)), rounds=1)
     run.execute(lambda *_: found.append(gc.get_freeze_count() > 10_000))
     assert found == [True, True]
     assert not gc.get_freeze_count()
@@ -184,7 +184,7 @@ def test_nothing_of_a_run_waits_for_the_collector():
     """Which is asked less often than Python would: clients' states would pile up from run to run."""
     gc.disable()
     try:
-        run = Run(blobs((9, 8)), build_method("ditto"), Model(head=linear(3)), rounds=1)
+        run = Run(make_blobs((9, 8)), build_method("ditto"), Model(head=linear(3)), rounds=1)
         run.execute()
         server = weakref.ref(run.server)
         del run

@@ -15,7 +15,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from perfed.errors import PerfedError, did_you_mean
+from perfed.errors import PerfedError, suggest_name
 from perfed.plugins import Registry, bare_name
 from perfed.settings import STRICT
 from perfed.tree import Tree, map_leaves, stack
@@ -180,9 +180,9 @@ def aggregator_id(name: str) -> str:
         'median'
     """
     module, colon, _ = name.rpartition(":")
-    registered = AGGREGATORS.own(name)
+    registered = AGGREGATORS.resolve_name(name)
     if registered not in AGGREGATORS:
-        hint = did_you_mean(registered, aggregator_names())
+        hint = suggest_name(registered, aggregator_names())
         raise PerfedError(
             f"aggregation.kind = '{name}': there is no such kind{hint}; allowed: {', '.join(aggregator_names())}, or "
             "module:NAME for one in a file of yours"
@@ -199,7 +199,7 @@ def check_settings(kind: str, settings: Mapping[str, Any]) -> None:
     fields = aggregator_entry(kind).settings.model_fields
     for key in settings:
         if key not in fields:
-            hint = did_you_mean(key, ["kind", *fields])
+            hint = suggest_name(key, ["kind", *fields])
             raise PerfedError(
                 f"unknown key 'aggregation.{key}'{hint}; allowed with kind = '{kind}': {', '.join(['kind', *fields])}"
             )

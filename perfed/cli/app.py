@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from perfed.cli.console import console
 from perfed.cli.index import filled, index
-from perfed.errors import PerfedError, did_you_mean
+from perfed.errors import PerfedError, suggest_name
 from perfed.system import installed_version
 
 _OPTIONS_INSTEAD = ("method", "seed")  # where a command has no such option, it has another for it
@@ -63,7 +63,7 @@ class Commands(TyperGroup):
         """
         names = list(self.commands)
         if args[0] not in names and not args[0].startswith("-") and not ctx.resilient_parsing:
-            hint = did_you_mean(args[0].casefold(), names)
+            hint = suggest_name(args[0].casefold(), names)
             raise PerfedError(f"No such command '{args[0]}'{hint}; commands: {', '.join(names)}")
         return super().resolve_command(ctx, args)
 

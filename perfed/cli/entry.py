@@ -12,8 +12,8 @@ import typer
 from perfed.cli.app import app, no_such_option
 from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped, visible
 from perfed.errors import PerfedError
-from perfed.plugins import IMPORTED, import_from_optional_packages, own_mistakes
-from perfed.system import TERMINATED, by_sigterm, sigterm_as_exit
+from perfed.plugins import IMPORTED, import_from_optional_packages, report_user_errors
+from perfed.system import TERMINATED, exit_on_sigterm, is_sigterm_exit
 
 # These modules add their commands in the order in which help lists them; optional packages add theirs at the end.
 # isort: off
@@ -31,7 +31,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without the plus-minus sign
     try:
-        with sigterm_as_exit(), own_mistakes():
+        with exit_on_sigterm(), report_user_errors():
             code = typer.main.get_command(app)(prog_name="perfed", standalone_mode=False)
     except Stopped as stopped:
         _fail(*stopped.args)
@@ -44,7 +44,7 @@ def main() -> None:
     except KeyboardInterrupt:
         code = CTRL_C
     except SystemExit as stop:
-        if by_sigterm(stop):
+        if is_sigterm_exit(stop):
             _fail(INTERRUPTED[TERMINATED], TERMINATED)
         raise
     except Exception as error:

@@ -32,13 +32,13 @@ from perfed.experiment.start import is_done, resume
 from perfed.experiment.study import Planned, Study, extend
 from perfed.method.registry import method_id
 from perfed.methods.titles import display_name
-from perfed.plugins import BLEND, IMPORTED, modules_in, no_modules_of
+from perfed.plugins import BLEND, IMPORTED, list_modules, refuse_modules
 from perfed.report import load_runs, write_report
 from perfed.report.against import needs_no_federation
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
-from perfed.system import TERMINATED, by_sigterm
-from perfed.training.plan import ENGINES, usable_device
+from perfed.system import TERMINATED, is_sigterm_exit
+from perfed.training.plan import ENGINES, open_device
 
 WORSE = 3
 """Exit code of ``--fail-if-worse-than-local`` where a federated method is behind what needs no federation."""
@@ -48,7 +48,7 @@ WORSE = 3
 
 def device_of(how: Training) -> torch.device | None:
     """Return the device that ``--device`` names."""
-    return None if how.device is None else usable_device(how.device, f"--device {how.device}")
+    return None if how.device is None else open_device(how.device, f"--device {how.device}")
 
 
 def resources_of(how: Training) -> Resources:
@@ -154,8 +154,8 @@ def extended(
     names = parse_names(methods, baselines=True) if methods else []
     numbers = [] if seeds is None else parse_seeds(seeds)
     given = None if experiment is None else find_experiment(experiment)
-    named = [module for name in names for module in modules_in(name)]
-    with no_modules_of(path, how.trust, named):
+    named = [module for name in names for module in list_modules(name)]
+    with refuse_modules(path, how.trust, named):
         return extend(path, names, numbers, given, shared_settings(how, settings), resources_of(how))
 
 
@@ -172,7 +172,7 @@ def resumable(directory: Path, how: Training, *, resumed: bool = False) -> Itera
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as stop:
-        code = CTRL_C if isinstance(stop, KeyboardInterrupt) else TERMINATED if by_sigterm(stop) else stop.code
+        code = CTRL_C if isinstance(stop, KeyboardInterrupt) else TERMINATED if is_sigterm_exit(stop) else stop.code
         if code not in (CTRL_C, TERMINATED):
             raise
         options: dict[str, object] = {"--data-dir": how.data_dir, "--device": how.device if resumed else None}

@@ -16,7 +16,7 @@ from perfed.cli.app import app
 from perfed.cli.console import command_lines, console, print_json
 from perfed.cli.index import LISTS, index
 from perfed.errors import PerfedError
-from perfed.plugins import known_as
+from perfed.plugins import match_name
 
 DIFFERENCES = {
     "features": "clients measure different things: columns, sensors, kinds of pictures",
@@ -45,7 +45,7 @@ def list_command(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, with all settings")] = False,
 ) -> None:
     """List what is there: methods by what differs between the clients and by paper."""
-    asked = known_as(what, LISTS)
+    asked = match_name(what, LISTS)
     if asked is None:
         raise PerfedError(f"unknown list '{what}'; allowed: {', '.join(LISTS)}")
     if as_json:
@@ -141,7 +141,7 @@ def found(name: str) -> dict[str, dict[str, Any]]:
         PerfedError: nothing is; names the nearest.
     """
     every = [(_KINDS[what], item) for what in LISTS for item in index()[what]]
-    hits = {kind: item for kind, item in every if known_as(name, (item["name"], _title(item)))}
+    hits = {kind: item for kind, item in every if match_name(name, (item["name"], _title(item)))}
     if hits:
         return hits
     if set(name) & set(":+"):  # of the user's own, or under a policy

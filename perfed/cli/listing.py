@@ -19,7 +19,7 @@ import perfed.methods.presets  # noqa: F401 - registers methods and presets
 from perfed.aggregation.aggregator import aggregator_entry, aggregator_id, aggregator_names
 from perfed.cli.index import digest_of_sources
 from perfed.datasets import dataset_id, dataset_names, describe
-from perfed.datasets.catalogue import DATASETS, in_words
+from perfed.datasets.catalogue import DATASETS, describe_type
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, experiment_names, find_experiment
 from perfed.experiment.estimators import baseline_names
@@ -33,7 +33,7 @@ from perfed.participation.policy import policy_entry, policy_id, policy_names
 from perfed.participation.settings import table_fields
 from perfed.plugins import bare_name
 from perfed.training.plan import ENGINES
-from perfed.training.schedule import takes_schedule
+from perfed.training.schedule import accepts_schedule
 
 # Experiments that need no file, by what differs.
 _TRY = {
@@ -130,8 +130,8 @@ def _settings(
 
 
 def _allowed(key: str, field: FieldInfo, schedules: bool) -> str:
-    words = _ALLOWED.get(key) or in_words(field.rebuild_annotation())
-    return f"{words}, or schedule" if schedules and takes_schedule(field.annotation) else words
+    words = _ALLOWED.get(key) or describe_type(field.rebuild_annotation())
+    return f"{words}, or schedule" if schedules and accepts_schedule(field.annotation) else words
 
 
 def _extension(name: str) -> dict[str, Any]:

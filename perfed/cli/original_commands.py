@@ -13,8 +13,8 @@ from perfed.cli.console import alone_on_stdout, print_json, say, say_whole
 from perfed.cli.index import index
 from perfed.cli.options import DataOption, JsonOption
 from perfed.data.files import SHIPPED, data_folders, find_file, own_folder
-from perfed.data.originals.sources import SOURCES, Source, maker_of
-from perfed.errors import PerfedError, did_you_mean
+from perfed.data.originals.sources import SOURCES, Source, find_source
+from perfed.errors import PerfedError, suggest_name
 
 data_app = App(
     no_args_is_help=True, help="Get the files of data sets: from where, under which terms, with one command."
@@ -83,9 +83,9 @@ def get_command(
         if not path.exists():
             raise PerfedError(f"--from {path}: no such file")
     if own:
-        from perfed.data.originals.making import unused
+        from perfed.data.originals.making import find_unused
 
-        for path in unused(own, [SOURCES[name] for name in wanted]):
+        for path in find_unused(own, [SOURCES[name] for name in wanted]):
             known = [part for name in wanted for o in SOURCES[name].originals for part in (o.name, *o.members)]
             raise PerfedError(f"--from {path}: none of the originals: {', '.join(known[:6]) or 'there are none'}")
     with alone_on_stdout(as_json):
@@ -96,7 +96,7 @@ def get_command(
 
 def _got(name: str, given: list[Path], mirror: str, again: bool, data_dir: Path | None) -> str:
     """Return where the file is, after it was made unless it is there."""
-    from perfed.data.originals.making import arrays_of, digest, originals_of, write
+    from perfed.data.originals.making import collect_originals, convert_originals, hash_arrays, write_arrays
 
     source = SOURCES[name]
     if source.why_not:
@@ -105,14 +105,14 @@ def _got(name: str, given: list[Path], mirror: str, again: bool, data_dir: Path 
     if place is not None and not again:
         say_whole(f"{name}: {place} (is there; --again makes it again)")
         return str(place)
-    files = originals_of(name, source, given, own_folder() / "originals", mirror, say_whole)
-    arrays = arrays_of(name, source, files)
+    files = collect_originals(name, source, given, own_folder() / "originals", mirror, say_whole)
+    arrays = convert_originals(name, source, files)
     if not source.file:
         say_whole(f"{name}: is where its own program keeps it")
         return ""
     target = data_folders(data_dir)[0] / source.file
-    write(target, arrays)
-    same = {"": "", digest(arrays): "; the arrays that perfed's results were measured on"}
+    write_arrays(target, arrays)
+    same = {"": "", hash_arrays(arrays): "; the arrays that perfed's results were measured on"}
     say_whole(f"{name}: {target}{same.get(source.contents, '; not quite the arrays of perfed’s own results')}")
     if source.remark:
         say(f"  {source.remark}")
@@ -133,8 +133,8 @@ def _files(names: list[str]) -> list[str]:
             continue
         items = [i for what in ("datasets", "experiments", "leaderboards") for i in index()[what] if i["name"] == key]
         if not items:
-            raise PerfedError(f"no data are called '{name}'{did_you_mean(key, SOURCES)}; see 'perfed data list'")
-        makers = [maker for item in items for file in item["files"] if (maker := maker_of(file)) is not None]
+            raise PerfedError(f"no data are called '{name}'{suggest_name(key, SOURCES)}; see 'perfed data list'")
+        makers = [maker for item in items for file in item["files"] if (maker := find_source(file)) is not None]
         if not makers:
             raise PerfedError(f"'{name}' needs no file of perfed's; 'perfed show {name}' says what it needs")
         for own, source in makers:

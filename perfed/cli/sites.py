@@ -25,7 +25,7 @@ from perfed.errors import PerfedError
 from perfed.experiment.blended_models import opened_models
 from perfed.experiment.kept_models import KeptModels
 from perfed.experiment.start import opened
-from perfed.plugins import no_modules_of
+from perfed.plugins import refuse_modules
 from perfed.system import write_atomic
 from perfed.tables.cells import clean_frame
 from perfed.tables.files import read_table
@@ -92,7 +92,7 @@ def join(source: Source, file: Path) -> None:
     folder = source.directory / "joined" / file_name(site)
     if find_name(site, joined_sites(source.directory)) is not None or (folder / FACTS).exists():
         raise PerfedError(f"{folder}: site '{site}' has joined already")
-    with no_modules_of(source.directory, source.trust):
+    with refuse_modules(source.directory, source.trust):
         found = opened_models(source.directory, data_dir=source.data_dir)
         run = opened(source.directory) if isinstance(found, KeptModels) else found  # which says that nobody joins such
     model = run.join(_newcomer(run.federation, site, file, run.seed))
@@ -108,7 +108,7 @@ def model_of(source: Source) -> SiteModel:
     joined = joined_sites(source.directory)
     if (name := find_name(source.site, joined)) is not None:
         return load_site(joined[name], source.trust)
-    with no_modules_of(source.directory, source.trust):
+    with refuse_modules(source.directory, source.trust):
         return opened_models(source.directory, data_dir=source.data_dir, site=source.site).site(source.site)
 
 

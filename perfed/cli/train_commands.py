@@ -25,7 +25,7 @@ from perfed.cli.options import (
     with_seed,
 )
 from perfed.errors import PerfedError
-from perfed.plugins import no_modules_of
+from perfed.plugins import refuse_modules
 
 InTurn = Annotated[Training, Without("jobs")]
 JsonAlone = Annotated[Shown, Without("all_metrics", "verbose")]
@@ -87,7 +87,7 @@ def resume_command(
     if how.jobs > 1 and not kind:
         raise PerfedError(f"{directory}: is one run, if any; --jobs is for comparisons, searches and campaigns")
     with (
-        no_modules_of(directory, how.trust),
+        refuse_modules(directory, how.trust),
         execution.resumable(directory, how, resumed=True),
         alone_on_stdout(show.as_json),
     ):

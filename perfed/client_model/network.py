@@ -24,7 +24,7 @@ from perfed.engine.evaluate import everywhere
 from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.training.cohort import Cohort
-from perfed.tree import leaves
+from perfed.tree import iterate_leaves
 
 NETWORK = "network.pt2"
 _EXAMPLES = 3  # samples with which a network is traced
@@ -184,7 +184,7 @@ class ClientModule(nn.Module):
         self.trained = tuple(federation.domains_in("train"))
         self.num_classes, self.scale = federation.num_classes, federation.target_scale
         for part in _PARTS:
-            for path, tensor in leaves(getattr(cohort, part)):
+            for path, tensor in iterate_leaves(getattr(cohort, part)):
                 register_buffer(self, f"{part}.{path.replace('/', '.')}", tensor[0].detach().clone())
 
     def drop_buffers(self, names: Sequence[str]) -> None:

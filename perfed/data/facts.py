@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from perfed.data.names import compose_text
-from perfed.errors import PerfedError, first_problem
+from perfed.errors import PerfedError, summarise_validation_error
 
 SPLITS = ("train", "validation", "test")
 
@@ -132,7 +132,7 @@ class ClientFacts:
         try:
             found = _FACTS.validate_json(json.dumps(values), strict=True)
         except ValidationError as error:
-            raise PerfedError(f"{where}: {first_problem(error, '')}".replace(": facts: ", ": ")) from None
+            raise PerfedError(f"{where}: {summarise_validation_error(error, '')}".replace(": facts: ", ": ")) from None
         except (TypeError, ValueError, RecursionError) as error:
             raise PerfedError(f"{where}: these are no plain values ({error})") from None
         return found if client is None else replace(found, id=client)

@@ -16,7 +16,7 @@ from perfed.data.column import Column, Name, Names
 from perfed.data.labels import Classes, Task
 from perfed.data.problems import raise_problems
 from perfed.data.target_scale import Sums, TargetScale
-from perfed.errors import PerfedError, first_problem, shorten_list
+from perfed.errors import PerfedError, shorten_list, summarise_validation_error
 
 _Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 MOST_DOMAINS = 100_000
@@ -85,7 +85,7 @@ class _Message(BaseModel):
         try:
             message = cls.model_validate_json(json.dumps(values), strict=True)
         except ValidationError as error:
-            raise PerfedError(f"{where}: {first_problem(error, '')}") from None
+            raise PerfedError(f"{where}: {summarise_validation_error(error, '')}") from None
         except (TypeError, ValueError, RecursionError) as error:
             raise PerfedError(f"{where}: these are no plain values ({error})") from None
         for name, task in cls.of_tasks.items():

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfed.data.originals.sources import how_to_get
+from perfed.data.originals.sources import describe_command
 from perfed.errors import PerfedError
 from perfed.system import extra_command
 
@@ -51,7 +51,7 @@ def find_file(name: str, data_dir: Path | None = None) -> Path:
     searched = ", ".join(str(folder) for folder in folders)
     raise PerfedError(
         f"file '{name}' was not found in {searched}. Name its folder with --data-dir or PERFED_DATA, or get it: "
-        f"{how_to_get(name)}"
+        f"{describe_command(name)}"
     )
 
 
@@ -76,7 +76,7 @@ def load_npz(name: str, data_dir: Path | None, keys: Sequence[str]) -> dict[str,
         raise
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        how = how_to_get(path.name, again=True)
+        how = describe_command(path.name, again=True)
         raise PerfedError(
             f"file '{path}' cannot be read ({reason}); it may be truncated. Get it again: {how}"
         ) from None

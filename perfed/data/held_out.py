@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
 from perfed.data.groups import draw_positions
-from perfed.data.partition.shards import generator
+from perfed.data.partition.shards import make_generator
 from perfed.errors import PerfedError
 
 TUNING_FRACTION = 0.25
@@ -146,7 +146,10 @@ class _Cut:
 
     def chosen(self, labels: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which samples are meant, by their classes."""
-        position, size = _evenly(labels, generator(self.seed, f"{self.purpose} of {self.client}")), len(labels) // 2
+        position, size = (
+            _evenly(labels, make_generator(self.seed, f"{self.purpose} of {self.client}")),
+            len(labels) // 2,
+        )
         if self.fraction is not None:
             classes = np.unique(labels)
             for label in classes:
@@ -181,7 +184,7 @@ class _Fold:
 
     def chosen(self, labels: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which samples are meant, by their classes."""
-        rng, folds, first = generator(self.seed, f"{self.purpose} of {self.client}"), np.full(len(labels), -1), 0
+        rng, folds, first = make_generator(self.seed, f"{self.purpose} of {self.client}"), np.full(len(labels), -1), 0
         for label in np.unique(labels):
             members = rng.permutation(np.flatnonzero(labels == label))
             if len(members) > 1:

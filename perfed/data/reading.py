@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from perfed.errors import PerfedError, first_problem
-from perfed.system import memory
+from perfed.errors import PerfedError, summarise_validation_error
+from perfed.system import available_memory
 
 Checked = TypeVar("Checked")
 _SEAL = "sha256"
@@ -84,7 +84,7 @@ def checked(kind: type[Checked], content: Any, file: Path, line: int | None = No
     try:
         return TypeAdapter(kind).validate_python(content)
     except ValidationError as error:
-        raise PerfedError(f"{place(file, line)}: {first_problem(error, '')}") from None
+        raise PerfedError(f"{place(file, line)}: {summarise_validation_error(error, '')}") from None
 
 
 def place(file: Path, line: int | None) -> str:
@@ -192,7 +192,7 @@ def refuse_unpacked(file: Path, opened: BinaryIO | None = None) -> None:
     """
     with zipfile.ZipFile(opened or file) as archive:
         needed = sum(member.file_size for member in archive.infolist())
-    there = memory()
+    there = available_memory()
     if there is not None and needed > there:
         raise PerfedError(
             f"{file}: unpacked it needs {needed / 2**30:.3g} GiB of memory, and there are {there / 2**30:.3g}"

@@ -28,7 +28,7 @@ from perfed.data.inputs import Parts, arrays_of
 from perfed.data.labels import Classes, Task, as_classes, classes_of, task_of, whole
 from perfed.data.reading import reason_of
 from perfed.data.target_scale import Sums
-from perfed.errors import PerfedError, did_you_mean, first_problem
+from perfed.errors import PerfedError, suggest_name, summarise_validation_error
 
 Arrays = Callable[[str], Any]
 """From a client's id to what :meth:`perfed.data.federation.Federation.from_arrays` takes for one client."""
@@ -83,7 +83,7 @@ class ScannedArrays:
         try:
             return SiteMetadata(task=self.task, domains=max(domains, default=None), **of_task)
         except ValidationError as error:
-            raise PerfedError(f"client '{self.facts.id}': {first_problem(error, '')}") from None
+            raise PerfedError(f"client '{self.facts.id}': {summarise_validation_error(error, '')}") from None
 
     def facts_in(self, schema: FederationSchema) -> ClientFacts:
         """Return the facts with the classes of a schema.
@@ -290,7 +290,7 @@ def refuse_unknown_arguments(labels: Labels) -> None:
     """
     for name in labels:
         if name not in Labels.__annotations__:
-            raise TypeError(f"unexpected keyword argument '{name}'{did_you_mean(name, Labels.__annotations__)}")
+            raise TypeError(f"unexpected keyword argument '{name}'{suggest_name(name, Labels.__annotations__)}")
 
 
 def create_schema(sites: Sequence[ScannedArrays], labels: Labels) -> FederationSchema:

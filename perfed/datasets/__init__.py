@@ -1,4 +1,4 @@
-"""Named data sets: :func:`load` one, list them with :func:`dataset_names`, add one with :func:`dataset`."""
+"""Named data sets: :func:`load` builds one, :func:`dataset_names` lists them, :func:`dataset` registers one."""
 
 from perfed.datasets import (
     adult,
@@ -16,7 +16,16 @@ from perfed.datasets import (
     tables,
     tweets,
 )
-from perfed.datasets.catalogue import Data, check_options, dataset, dataset_id, dataset_names, describe, load, located
+from perfed.datasets.catalogue import (
+    Data,
+    check_options,
+    dataset,
+    dataset_id,
+    dataset_names,
+    describe,
+    load,
+    resolve_paths,
+)
 
 __all__ = [
     "Data",
@@ -36,8 +45,8 @@ __all__ = [
     "images",
     "linear",
     "load",
-    "located",
     "parkinsons",
+    "resolve_paths",
     "synthetic",
     "tables",
     "tweets",

@@ -13,17 +13,17 @@ from pydantic import Field
 from perfed.data.client import SPLITS, Client, Split
 from perfed.data.federation import Federation
 from perfed.data.files import load_npz, require
-from perfed.data.partition.shards import generator
+from perfed.data.partition.shards import make_generator
 from perfed.datasets.catalogue import dataset
-from perfed.datasets.options import PartitionOptions, with_defaults
+from perfed.datasets.options import PartitionOptions, change_defaults
 from perfed.datasets.pool import Pool
-from perfed.datasets.pooled import partitioned
+from perfed.datasets.pooled import partition_pool
 
 FILE = "adult.npz"
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
-@dataset("adult", files=(FILE,), shared=with_defaults(partition="domain-mixed"))
+@dataset("adult", files=(FILE,), shared=change_defaults(partition="domain-mixed"))
 def adult(
     seed: int,
     data_dir: Path | None,
@@ -42,33 +42,39 @@ def adult(
 
     Source: Kohavi 1996; UCI Machine Learning Repository.
     """
-    pool, numbers, categories = _read(data_dir, domain)
-    federation = partitioned(pool, PartitionOptions.model_construct(**partition), seed)
-    encoder = _encoder(len(numbers), [len(values) for values in categories.values()])
+    pool, numbers, categories = _read_pool(data_dir, domain)
+    federation = partition_pool(pool, PartitionOptions.model_construct(**partition), seed)
+    encoder = _make_encoder(len(numbers), [len(values) for values in categories.values()])
     encoder.fit(np.concatenate([client.train.x.numpy() for client in federation]))
-    of_column = [[name] for name in numbers]
-    of_column += [[f"{name}={value}" for value in values] for name, values in categories.items()]
-    column = np.repeat(np.arange(len(of_column)), [len(names) for names in of_column])
-    features = np.concatenate(of_column)
-    num_missing = min(round(missing * len(of_column)), len(of_column) - 1)
+    features_of_column = [[name] for name in numbers]
+    features_of_column += [[f"{name}={value}" for value in values] for name, values in categories.items()]
+    column = np.repeat(np.arange(len(features_of_column)), [len(names) for names in features_of_column])
+    features = np.concatenate(features_of_column)
+    num_missing = min(round(missing * len(features_of_column)), len(features_of_column) - 1)
 
-    def encoded(client: Client) -> Client:
-        lacks = generator(seed, f"missing columns of {client.id}").permutation(len(of_column))[:num_missing]
-        kept = ~np.isin(column, lacks)
+    def encode_client(client: Client) -> Client:
+        lacks = make_generator(seed, f"missing columns of {client.id}").permutation(len(features_of_column))[
+            :num_missing
+        ]
+        has_column = ~np.isin(column, lacks)
 
-        def inputs(split: Split | None) -> Split | None:
+        def encode_split(split: Split | None) -> Split | None:
             if split is None or len(split) == 0:
                 return None
-            return replace(split, x=torch.from_numpy(encoder.transform(split.x.numpy())[:, kept].astype(np.float32)))
+            return replace(
+                split, x=torch.from_numpy(encoder.transform(split.x.numpy())[:, has_column].astype(np.float32))
+            )
 
-        splits = {name: inputs(getattr(client, name)) for name in SPLITS}
-        return replace(client, feature_names=tuple(features[kept].tolist()), **splits)  # type: ignore[arg-type]
+        splits = {name: encode_split(getattr(client, name)) for name in SPLITS}
+        return replace(client, feature_names=tuple(features[has_column].tolist()), **splits)  # type: ignore[arg-type]
 
-    return replace(federation, clients=tuple(encoded(client) for client in federation), scaled_inputs=True)
+    return replace(federation, clients=tuple(encode_client(client) for client in federation), scaled_inputs=True)
 
 
-def _encoder(num_numbers: int, num_values: list[int]) -> Any:
-    """Numbers standardised, codes one-hot (all values there are, not only those that occur)."""
+def _make_encoder(num_numbers: int, num_values: list[int]) -> Any:
+    """Return a transformer that standardises numbers and encodes codes one-hot, with all possible values of a
+    category.
+    """
     from sklearn.compose import ColumnTransformer
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
@@ -79,8 +85,8 @@ def _encoder(num_numbers: int, num_values: list[int]) -> Any:
     )
 
 
-def _read(data_dir: Path | None, domain: str) -> tuple[Pool, list[str], dict[str, list[str]]]:
-    """Numbers and codes of categories side by side; the names of the numbers; the values of each category."""
+def _read_pool(data_dir: Path | None, domain: str) -> tuple[Pool, list[str], dict[str, list[str]]]:
+    """Return the pool with numbers and category codes, the names of the numbers, and the values of each category."""
     names = load_npz(FILE, data_dir, ["num_names", "cat_names"])
     numbers, all_names = names["num_names"].tolist(), names["cat_names"].tolist()
     require(FILE, domain in all_names, f"'cat_names' does not hold '{domain}'")

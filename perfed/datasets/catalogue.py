@@ -1,4 +1,4 @@
-"""The catalogue of named data sets; options are checked against the signature of the building function."""
+"""The catalogue of named data sets, with options that are checked against the signature of the building function."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perfed.settings import Table, check_whole_numbers
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a data set: its name, what is allowed (in words) and its default."""
+    """An option of a data set: its name, the allowed values in words, and its default."""
 
     name: str
     allowed: str
@@ -31,7 +31,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Description:
-    """What a data set is: first line of its documentation, task, files it reads, options in order."""
+    """The description of a data set: first line of its documentation, task, files that it reads, options in order."""
 
     name: str
     summary: str
@@ -40,24 +40,24 @@ class Description:
     options: tuple[Option, ...]
 
 
-def in_words(hint: Any) -> str:
-    """What an option of the type ``hint`` may be."""
+def describe_type(hint: Any) -> str:
+    """Return the allowed values of an option of the type ``hint`` in words."""
     if get_origin(hint) is Annotated:
         base, *extra = get_args(hint)
         signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
         limits = [limit for item in extra for limit in getattr(item, "metadata", (item,))]
-        found = [f"{signs[k]} {getattr(v, k)}" for v in limits for k in signs if hasattr(v, k)]
-        words, nothing = in_words(base), ", or not given"
-        end = nothing if words.endswith(nothing) else ""
-        return f"{words.removesuffix(end)} {' and '.join(found)}".strip() + end
+        limits_in_words = [f"{signs[k]} {getattr(v, k)}" for v in limits for k in signs if hasattr(v, k)]
+        words, not_given = describe_type(base), ", or not given"
+        end = not_given if words.endswith(not_given) else ""
+        return f"{words.removesuffix(end)} {' and '.join(limits_in_words)}".strip() + end
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(repr(value) for value in get_args(hint))
     if get_origin(hint) in (Union, UnionType):
-        return ", or ".join(in_words(member) for member in get_args(hint))
+        return ", or ".join(describe_type(member) for member in get_args(hint))
     if get_origin(hint) in (list, tuple):
-        return f"list of {in_words(get_args(hint)[0])}"
+        return f"list of {describe_type(get_args(hint)[0])}"
     if get_origin(hint) is dict:
-        return f"table of names, each with a {in_words(get_args(hint)[1])}"
+        return f"table of names, each with a {describe_type(get_args(hint)[1])}"
     return {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "not given"}.get(
         hint, str(hint)
     )
@@ -88,7 +88,7 @@ class _Options(BaseModel):
 
 
 DATASETS: Registry[_Entry] = Registry("data set", lambda entry: entry.module)
-"""What :func:`dataset` has made known, by name."""
+"""The registered data sets by name (:func:`dataset`)."""
 
 
 def dataset(
@@ -104,13 +104,13 @@ def dataset(
     The function is called as ``build(seed, data_dir, **options)`` and returns a :class:`Federation`. Its
     keyword-only parameters are the options: each needs a type (with pydantic's ``Field`` for limits) and a
     default. The fields of ``shared`` are further options, for data sets that have many in common; its validators
-    check how options fit together. Options among ``paths`` are files or folders, or lists of them, and relative ones
-    are looked up beside the experiment's file. Every data set also has ``validation_fraction``, ``inner_fold`` and
+    check combinations of options. Options among ``paths`` are files or folders, or lists of them; relative ones are
+    relative to the folder of the experiment's file. Every data set also has ``validation_fraction``, ``inner_fold`` and
     ``domain_input``, which :func:`load` handles.
 
     Raises:
-        PerfedError: the name is taken by a data set of another module (the same may register it again), or a parameter
-            has no type or no default.
+        PerfedError: if the name is used by a data set of another module (the same module may register it again), or a
+            parameter has no type or no default.
 
     Example:
         >>> @dataset("ones")
@@ -136,7 +136,9 @@ def dataset(
         last: dict[str, Any] = {"validation_fraction": (ValidationFraction, 0.0), "inner_fold": (list[int], [])}
         last["domain_input"] = (bool, False)
         model = create_model(f"Options of {name}", __base__=shared, **fields, **last)
-        options = tuple(Option(key, in_words(hint), default) for key, (hint, default) in (described | last).items())
+        options = tuple(
+            Option(key, describe_type(hint), default) for key, (hint, default) in (described | last).items()
+        )
         summary = (inspect.getdoc(build) or "").partition("\n")[0]
         DATASETS[name] = _Entry(Description(name, summary, task, files, options), build, model, build.__module__, paths)
         return build
@@ -145,18 +147,18 @@ def dataset(
 
 
 def _check_signature(name: str, build: Builder) -> None:
-    """A mistake here must not wait until the data are built."""
+    """Check the signature of a building function at its registration, before any data are built."""
     parameters = inspect.signature(build).parameters.values()
-    given = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    extra = [p.name for p in given[2:] if p.default is p.empty]
-    if len(given) < 2 or extra:
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    extra = [p.name for p in positional[2:] if p.default is p.empty]
+    if len(positional) < 2 or extra:
         raise PerfedError(
             f"data set '{name}': its function must take (seed, data_dir, *, options), not {inspect.signature(build)}"
         )
 
 
 def dataset_names() -> list[str]:
-    """Names of all data sets, sorted.
+    """Return the names of all data sets, sorted.
 
     Example:
         >>> "digits" in dataset_names()
@@ -166,70 +168,70 @@ def dataset_names() -> list[str]:
 
 
 def describe(name: str) -> Description:
-    """What the data set ``name``, in any case, is and which options it has.
+    """Return the description of the data set ``name``, in any case.
 
     Raises:
-        PerfedError: no such data set; lists the names.
+        PerfedError: if there is no such data set; the message lists the names.
 
     Example:
         >>> [(option.name, option.default) for option in describe("toy-linear-map").options[:2]]
         [('clients', 100), ('classes_per_client', 3)]
     """
-    return _find(name).description
+    return _find_entry(name).description
 
 
 def dataset_id(name: str) -> str:
-    """``name`` as files have it: as it was registered, behind the module where the user has written one.
+    """Return ``name`` as it is registered and written to files, after the module if there is one in ``name``.
 
     Raises:
-        PerfedError: no such data set; lists the names.
+        PerfedError: if there is no such data set; the message lists the names.
 
     Example:
         >>> dataset_id("Digits-Views")
         'digits-views'
     """
     module, colon, _ = name.rpartition(":")
-    return f"{module}{colon}{_find(name).description.name}"
+    return f"{module}{colon}{_find_entry(name).description.name}"
 
 
-def _find(name: str) -> _Entry:
-    own = DATASETS.own(name)
-    if own not in DATASETS:
-        raise PerfedError(f"there is no data set '{own}'; available: {', '.join(dataset_names())}")
-    return DATASETS[own]
+def _find_entry(name: str) -> _Entry:
+    registered_name = DATASETS.resolve_name(name)
+    if registered_name not in DATASETS:
+        raise PerfedError(f"there is no data set '{registered_name}'; available: {', '.join(dataset_names())}")
+    return DATASETS[registered_name]
 
 
 def load(
     name: str, options: Mapping[str, object] | None = None, *, seed: int, data_dir: Path | str | None = None
 ) -> Federation:
-    """Build the data set ``name``; the same arguments give the same federation.
+    """Return the federation of the data set ``name``; the same arguments give the same federation.
 
     Args:
         name: one of :func:`dataset_names`, in any case, or ``module:NAME``, which imports the module first.
-        options: as listed by :func:`describe`; those left out have their defaults. With
-            ``validation_fraction`` > 0 every client without validation data gives up that part of its training
-            samples, by class; one training sample of each of its classes always stays. With ``inner_fold`` = [i, k]
-            fold i of k of every client's training samples, counted from 0, is in the place of its test data. With
+        options: values of the options listed by :func:`describe`; others have their defaults. With
+            ``validation_fraction`` > 0, that part of the training samples of every client without validation data
+            becomes validation data, by class; one training sample of each class always remains. With ``inner_fold`` =
+            [i, k], fold i of k of every client's training samples, counted from 0, replaces its test data. With
             ``domain_input`` the one-hot domain of every sample is appended to its inputs.
-        seed: of all random choices.
-        data_dir: first folder in which files are looked for.
+        seed: the seed of all random choices.
+        data_dir: the first folder in which files are searched.
 
     Raises:
-        PerfedError: unknown data set, unknown option, value not allowed, file missing or broken; ``domain_input``
-            without domains.
+        PerfedError: if the data set or an option is unknown, a value is not allowed, a file is missing or broken, or
+            ``domain_input`` is set for data without domains.
 
     Example:
         >>> len(load("toy-noisy-features", {"clients": 4}, seed=0))
         4
     """
-    return _built(dataset_id(name), check_options(name, options or {}), seed, data_dir)
+    return _build_checked(dataset_id(name), check_options(name, options or {}), seed, data_dir)
 
 
 class Data(Table):
-    """The ``[data]`` table of an experiment: a data set's name and, beside it, options that the data set has checked.
+    """The ``[data]`` table of an experiment: the name of a data set and checked values of its options.
 
     Raises:
-        PerfedError: as :func:`check_options` (pydantic makes a ``ValidationError`` of it).
+        PerfedError: as :func:`check_options` (converted by pydantic to a ``ValidationError``).
 
     Example:
         >>> Data.model_validate({"name": "digits", "clients": 30}).options["clients"]
@@ -255,36 +257,38 @@ class Data(Table):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Every option of the data set with its value, given or not."""
+        """Return the values of all options of the data set, including defaults."""
         return dict(self._options)
 
     def load(self, seed: int, data_dir: Path | str | None = None) -> Federation:
-        """The federation, as :func:`load` makes it."""
-        return _built(self.name, self.options, seed, data_dir)
+        """Return the federation, as :func:`load` does."""
+        return _build_checked(self.name, self.options, seed, data_dir)
 
 
-def _built(name: str, options: dict[str, Any], seed: int, data_dir: Path | str | None) -> Federation:
-    """:func:`load` with options that have been checked."""
-    entry = _find(name)
-    own = {key: value for key, value in options.items() if key not in OPTIONS}
-    with _one_thread():
+def _build_checked(name: str, options: dict[str, Any], seed: int, data_dir: Path | str | None) -> Federation:
+    """Return the federation for options that have been checked."""
+    entry = _find_entry(name)
+    builder_options = {key: value for key, value in options.items() if key not in OPTIONS}
+    with _use_one_thread():
         try:
-            made = entry.build(seed, None if data_dir is None else Path(data_dir), **own)
+            federation = entry.build(seed, None if data_dir is None else Path(data_dir), **builder_options)
         except (MemoryError, OverflowError, ValueError) as error:
             if isinstance(error, ValueError) and "maximum allowed" not in str(error).lower():
                 raise
-            sizes = {key: value for key, value in own.items() if isinstance(value, int) and value > 1}
+            sizes = {key: value for key, value in builder_options.items() if isinstance(value, int) and value > 1}
             raise PerfedError(
                 f"data set '{name}' does not fit into memory with these options; use smaller ones (given: {sizes})"
             ) from None
-        if not isinstance(made, Federation):
-            raise PerfedError(f"data set '{name}': its function returned {type(made).__name__}, not a Federation")
-        return completed_by(replace(made, name=name), options, seed)
+        if not isinstance(federation, Federation):
+            raise PerfedError(f"data set '{name}': its function returned {type(federation).__name__}, not a Federation")
+        return completed_by(replace(federation, name=name), options, seed)
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread for torch: a client's data are small, and waiting for a busy second core costs many times the work."""
+def _use_one_thread() -> Iterator[None]:
+    """Let torch use one thread: a client's data are small, and waiting for a busy second core costs much more than it
+    saves.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -293,34 +297,34 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
-    """Every option of the data set with its value, given or not, as :func:`load` takes it; no data are read.
+def check_options(name: str, requested: Mapping[str, object]) -> dict[str, Any]:
+    """Return the values of all options of the data set, including defaults, without reading data.
 
     Raises:
-        PerfedError: unknown data set, unknown option, value not allowed.
+        PerfedError: if the data set or an option is unknown, or a value is not allowed.
 
     Example:
         >>> check_options("digits", {"clients": 30})["clients"]
         30
     """
-    check_whole_numbers(given, "data")
-    entry = _find(name)
+    check_whole_numbers(requested, "data")
+    entry = _find_entry(name)
     allowed = {option.name: option.allowed for option in entry.description.options}
-    for key in given:
+    for key in requested:
         if key not in allowed:
             name = entry.description.name
             raise PerfedError(f"data.{key} is not an option of '{name}'; its options: {', '.join(allowed)}")
     try:
-        model = entry.model.model_validate(dict(given))
+        model = entry.model.model_validate(dict(requested))
     except ValidationError as error:
         problem = error.errors()[0]
-        if not problem["loc"]:  # options that do not fit together
+        if not problem["loc"]:  # the combination of options is not allowed
             raise PerfedError(str(problem["ctx"]["error"])) from None
         key = str(problem["loc"][0])
-        raise PerfedError(f"data.{key} = {given[key]!r} is not allowed; it must be: {allowed[key]}") from None
-    found = {key: getattr(model, key) for key in allowed}
-    _check_fold(found["inner_fold"])
-    return found
+        raise PerfedError(f"data.{key} = {requested[key]!r} is not allowed; it must be: {allowed[key]}") from None
+    checked = {key: getattr(model, key) for key in allowed}
+    _check_fold(checked["inner_fold"])
+    return checked
 
 
 def _check_fold(fold: list[int]) -> None:
@@ -330,56 +334,58 @@ def _check_fold(fold: list[int]) -> None:
         )
 
 
-def located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The ``[data]`` table of an experiment's file in ``folder``, its relative paths made whole.
+def resolve_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the ``[data]`` table of an experiment's file in ``folder`` with absolute paths.
 
     Example:
-        >>> located({"name": "tables", "files": ["north.csv"]}, Path("/data"))["files"]
+        >>> resolve_paths({"name": "tables", "files": ["north.csv"]}, Path("/data"))["files"]
         ['/data/north.csv']
     """
     entry = DATASETS.get(str(data.get("name")))
 
-    def whole_path(path: Any) -> Any:
+    def make_absolute(path: Any) -> Any:
         return str((folder / path).resolve()) if isinstance(path, str) else path
 
-    whole = {
-        key: [whole_path(path) for path in data[key]] if isinstance(data[key], list) else whole_path(data[key])
+    absolute = {
+        key: [make_absolute(path) for path in data[key]] if isinstance(data[key], list) else make_absolute(data[key])
         for key in (entry.paths if entry else ())
         if data.get(key)
     }
-    return {**data, **whole}
+    return {**data, **absolute}
 
 
 def check_range(low_key: str, low: float, high_key: str, high: float) -> None:
-    """Raise a :class:`PerfedError` unless ``low`` <= ``high``."""
+    """Raise :class:`PerfedError` unless ``low`` <= ``high``."""
     if low > high:
         raise PerfedError(f"data.{low_key} = {low} is above data.{high_key} = {high}; it must not be")
 
 
-def client_ids(num_clients: int) -> list[str]:
-    """ "000", "001", ...: zero-padded, so that sorting keeps the order however many there are."""
+def make_client_ids(num_clients: int) -> list[str]:
+    """Return the ids "000", "001", ..., zero-padded so that sorting preserves their order for any number of clients."""
     width = max(3, len(str(num_clients - 1)))
     return [f"{i:0{width}d}" for i in range(num_clients)]
 
 
 @contextmanager
-def in_memory(federation: Federation | Callable[[int], Federation]) -> Iterator[str]:
-    """The name under which ``federation`` is a data set inside the block; experiments may hold validation data out.
+def register_temporarily(federation: Federation | Callable[[int], Federation]) -> Iterator[str]:
+    """Register ``federation`` as a data set inside the block, and yield its name.
+
+    Experiments can then apply options such as ``validation_fraction`` to it.
 
     Args:
-        federation: the same for every seed, or what makes that of a seed.
+        federation: a federation for all seeds, or a function that returns the federation of a seed.
 
     Example:
         >>> from perfed.datasets import load
-        >>> with in_memory(load("digits", {"clients": 4}, seed=0)) as name:
+        >>> with register_temporarily(load("digits", {"clients": 4}, seed=0)) as name:
         ...     name, len(load(name, {"validation_fraction": 0.25}, seed=1))
         ('digits in memory', 4)
     """
     name = f"{federation.name if isinstance(federation, Federation) else 'data'} in memory".replace(":", " ")
-    before = DATASETS.get(name)
+    previous = DATASETS.get(name)
 
     @dataset(name)
-    def made(seed: int, data_dir: Path | None) -> Federation:
+    def build(seed: int, data_dir: Path | None) -> Federation:
         """A federation of the user's own, in memory."""
         return federation if isinstance(federation, Federation) else federation(seed)
 
@@ -387,5 +393,5 @@ def in_memory(federation: Federation | Callable[[int], Federation]) -> Iterator[
         yield name
     finally:
         del DATASETS[name]
-        if before is not None:
-            DATASETS[name] = before
+        if previous is not None:
+            DATASETS[name] = previous

@@ -22,14 +22,14 @@ ORIGINAL = "cifar10_original.npz"
 SHAPE = (3, 32, 32)
 
 
-def cifar10_images(data_dir: Path | None) -> dict[str, NDArray[Any]]:
-    """``x_*`` ``(samples, 3, 32, 32)`` uint8, ``y_*`` int64 and ``class_names`` ``(10,)``.
+def read_jpeg_images(data_dir: Path | None) -> dict[str, NDArray[Any]]:
+    """Return ``x_*`` ``(samples, 3, 32, 32)`` uint8, ``y_*`` int64 and ``class_names`` ``(10,)``.
 
-    Decoded pixels are kept in ``~/.cache/perfed`` under a name with the checksum of the JPEG file; a cache that is
-    damaged or of another file is not used, and one that cannot be written is done without.
+    Decoded pixels are cached in ``~/.cache/perfed`` under a name with the checksum of the JPEG file. A cache that is
+    damaged or belongs to another file is ignored, and a cache that cannot be written is not an error.
 
     Raises:
-        PerfedError: the file is missing or broken, or Pillow is not installed.
+        PerfedError: if the file is missing or broken, or Pillow is not installed.
     """
     data = load_npz(FILE, data_dir, ["y_train", "y_test", "class_names"])
     require(FILE, len(data["class_names"]) == 10, "'class_names' must hold 10 names")
@@ -43,16 +43,16 @@ def cifar10_images(data_dir: Path | None) -> dict[str, NDArray[Any]]:
     lengths = {split: len(data[f"y_{split}"]) for split in ("train", "test")}
     pixels = _read_cache(cache, lengths)
     if pixels is None:
-        pixels = _decode(data_dir, lengths)
+        pixels = _decode_images(data_dir, lengths)
         _write_cache(cache, pixels)
     return data | pixels
 
 
-def original_images(data_dir: Path | None) -> dict[str, NDArray[Any]]:
-    """As :func:`cifar10_images`, of the images as they were published.
+def read_original_images(data_dir: Path | None) -> dict[str, NDArray[Any]]:
+    """Return the same arrays as :func:`read_jpeg_images`, for the images as they were published.
 
     Raises:
-        PerfedError: the file is missing or broken.
+        PerfedError: if the file is missing or broken.
     """
     data = load_npz(ORIGINAL, data_dir, ["x_train", "y_train", "x_test", "y_test", "class_names"])
     require(ORIGINAL, len(data["class_names"]) == 10, "'class_names' must hold 10 names")
@@ -66,7 +66,7 @@ def original_images(data_dir: Path | None) -> dict[str, NDArray[Any]]:
     return data
 
 
-def _decode(data_dir: Path | None, lengths: dict[str, int]) -> dict[str, NDArray[np.uint8]]:
+def _decode_images(data_dir: Path | None, lengths: dict[str, int]) -> dict[str, NDArray[np.uint8]]:
     pillow = optional_package("PIL.Image", f"decoding '{FILE}'")
     keys = [f"{part}_{split}" for split in lengths for part in ("jpeg", "offset")]
     data = load_npz(FILE, data_dir, keys)
@@ -75,19 +75,19 @@ def _decode(data_dir: Path | None, lengths: dict[str, int]) -> dict[str, NDArray
         stream, offset = data[f"jpeg_{split}"].tobytes(), data[f"offset_{split}"].tolist()
         good = len(offset) == length + 1 and offset[-1] == len(stream)
         require(FILE, good, f"'offset_{split}' does not fit 'y_{split}' and 'jpeg_{split}'")
-        found = np.empty((length, 32, 32, 3), dtype=np.uint8)
+        images = np.empty((length, 32, 32, 3), dtype=np.uint8)
         for i in range(length):
             try:
                 with pillow.open(io.BytesIO(stream[offset[i] : offset[i + 1]]), formats=("JPEG",)) as image:
-                    found[i] = image
+                    images[i] = image
             except (OSError, ValueError) as error:
                 raise PerfedError(f"file '{FILE}': {split} image {i} cannot be decoded ({error})") from None
-        pixels[f"x_{split}"] = np.ascontiguousarray(found.transpose(0, 3, 1, 2))
+        pixels[f"x_{split}"] = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
     return pixels
 
 
 def _read_cache(cache: Path, lengths: dict[str, int]) -> dict[str, NDArray[np.uint8]] | None:
-    """What is in the cache; ``None`` if it is missing, damaged (zip files carry checksums) or does not fit."""
+    """Return the pixels in the cache; ``None`` if it is missing, damaged (zip files have checksums) or does not fit."""
     try:
         with np.load(cache, allow_pickle=False) as file:
             pixels = {f"x_{split}": file[f"x_{split}"] for split in lengths}
@@ -98,7 +98,10 @@ def _read_cache(cache: Path, lengths: dict[str, int]) -> dict[str, NDArray[np.ui
 
 
 def _write_cache(cache: Path, pixels: dict[str, NDArray[np.uint8]]) -> None:
-    """The cache appears whole or not at all; it only saves time, so a folder that cannot be written is no error."""
+    """Write the cache atomically.
+
+    A folder that cannot be written is not an error, because the cache only saves time.
+    """
     unfinished = cache.with_name(f".{cache.name}.{os.getpid()}.tmp")
     with contextlib.suppress(OSError):
         try:

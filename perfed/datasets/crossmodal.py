@@ -1,4 +1,4 @@
-"""Wikipedia articles, of which some clients hold the images and others the texts."""
+"""Wikipedia articles: some clients have their images and others their texts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pydantic import Field
 
 from perfed.data.federation import Federation
 from perfed.data.files import load_npz, require
-from perfed.data.partition.shards import draw_classes, generator, share_among_holders
-from perfed.datasets.catalogue import NonNegative, client_ids, dataset
+from perfed.data.partition.shards import draw_classes, make_generator, share_among_holders
+from perfed.datasets.catalogue import NonNegative, dataset, make_client_ids
 
 FILE = "wiki_crossmodal.npz"
 KINDS = ("image", "text")
@@ -29,12 +29,12 @@ def wiki_crossmodal(
     samples_per_client: NonNegative = 0,
     columns: Literal["own", "union"] = "own",
 ) -> Federation:
-    """Topics of Wikipedia articles from their image alone, or from their text alone (2,173 and 693 articles).
+    """Topics of Wikipedia articles from either their image or their text (2,173 and 693 articles).
 
     Half of the clients hold images (128 features), half texts (100 features), which ones is random; with an odd number
     texts have one more. Each client holds a few of the ten topics. Articles of either split are shared by topic
     without overlap, so that nobody has the image of an article whose text somebody has. Features have mean 0 and
-    deviation 1 over the client's own training samples (those that ``validation_fraction`` takes away included).
+    deviation 1 over the client's training samples (including those that ``validation_fraction`` takes away).
     ``samples_per_client``: at most that many training samples, drawn at random; 0 keeps all.
     ``columns``: "own", or with "union" all 228 features, those that a client does not have being 0.
     ``notes["kind"]`` maps client id to "image" or "text".
@@ -53,19 +53,25 @@ def wiki_crossmodal(
         parts[split] = [index[part] for part in share_among_holders(y[index], classes, seed=seed)]
     from sklearn.preprocessing import StandardScaler
 
-    kinds = [KINDS[k] for k in (generator(seed, "kinds").permutation(clients) >= clients // 2).astype(int)]
+    kinds = [KINDS[k] for k in (make_generator(seed, "kinds").permutation(clients) >= clients // 2).astype(int)]
     arrays: dict[str, Any] = {}
-    for i, client in enumerate(client_ids(clients)):
+    for i, client in enumerate(make_client_ids(clients)):
         train, test = parts["train"][i], parts["test"][i]
         if 0 < samples_per_client < len(train):
-            rng = generator(seed, f"articles of {client}")
+            rng = make_generator(seed, f"articles of {client}")
             train = np.sort(rng.choice(train, size=samples_per_client, replace=False))
         scaler = StandardScaler().fit(data[kinds[i]][train].astype(np.float64))
         arrays[client] = {}
         for split, rows in (("train", train), ("test", test)):
-            own = {kinds[i]: scaler.transform(data[kinds[i]][rows].astype(np.float64)).astype(np.float32)}
+            features_by_kind = {kinds[i]: scaler.transform(data[kinds[i]][rows].astype(np.float64)).astype(np.float32)}
             if columns == "union":
-                own = {kind: own.get(kind, np.zeros((len(rows), data[kind].shape[1]), np.float32)) for kind in KINDS}
-            arrays[client] |= {f"x_{split}": np.concatenate(list(own.values()), axis=1), f"y_{split}": y[rows]}
+                features_by_kind = {
+                    kind: features_by_kind.get(kind, np.zeros((len(rows), data[kind].shape[1]), np.float32))
+                    for kind in KINDS
+                }
+            arrays[client] |= {
+                f"x_{split}": np.concatenate(list(features_by_kind.values()), axis=1),
+                f"y_{split}": y[rows],
+            }
     notes = {"kind": dict(zip(arrays, kinds, strict=True))}
     return replace(Federation.from_arrays(arrays, num_classes=_CLASSES), notes=notes)

@@ -1,4 +1,4 @@
-"""Handwritten digits seen by clients that differ in resolution, features, classes, writer or origin."""
+"""Handwritten digits at clients that differ in resolution, features, classes, writer or origin."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from torch import Tensor
 
 from perfed.data.federation import Federation
 from perfed.data.files import load_images, load_npz, require
-from perfed.data.partition.shards import Indices, draw_classes, generator, share_among_holders, subseed
+from perfed.data.partition.shards import Indices, derive_seed, draw_classes, make_generator, share_among_holders
 from perfed.datasets.catalogue import (
     NonNegative,
     Positive,
     PositiveReal,
     TestFraction,
-    client_ids,
     dataset,
+    make_client_ids,
 )
-from perfed.datasets.options import with_defaults
+from perfed.datasets.options import change_defaults
 from perfed.datasets.pool import Pool
-from perfed.datasets.pooled import pooled
+from perfed.datasets.pooled import pooled_dataset
 from perfed.errors import PerfedError
 
 Array = NDArray[np.float64]
@@ -50,37 +50,37 @@ def digits_views(
 
     A client's view is one of "pixels" (all 64), "blocks" (the 16 means of 2x2 pixels, a 4x4 image), "subset"
     (a random subset of the pixels) and "linear" (a random linear map of the pixels, N(0, 1/64) entries),
-    equally often and in random order; subset and map are the client's own, of 10 to 40
+    equally often and in random order; subsets and maps differ between clients and give 10 to 40
     numbers. Inputs are flat vectors. The 1797 samples are split into train and test by class first, then both
     are shared by class without overlap.
 
     ``samples_per_client``: at most that many training samples, drawn at random; 0 keeps all.
-    ``standardise``: zero mean and unit variance by the client's own training samples (those that
-    ``validation_fraction`` takes away included); constant columns become 0.
+    ``standardise``: zero mean and unit variance over the client's training samples (including those that
+    ``validation_fraction`` takes away); constant columns become 0.
     ``notes["view"]`` maps client id to view.
     """
-    x, y = _embedded_digits()
+    x, y = _read_embedded_digits()
     train, test = _split_by_class(y, test_fraction, seed)
     classes = draw_classes(10, clients, classes_per_client, seed=seed)
     train_parts = share_among_holders(y[train], classes, seed=seed)
     test_parts = share_among_holders(y[test], classes, seed=seed)
-    order = generator(seed, "digits views").permutation(clients) % len(VIEWS)
+    order = make_generator(seed, "digits views").permutation(clients) % len(VIEWS)
     arrays = {}
-    for i, client in enumerate(client_ids(clients)):
-        rng = generator(seed, f"digits of {client}")
+    for i, client in enumerate(make_client_ids(clients)):
+        rng = make_generator(seed, f"digits of {client}")
         view = view_matrix(VIEWS[order[i]], int(rng.integers(10, 40, endpoint=True)), rng)
         part = train_parts[i]
         if 0 < samples_per_client < len(part):
             part = np.sort(rng.choice(part, size=samples_per_client, replace=False))
         x_train, x_test = x[train[part]] @ view, x[test[test_parts[i]]] @ view
         if standardise:
-            x_train, x_test = _standardised(x_train, x_test)
-        arrays[client] = _arrays(x_train, y[train[part]], x_test, y[test[test_parts[i]]])
+            x_train, x_test = _standardise(x_train, x_test)
+        arrays[client] = _make_arrays(x_train, y[train[part]], x_test, y[test[test_parts[i]]])
     views = {client: VIEWS[k] for client, k in zip(arrays, order, strict=True)}
     return replace(Federation.from_arrays(arrays, num_classes=10), notes={"view": views})
 
 
-@pooled("digits", options=with_defaults(partition="pathological", classes_per_client=4, samples=12))
+@pooled_dataset("digits", options=change_defaults(partition="pathological", classes_per_client=4, samples=12))
 def digits(
     seed: int,
     data_dir: Path | None,
@@ -93,14 +93,14 @@ def digits(
     The 1797 samples are split into train and test by class first. Further options are those of
     :class:`perfed.datasets.options.PartitionOptions`; by default clients hold four classes and three samples of each.
 
-    ``inverted``: share of the samples that are dark on light, a domain of their own; 0: there are no domains.
+    ``inverted``: share of the samples that are dark on light, which form a second domain; 0 for no domains.
     """
-    x, y = _embedded_digits()
+    x, y = _read_embedded_digits()
     train, test = _split_by_class(y, test_fraction, seed)
     pixels, names = x.astype(np.float32), tuple("0123456789")
     if not inverted:
         return Pool(pixels[train], y[train], pixels[test], y[test], 10, class_names=names)
-    domain = (generator(seed, "inverted digits").random(len(y)) < inverted).astype(np.int64)
+    domain = (make_generator(seed, "inverted digits").random(len(y)) < inverted).astype(np.int64)
     pixels = np.where(domain[:, None] == 1, 1 - pixels, pixels)
     return Pool(
         pixels[train],
@@ -115,16 +115,18 @@ def digits(
     )
 
 
-def _embedded_digits() -> tuple[Array, NDArray[np.int64]]:
-    """Pixels in [0, 1] and classes of scikit-learn's digits, from its file: its own reader imports all of it."""
-    found = find_spec("sklearn")
-    assert found is not None and found.origin is not None  # perfed needs it
-    table = np.loadtxt(Path(found.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
+def _read_embedded_digits() -> tuple[Array, NDArray[np.int64]]:
+    """Return pixels in [0, 1] and classes of scikit-learn's digits, read directly since its reader imports the whole
+    package.
+    """
+    package = find_spec("sklearn")
+    assert package is not None and package.origin is not None  # it is a dependency of perfed
+    table = np.loadtxt(Path(package.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
     return table[:, :-1] / 16, table[:, -1].astype(np.int64)
 
 
 def _split_by_class(y: NDArray[np.int64], test_fraction: float, seed: int) -> tuple[Indices, Indices]:
-    rng = generator(seed, "digits test")
+    rng = make_generator(seed, "digits test")
     train, test = [], []
     for label in np.unique(y):
         members = rng.permutation(np.flatnonzero(y == label))
@@ -135,7 +137,7 @@ def _split_by_class(y: NDArray[np.int64], test_fraction: float, seed: int) -> tu
 
 
 def view_matrix(name: str, dims: int, rng: np.random.Generator) -> Array:
-    """The matrix ``(64, d)`` that turns the pixels into what a client sees."""
+    """Return the matrix ``(64, d)`` that maps the pixels to a client's inputs."""
     if name == "pixels":
         return np.eye(64)
     if name == "blocks":
@@ -146,19 +148,19 @@ def view_matrix(name: str, dims: int, rng: np.random.Generator) -> Array:
     return rng.standard_normal((64, dims)) / 8
 
 
-def _standardised(train: Array, test: Array) -> tuple[Array, Array]:
+def _standardise(train: Array, test: Array) -> tuple[Array, Array]:
     mean, std = train.mean(axis=0), train.std(axis=0)
     varies = std > 1e-8
     std = np.where(varies, std, 1.0)
-    # A column that is constant in training says nothing; a different value in a test sample must not explode.
+    # A column that is constant in training has no scale; a different value in a test sample must not become huge.
     return (train - mean) / std * varies, (test - mean) / std * varies
 
 
-def _arrays(x_train: Any, y_train: Any, x_test: Any, y_test: Any) -> dict[str, Any]:
-    def real(x: Any) -> Any:
+def _make_arrays(x_train: Any, y_train: Any, x_test: Any, y_test: Any) -> dict[str, Any]:
+    def to_float32(x: Any) -> Any:
         return x if isinstance(x, Tensor) else x.astype(np.float32)
 
-    return {"x_train": real(x_train), "y_train": y_train, "x_test": real(x_test), "y_test": y_test}
+    return {"x_train": to_float32(x_train), "y_train": y_train, "x_test": to_float32(x_test), "y_test": y_test}
 
 
 @dataset("mnist-usps", files=("mnist.npz", "usps.npz"))
@@ -185,12 +187,12 @@ def mnist_usps(
     Source: Rakotomamonjy et al. 2024 (TMLR), sections 5 and S3.2.
     """
     num_usps = clients // 2
-    is_usps = generator(seed, "hosts").permutation(clients) < num_usps
-    ids = np.array(client_ids(clients))
+    is_usps = make_generator(seed, "hosts").permutation(clients) < num_usps
+    ids = np.array(make_client_ids(clients))
     arrays: dict[str, Any] = {}
     for host, size, owners in (("mnist", 28, ids[~is_usps]), ("usps", 16, ids[is_usps])):
         data = load_images(f"{host}.npz", data_dir, size)
-        own_seed = subseed(seed, host)
+        own_seed = derive_seed(seed, host)
         num_parts = clients if shared_shards else len(owners)
         classes = draw_classes(10, num_parts, classes_per_client, seed=own_seed)
         parts = {
@@ -201,13 +203,13 @@ def mnist_usps(
             arrays[owner] = {}
             for split in ("train", "test"):
                 index = parts[split][i]
-                arrays[owner][f"x_{split}"] = _centred(data[f"x_{split}"][index], resize)
+                arrays[owner][f"x_{split}"] = _scale_images(data[f"x_{split}"][index], resize)
                 arrays[owner][f"y_{split}"] = data[f"y_{split}"][index]
     hosts = {client: "usps" if usps else "mnist" for client, usps in zip(ids.tolist(), is_usps, strict=True)}
     return replace(Federation.from_arrays(arrays, num_classes=10), notes={"host": hosts})
 
 
-def _centred(images: NDArray[np.uint8], resize: bool) -> Tensor:
+def _scale_images(images: NDArray[np.uint8], resize: bool) -> Tensor:
     x = (torch.from_numpy(images).unsqueeze(1).float() / 255 - 0.5) / 0.5
     if resize and x.shape[-1] != 28:
         x = torch.nn.functional.interpolate(x, size=(28, 28), mode="bilinear", align_corners=False)
@@ -232,7 +234,7 @@ def femnist_digits(
     ``notes["writer"]`` maps client id to writer.
 
     Raises:
-        PerfedError: fewer such writers than ``clients``.
+        PerfedError: if there are fewer such writers than ``clients``.
 
     Source: Rakotomamonjy et al. 2024 (TMLR), section S3.9; Caldas et al. 2018 (LEAF).
     """
@@ -251,15 +253,15 @@ def femnist_digits(
         )
     shape = (1, 28, 28) if image else (784,)
     arrays: dict[str, Any] = {}
-    for client, writer in zip(client_ids(clients), writers, strict=False):
+    for client, writer in zip(make_client_ids(clients), writers, strict=False):
         arrays[client] = {}
         for split in ("train", "test"):
-            own = data[f"writer_{split}"] == writer
-            ink = (255 - data[f"x_{split}"][own]).astype(np.float32) / 255
+            is_writer = data[f"writer_{split}"] == writer
+            ink = (255 - data[f"x_{split}"][is_writer]).astype(np.float32) / 255
             arrays[client][f"x_{split}"] = (ink * np.float32(scale)).reshape(-1, *shape)
-            arrays[client][f"y_{split}"] = data[f"y_{split}"][own]
-    chosen = {client: names[writer] for client, writer in zip(arrays, writers, strict=False)}
-    return replace(Federation.from_arrays(arrays, num_classes=10), notes={"writer": chosen})
+            arrays[client][f"y_{split}"] = data[f"y_{split}"][is_writer]
+    writer_names = {client: names[writer] for client, writer in zip(arrays, writers, strict=False)}
+    return replace(Federation.from_arrays(arrays, num_classes=10), notes={"writer": writer_names})
 
 
 SIZE = 32
@@ -274,10 +276,10 @@ DOMAINS: dict[DomainName, tuple[int, bool]] = {
 }
 
 
-@pooled(
+@pooled_dataset(
     "digit-domains",
     files=tuple(f"{name}.npz" for name in DOMAINS),
-    options=with_defaults(partition="domain-mixed", clients=5, samples=500, prior="uniform"),
+    options=change_defaults(partition="domain-mixed", clients=5, samples=500, prior="uniform"),
 )
 def digit_domains(seed: int, data_dir: Path | None, *, domains: list[DomainName] = list(DOMAINS)) -> Pool:  # noqa: B006
     """Digits of five origins (MNIST, USPS, MNIST-M, fonts, street photos) as domains, mixed at every client.
@@ -287,8 +289,8 @@ def digit_domains(seed: int, data_dir: Path | None, *, domains: list[DomainName]
     ``prior = "uniform"``; a client that wants more of a domain than is left gets more of its other domains instead.
     Further options are those of :class:`perfed.datasets.options.PartitionOptions`.
 
-    ``font_digits`` stands for FedDAR's SynthDigits, ``street_digits`` for SVHN, and MNIST-M is made anew
-    (docs/data.md): numbers compare with each other, not with the paper's.
+    ``font_digits`` stands for FedDAR's SynthDigits, ``street_digits`` for SVHN, and MNIST-M is recreated
+    (docs/data.md): results are comparable with each other, not with the paper's.
 
     Source: Zhong et al. 2023 (FedDAR), section 5 and appendix B.
     """
@@ -308,10 +310,10 @@ def digit_domains(seed: int, data_dir: Path | None, *, domains: list[DomainName]
 
 
 class Resized:
-    """Images of several arrays, one behind the other, in one size and in colour; made when they are asked for.
+    """The concatenated images of several arrays, in one size and in colour, computed on access.
 
     Args:
-        parts: uint8, ``(samples, height, width)`` or ``(samples, height, width, 3)``, each of its own size.
+        parts: uint8, ``(samples, height, width)`` or ``(samples, height, width, 3)``, which may differ in size.
     """
 
     def __init__(self, parts: Sequence[NDArray[np.uint8]]) -> None:
@@ -319,9 +321,9 @@ class Resized:
         self.ends = np.cumsum([len(part) for part in parts])
 
     def __getitem__(self, index: Indices, /) -> NDArray[np.uint8]:
-        """``(n, 3, 32, 32)`` uint8."""
+        """Return the images at the positions ``index``, ``(n, 3, 32, 32)`` uint8."""
         index = np.asarray(index)
-        found = np.empty((len(index), 3, SIZE, SIZE), dtype=np.uint8)
+        pixels = np.empty((len(index), 3, SIZE, SIZE), dtype=np.uint8)
         owner = np.searchsorted(self.ends, index, side="right")
         for number in np.unique(owner):
             rows = owner == number
@@ -329,5 +331,5 @@ class Resized:
             images = torch.from_numpy(part[index[rows] - (self.ends[number] - len(part))])
             images = images.permute(0, 3, 1, 2) if images.ndim == 4 else images.unsqueeze(1)
             resized = torch.nn.functional.interpolate(images.float(), size=(SIZE, SIZE), mode="bilinear")
-            found[rows] = resized.round().to(torch.uint8).expand(-1, 3, -1, -1).numpy()
-        return found
+            pixels[rows] = resized.round().to(torch.uint8).expand(-1, 3, -1, -1).numpy()
+        return pixels

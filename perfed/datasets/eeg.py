@@ -1,4 +1,6 @@
-"""Brain-computer interfaces: imagined movements, a client per person, of common features or own channels."""
+"""Brain-computer interfaces: imagined movements, with a client per person, with common features or with personal
+channels.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from perfed.data.federation import Federation
 from perfed.data.files import load_npz, optional_package, require
-from perfed.data.partition.shards import put_aside, subseed
+from perfed.data.partition.shards import derive_seed, select_test_samples
 from perfed.datasets.catalogue import TestFraction, dataset
 from perfed.errors import PerfedError
 
@@ -22,12 +24,12 @@ BAND = (8.0, 30.0)  # Hz
 
 
 class Recording(NamedTuple):
-    """What one person's electrodes recorded.
+    """The recording of one person's electrodes.
 
     Attributes:
         x: ``(trials, channels, times)``, band-passed.
-        labels: ``(trials,)`` text, what was imagined.
-        sessions: ``(trials,)`` text, which sort in the order of time.
+        labels: ``(trials,)`` text, the imagined movement.
+        sessions: ``(trials,)`` text, which sorts by time.
     """
 
     x: NDArray[np.float64]
@@ -48,59 +50,63 @@ def bci_moabb(
     MOABB downloads the recordings to its own folder and passes 8 to 30 Hz. Features are Riemannian tangent-space
     vectors of each trial's covariance over the person's own channels: 136 (``AlexMI``), 253, 120, 6, 1830 and 105 in
     the order of ``data_sets``. Classes are left hand, right hand, feet, tongue and rest; other trials are left out.
-    Test trials are those of the last session, of people with a single one the part ``test_fraction`` of each class.
-    Tangent spaces are fitted on training trials alone (the authors' on all). The paper's N = 40 is without
+    Test trials are those of the last session, or for people with a single one the part ``test_fraction`` of each class.
+    Tangent spaces are fitted on training trials only (the authors' on all). The paper's N = 40 is without
     ``BNCI2014_002``.
 
     Raises:
-        PerfedError: moabb or pyriemann is not installed, or a person has no trial to train on.
+        PerfedError: if moabb or pyriemann is not installed, or a person has no trial to train on.
 
     Source: Rakotomamonjy et al. 2024 (TMLR), sections 5 and S3.2.
     """
     optional_package("pyriemann.estimation", "features of EEG", "bci")
     recordings: dict[str, Recording] = {}
     for source in data_sets:
-        recordings |= _recordings(source)
-    return federation_of(recordings, test_fraction, seed=seed)
+        recordings |= _download_recordings(source)
+    return build_federation(recordings, test_fraction, seed=seed)
 
 
-def federation_of(recordings: Mapping[str, Recording], test_fraction: float = 0.25, *, seed: int) -> Federation:
-    """One client for each recording; ``notes["data_set"]`` maps client id to what stands before its last hyphen.
+def build_federation(recordings: Mapping[str, Recording], test_fraction: float = 0.25, *, seed: int) -> Federation:
+    """Return a federation with one client per recording.
+
+    ``notes["data_set"]`` maps client id to its part before the last hyphen.
 
     Args:
-        recordings: by client id.
-        test_fraction: of the trials of each class, where there is one session alone.
-        seed: of the draw of these.
+        recordings: the recordings by client id.
+        test_fraction: the fraction of test trials of each class, for a recording with a single session.
+        seed: the seed of the choice of these trials.
 
     Raises:
-        PerfedError: a client has no trial of the five classes to train on.
+        PerfedError: if a client has no trial of the five classes to train on.
     """
-    clients = {id_: features_of(id_, one, test_fraction, seed=seed) for id_, one in recordings.items()}
+    clients = {id_: extract_features(id_, recording, test_fraction, seed=seed) for id_, recording in recordings.items()}
     names = tuple(name.replace("_", " ") for name in CLASSES)
     federation = Federation.from_arrays(clients, num_classes=len(CLASSES), class_names=names)
     return replace(federation, notes={"data_set": {id_: id_.rpartition("-")[0] for id_ in federation.ids}})
 
 
-def features_of(id_: str, recording: Recording, test_fraction: float, *, seed: int) -> dict[str, NDArray[Any]]:
-    """``x_train``, ``y_train``, ``x_test``, ``y_test`` of one person; x is ``(trials, channels (channels + 1) / 2)``.
+def extract_features(id_: str, recording: Recording, test_fraction: float, *, seed: int) -> dict[str, NDArray[Any]]:
+    """Return ``x_train``, ``y_train``, ``x_test``, ``y_test`` of a person.
+
+    The inputs ``x_*`` are ``(trials, channels (channels + 1) / 2)``.
 
     The covariance of a trial is Ledoit and Wolf's. With M the Riemannian mean of the training trials' covariances, the
     features of C are the entries of ``log(M^-1/2 C M^-1/2)`` on and above the diagonal, those above times sqrt(2).
 
     Raises:
-        PerfedError: no trial of the five classes to train on.
+        PerfedError: if there is no trial of the five classes to train on.
 
     Source: Barachant et al. 2012, "Multiclass brain-computer interface classification by Riemannian geometry".
     """
     estimation = optional_package("pyriemann.estimation", "features of EEG", "bci")
     tangentspace = optional_package("pyriemann.tangentspace", "features of EEG", "bci")
-    known = np.isin(recording.labels, CLASSES)
-    x, labels, sessions = (column[known] for column in recording)
+    is_known_class = np.isin(recording.labels, CLASSES)
+    x, labels, sessions = (column[is_known_class] for column in recording)
     y = np.array([CLASSES.index(label) for label in labels], dtype=np.int64)
     if len(np.unique(sessions)) > 1:
         test = sessions == max(sessions.tolist())
     else:
-        test = put_aside(y, test_fraction, seed=subseed(seed, f"bci {id_}"))
+        test = select_test_samples(y, test_fraction, seed=derive_seed(seed, f"bci {id_}"))
     if not (~test).any():
         raise PerfedError(f"bci-moabb: '{id_}' has no trial of {', '.join(CLASSES)} to train on")
     covariances = estimation.Covariances(estimator="lwf").transform(x)
@@ -109,17 +115,17 @@ def features_of(id_: str, recording: Recording, test_fraction: float, *, seed: i
     return {"x_train": vectors[~test], "y_train": y[~test], "x_test": vectors[test], "y_test": y[test]}
 
 
-def _recordings(source: Source) -> dict[str, Recording]:
-    """Everybody of one of MOABB's data sets, by client id, such as "AlexMI-01"."""
+def _download_recordings(source: Source) -> dict[str, Recording]:
+    """Return the recordings of all people of one of MOABB's data sets, by client id such as "AlexMI-01"."""
     optional_package("moabb", "data set 'bci-moabb'", "bci")
     sets, paradigms = (optional_package(f"moabb.{part}", "EEG", "bci") for part in ("datasets", "paradigms"))
-    made, paradigm = getattr(sets, source)(), paradigms.MotorImagery(fmin=BAND[0], fmax=BAND[1])
-    found = {}
-    for subject in made.subject_list:
-        x, labels, about = paradigm.get_data(made, subjects=[subject])
-        sessions = np.array([str(session) for session in about["session"]])
-        found[f"{source.replace('_', '-')}-{subject:02d}"] = Recording(x, np.asarray(labels, dtype=str), sessions)
-    return found
+    data_set, paradigm = getattr(sets, source)(), paradigms.MotorImagery(fmin=BAND[0], fmax=BAND[1])
+    recordings = {}
+    for subject in data_set.subject_list:
+        x, labels, metadata = paradigm.get_data(data_set, subjects=[subject])
+        sessions = np.array([str(session) for session in metadata["session"]])
+        recordings[f"{source.replace('_', '-')}-{subject:02d}"] = Recording(x, np.asarray(labels, dtype=str), sessions)
+    return recordings
 
 
 FILE = "bci_flic_common.npz"
@@ -159,9 +165,9 @@ def bci_common(seed: int, data_dir: Path | None) -> Federation:
         short = SHORT_NAMES.get(name, name.replace(" ", ""))
         arrays = clients[f"{short}-{subject:02d}"] = {}
         for split in ("train", "test"):
-            own = data[f"user_{split}"] == user
-            arrays[f"x_{split}"] = data[f"x_{split}"][own].astype(np.float32)
-            arrays[f"y_{split}"] = data[f"y_{split}"][own].astype(np.int64)
+            is_user = data[f"user_{split}"] == user
+            arrays[f"x_{split}"] = data[f"x_{split}"][is_user].astype(np.float32)
+            arrays[f"y_{split}"] = data[f"y_{split}"][is_user].astype(np.int64)
     class_names = tuple(data["class_names"].tolist())
     federation = Federation.from_arrays(clients, num_classes=len(class_names), class_names=class_names)
     return replace(federation, notes={"data_set": {id_: id_.rpartition("-")[0] for id_ in federation.ids}})

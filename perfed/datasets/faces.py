@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 
 from perfed.data.augment import CropFlip
 from perfed.data.files import optional_package
-from perfed.data.partition.shards import Indices, put_aside
+from perfed.data.partition.shards import Indices, select_test_samples
 from perfed.datasets.catalogue import Positive, TestFraction
-from perfed.datasets.options import with_defaults
+from perfed.datasets.options import change_defaults
 from perfed.datasets.pool import Pool
-from perfed.datasets.pooled import pooled
+from perfed.datasets.pooled import pooled_dataset
 from perfed.errors import PerfedError
 
-# Of ImageNet, for networks trained on it.
+# The means and deviations of ImageNet, for networks trained on it.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-@pooled("faces", options=with_defaults(partition="domain-mixed", clients=5, samples=500))
+@pooled_dataset("faces", options=change_defaults(partition="domain-mixed", clients=5, samples=500))
 def faces(
     seed: int,
     data_dir: Path | None,
@@ -53,8 +53,8 @@ def faces(
     :class:`perfed.datasets.options.PartitionOptions`.
 
     Raises:
-        PerfedError: Pillow is not installed, a file or column is missing, a value is empty or occurs in test rows only,
-            a file has two rows, there are fewer than two classes, or an image cannot be read.
+        PerfedError: if Pillow is not installed, a file or column is missing, a value is empty or occurs in test rows
+            only, a file has two rows, there are fewer than two classes, or an image cannot be read.
 
     Source: Karkkainen and Joo 2021 (FairFace); Zhong et al. 2023 (FedDAR), section 5.
     """
@@ -64,16 +64,16 @@ def faces(
         raise PerfedError(f"data.folder = '{folder}' is not a folder; it must be the one that holds the images")
     optional_package("PIL.Image", "reading images")
     columns = {"file": file, "label": label, "domain": domain, **({"split": split} if split else {})}
-    rows = _rows(Path(folder), "csv", csv, columns)
+    rows = _read_rows(Path(folder), "csv", csv, columns)
     if test_csv:
-        others = _rows(Path(folder), "test_csv", test_csv, columns)
-        rows, aside = rows + others, np.arange(len(rows) + len(others)) >= len(rows)
+        test_rows = _read_rows(Path(folder), "test_csv", test_csv, columns)
+        rows, aside = rows + test_rows, np.arange(len(rows) + len(test_rows)) >= len(rows)
     elif split:
         aside = np.array([row.split == "test" for row in rows])
     else:
         keys = np.unique(np.array([[row.label, row.domain] for row in rows]), axis=0, return_inverse=True)[1]
-        aside = put_aside(keys.ravel(), test_fraction, seed=seed)
-    _refuse_twice(rows)
+        aside = select_test_samples(keys.ravel(), test_fraction, seed=seed)
+    _check_unique_files(rows)
     parts = {"train": [rows[i] for i in np.flatnonzero(~aside)], "test": [rows[i] for i in np.flatnonzero(aside)]}
     for name, part in parts.items():
         if not part and split:
@@ -87,8 +87,8 @@ def faces(
     fields: dict[str, Any] = {}
     for name, part in parts.items():
         fields[f"x_{name}"] = Photos(part, image_size)
-        fields[f"y_{name}"] = _places(part, "label", label, classes)
-        fields[f"domain_{name}"] = _places(part, "domain", domain, domains)
+        fields[f"y_{name}"] = _index_values(part, "label", label, classes)
+        fields[f"domain_{name}"] = _index_values(part, "domain", domain, domains)
     return Pool(
         **fields,
         num_classes=len(classes),
@@ -101,7 +101,7 @@ def faces(
 
 
 class _Row(NamedTuple):
-    """One image: where the table says so, its file, and what the table says of it."""
+    """An image: where it is listed, its file, and its values in the table."""
 
     where: str
     file: Path
@@ -111,42 +111,47 @@ class _Row(NamedTuple):
 
 
 class Photos:
-    """Images in files, in one size and in colour; read when they are asked for."""
+    """Images in files, in one size and in colour, which are read on access."""
 
     def __init__(self, rows: Sequence[_Row], size: int) -> None:
         self.rows = rows
         self.size = size
 
     def __getitem__(self, index: Indices, /) -> NDArray[np.uint8]:
-        """``(n, 3, size, size)`` uint8; raises a :class:`PerfedError` that names a file that cannot be read."""
+        """Return the images at ``index``, ``(n, 3, size, size)`` uint8.
+
+        Raises:
+            PerfedError: if a file cannot be read.
+        """
         pillow = optional_package("PIL.Image", "reading images")
-        found = np.empty((len(index), 3, self.size, self.size), dtype=np.uint8)
+        pixels = np.empty((len(index), 3, self.size, self.size), dtype=np.uint8)
         for place, row in enumerate(self.rows[i] for i in index):
             try:
                 with pillow.open(row.file) as image:
                     resized = image.convert("RGB").resize((self.size, self.size), pillow.Resampling.BILINEAR)
-                    found[place] = np.asarray(resized).transpose(2, 0, 1)
+                    pixels[place] = np.asarray(resized).transpose(2, 0, 1)
             except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
                 reason = str(error).partition("\n")[0]
                 raise PerfedError(f"{row.where}: image '{row.file}' cannot be read ({reason})") from None
-        return found
+        return pixels
 
 
-def _rows(folder: Path, key: str, name: str, columns: dict[str, str]) -> list[_Row]:
-    """The rows of a table, checked; ``columns`` maps options to the names of columns."""
+def _read_rows(folder: Path, key: str, name: str, columns: dict[str, str]) -> list[_Row]:
+    """Return the checked rows of a table; ``columns`` maps options to the names of columns."""
     path = folder / name
     if not name or not path.is_file():
         raise PerfedError(f"data.{key} = '{name}' is not a file in '{folder}'; it must be the table of the images")
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
             reader = DictReader(stream)
-            held = reader.fieldnames or []
+            headings = reader.fieldnames or []
             for option, column in columns.items():
-                if column not in held:
+                if column not in headings:
                     raise PerfedError(
-                        f"data.{option} = '{column}': '{name}' has no such column; it has {', '.join(held) or 'none'}"
+                        f"data.{option} = '{column}': '{name}' has no such column; "
+                        f"it has {', '.join(headings) or 'none'}"
                     )
-            rows = [_row(folder, f"'{name}', line {reader.line_num}", line, columns) for line in reader]
+            rows = [_parse_row(folder, f"'{name}', line {reader.line_num}", line, columns) for line in reader]
     except (OSError, UnicodeDecodeError, CsvError) as error:
         raise PerfedError(f"data.{key} = '{name}' cannot be read: {str(error).partition(chr(10))[0]}") from None
     if not rows:
@@ -154,7 +159,7 @@ def _rows(folder: Path, key: str, name: str, columns: dict[str, str]) -> list[_R
     return rows
 
 
-def _row(folder: Path, where: str, line: dict[str, str | None], columns: dict[str, str]) -> _Row:
+def _parse_row(folder: Path, where: str, line: dict[str, str | None], columns: dict[str, str]) -> _Row:
     values = {option: (line[column] or "").strip() for option, column in columns.items()}
     for option, column in columns.items():
         if not values[option]:
@@ -167,7 +172,7 @@ def _row(folder: Path, where: str, line: dict[str, str | None], columns: dict[st
     return _Row(where, file, **values)
 
 
-def _refuse_twice(rows: Sequence[_Row]) -> None:
+def _check_unique_files(rows: Sequence[_Row]) -> None:
     first: dict[Path, _Row] = {}
     for row in rows:
         if row.file in first:
@@ -175,8 +180,8 @@ def _refuse_twice(rows: Sequence[_Row]) -> None:
         first[row.file] = row
 
 
-def _places(rows: Sequence[_Row], key: str, column: str, names: Sequence[str]) -> Indices:
-    """The position among ``names`` of what each row says."""
+def _index_values(rows: Sequence[_Row], key: str, column: str, names: Sequence[str]) -> Indices:
+    """Return the position among ``names`` of each row's value."""
     place = {name: number for number, name in enumerate(names)}
     for row in rows:
         if getattr(row, key) not in place:

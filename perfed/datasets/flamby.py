@@ -1,4 +1,6 @@
-"""FLamby's heart disease and breast cancer: its rows, splits and inputs, so that its figures can be stood beside."""
+"""FLamby's heart disease and breast cancer, with its rows, splits and inputs, so that its published figures are
+comparable.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ from perfed.datasets.heart import FILE as HEART
 
 TCGA = "tcga_brca.npz"
 TrainRows = Literal["own", "all", "first"]
-_CODES = {"cp": (2, 3, 4), "restecg": (1, 2)}  # their levels but the first
+_CODES = {"cp": (2, 3, 4), "restecg": (1, 2)}  # all levels except the first
 _NOT_USED = ("slope", "ca", "thal")
-# One bit for each of the 740 patients in the file's order, 1: to test on. owkin/FLamby@edacf54d (MIT),
+# One bit for each of the 740 patients in the file's order, 1 for test rows. owkin/FLamby@edacf54d (MIT),
 # fed_heart_disease/dataset.py: train_test_split(train_size=0.66, random_state=43, stratify) of each hospital.
 _TEST = (
     "040480a020b3c59dc48a03b505c0481087c001ac9430180a847015a598491260f8e2001cebe4220108f97083a8591"
@@ -53,13 +55,13 @@ def flamby_heart(
     columns = {name: table[name] for name in names if name not in (*_CODES, *_NOT_USED)}
     columns |= {f"{name}_{level}": table[name] == level for name, levels in _CODES.items() for level in levels}
     raw, hospital = np.stack([*columns.values()], 1).astype(np.float64), data["hospital"][rows]
-    sites = {site: hospital == at for at, site in enumerate(data["hospital_names"].tolist())}
+    sites = {site: hospital == code for code, site in enumerate(data["hospital_names"].tolist())}
     x = np.empty_like(raw)
-    for own in sites.values():
-        x[own] = _scaled(raw[own], raw[own & ~test])
-    together = {"own": np.zeros_like(test), "all": np.ones_like(test), "mixed": ~test}[scaling]
-    x[together] = _scaled(raw[together], raw[~test])
-    arrays = _arrays(x, data["y"][rows].astype(np.int64), sites, test, train_rows, [*columns])
+    for in_site in sites.values():
+        x[in_site] = _standardise(raw[in_site], raw[in_site & ~test])
+    scaled_together = {"own": np.zeros_like(test), "all": np.ones_like(test), "mixed": ~test}[scaling]
+    x[scaled_together] = _standardise(raw[scaled_together], raw[~test])
+    arrays = _make_arrays(x, data["y"][rows].astype(np.int64), sites, test, train_rows, [*columns])
     federation = Federation.from_arrays(arrays, num_classes=2, class_names=["no", "yes"])
     return replace(federation, scaled_inputs=True)
 
@@ -87,19 +89,22 @@ def flamby_tcga(
     if scale_age:
         require(TCGA, "age_at_index" in names, "'feature_names' lacks age_at_index, which scale_age is of")
         age = names.index("age_at_index")
-        x[:, age] = _scaled(x[:, age], x[data["is_train"], age])
+        x[:, age] = _standardise(x[:, age], x[data["is_train"], age])
     sites = {f"region-{number}": center == number for number in np.unique(center).tolist()}
-    arrays = _arrays(x, y, sites, ~data["is_train"], train_rows, names)
+    arrays = _make_arrays(x, y, sites, ~data["is_train"], train_rows, names)
     return replace(Federation.from_arrays(arrays, task="survival"), scaled_inputs=scale_age)
 
 
-def _scaled(x: NDArray[np.float64], known: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``x`` with the mean and deviation of ``known``; a constant column, Switzerland's cholesterol, has deviation 1."""
-    deviation = known.std(0, ddof=1)
-    return np.asarray((x - known.mean(0)) / np.where(deviation > 0, deviation, 1))
+def _standardise(x: NDArray[np.float64], reference: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ``x`` scaled by the mean and deviation of ``reference``.
+
+    A constant column, Switzerland's cholesterol, has deviation 1.
+    """
+    deviation = reference.std(0, ddof=1)
+    return np.asarray((x - reference.mean(0)) / np.where(deviation > 0, deviation, 1))
 
 
-def _arrays(
+def _make_arrays(
     x: NDArray[np.float64],
     y: NDArray[Any],
     sites: dict[str, NDArray[np.bool_]],
@@ -107,11 +112,11 @@ def _arrays(
     train_rows: TrainRows,
     names: list[str],
 ) -> dict[str, dict[str, Any]]:
-    """Each site's arrays, of the rows ``sites`` says are its own, and the rows that it trains on."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return each site's arrays: the test rows of the site, and the rows that it trains on."""
+    arrays: dict[str, dict[str, Any]] = {}
     first = next(iter(sites.values()))
-    for site, own in sites.items():
-        train = ~test & {"own": own, "all": np.ones_like(own), "first": first}[train_rows]
-        found[site] = {"feature_names": names, "x_train": x[train], "y_train": y[train]}
-        found[site] |= {"x_test": x[own & test], "y_test": y[own & test]}
-    return found
+    for site, in_site in sites.items():
+        train = ~test & {"own": in_site, "all": np.ones_like(in_site), "first": first}[train_rows]
+        arrays[site] = {"feature_names": names, "x_train": x[train], "y_train": y[train]}
+        arrays[site] |= {"x_test": x[in_site & test], "y_test": y[in_site & test]}
+    return arrays

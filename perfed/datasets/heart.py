@@ -1,4 +1,4 @@
-"""Heart disease at four hospitals whose columns differ."""
+"""Heart disease at four hospitals with different columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfed.tables.options import Mode
 FILE = "heart_disease.npz"
 CODES = ("cp", "restecg", "slope", "thal")
 TRUE_OR_FALSE = ("sex", "fbs", "exang")
-_ABSENT = 0.9  # share of missing values from which a hospital does not have a column
+_ABSENT = 0.9  # share of missing values above which a column counts as absent
 
 
 @dataset("heart-disease", files=(FILE,))
@@ -29,20 +29,20 @@ def heart_disease(
 ) -> Federation:
     """Whether a patient has heart disease, at four hospitals that measured different things (UCI, 920 patients).
 
-    Each hospital's table goes the way of a user's own (:meth:`perfed.data.federation.Federation.from_frames`; extra
-    ``perfed[tables]``). A column that is missing in nine tenths of a hospital's rows it does not have: ``ca`` only
-    Cleveland has, ``thal`` all but Hungary, ``chol`` all but Switzerland (where it is 0, which means unknown). Seed s
+    Each hospital's table is read like a user's table (:meth:`perfed.data.federation.Federation.from_frames`; extra
+    ``perfed[tables]``). A column that is missing in nine tenths of a hospital's rows counts as absent: only Cleveland
+    has ``ca``, all but Hungary ``thal``, all but Switzerland ``chol`` (0 there, which means unknown). Seed s
     tests on fold s mod ``folds`` of each hospital, by class. ``columns`` as for data set "tables": "own", "common",
     "union" or "named".
 
     Source: Janosi, Steinbrunn, Pfisterer and Detrano 1988; UCI Machine Learning Repository.
     """
-    return Federation.from_frames(hospitals(data_dir), target="disease", categories=CODES, folds=folds,
+    return Federation.from_frames(read_hospitals(data_dir), target="disease", categories=CODES, folds=folds,
                                   columns=columns, seed=seed)  # fmt: skip
 
 
-def hospitals(data_dir: Path | None) -> dict[str, Any]:
-    """Each hospital's data frame with the columns that it has, and ``disease``, "yes" or "no"."""
+def read_hospitals(data_dir: Path | None) -> dict[str, Any]:
+    """Return each hospital's data frame with its columns and ``disease``, "yes" or "no"."""
     data = load_npz(FILE, data_dir, ["x", "y", "hospital", "hospital_names", "feature_names"])
     x, y, hospital = data["x"], data["y"], data["hospital"]
     names, features = data["hospital_names"].tolist(), data["feature_names"].tolist()

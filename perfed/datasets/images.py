@@ -1,4 +1,4 @@
-"""Image data sets that FedPAC and its baselines are compared on, with every partition, and PFLlib's Fashion-MNIST."""
+"""Image data sets of FedPAC and its baselines, with every partition, and PFLlib's Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from perfed.data.federation import Federation
 from perfed.data.files import load_images, load_npz, require
 from perfed.data.partition import pfllib
 from perfed.data.partition.shards import Indices
-from perfed.datasets.catalogue import client_ids, dataset
-from perfed.datasets.cifar import cifar10_images, original_images
+from perfed.datasets.catalogue import dataset, make_client_ids
+from perfed.datasets.cifar import read_jpeg_images, read_original_images
 from perfed.datasets.pool import Pool
-from perfed.datasets.pooled import pooled
+from perfed.datasets.pooled import pooled_dataset
 
 MNIST_MEAN, MNIST_STD = (0.1307,), (0.3081,)
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
@@ -27,7 +27,7 @@ CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 CHARACTER_GROUPS = (tuple(range(10)), tuple(range(10, 36)), tuple(range(36, 62)))
 
 
-def _grey_digits(file: str, data_dir: Path | None, class_names: tuple[str, ...]) -> Pool:
+def _read_grey_images(file: str, data_dir: Path | None, class_names: tuple[str, ...]) -> Pool:
     data = load_images(file, data_dir, 28)
     return Pool(
         data["x_train"][:, None],
@@ -41,7 +41,7 @@ def _grey_digits(file: str, data_dir: Path | None, class_names: tuple[str, ...])
     )
 
 
-@pooled("mnist", files=("mnist.npz",))
+@pooled_dataset("mnist", files=("mnist.npz",))
 def mnist(seed: int, data_dir: Path | None) -> Pool:
     """MNIST digits (28x28, 60,000 and 10,000), given to clients by a partition.
 
@@ -50,10 +50,10 @@ def mnist(seed: int, data_dir: Path | None) -> Pool:
 
     Source: LeCun et al. 1998.
     """
-    return _grey_digits("mnist.npz", data_dir, tuple(CHARACTERS[:10]))
+    return _read_grey_images("mnist.npz", data_dir, tuple(CHARACTERS[:10]))
 
 
-@pooled("fashion-mnist", files=("fashion_mnist.npz",))
+@pooled_dataset("fashion-mnist", files=("fashion_mnist.npz",))
 def fashion_mnist(seed: int, data_dir: Path | None) -> Pool:
     """Fashion-MNIST clothes (28x28, 60,000 and 10,000), given to clients by a partition.
 
@@ -62,10 +62,10 @@ def fashion_mnist(seed: int, data_dir: Path | None) -> Pool:
 
     Source: Xiao et al. 2017.
     """
-    return _grey_digits("fashion_mnist.npz", data_dir, FASHION)
+    return _read_grey_images("fashion_mnist.npz", data_dir, FASHION)
 
 
-@pooled("cifar10", files=("cifar10_jpeg.npz",))
+@pooled_dataset("cifar10", files=("cifar10_jpeg.npz",))
 def cifar10(
     seed: int, data_dir: Path | None, *, augment: bool = False, images: Literal["jpeg", "original"] = "jpeg"
 ) -> Pool:
@@ -80,7 +80,7 @@ def cifar10(
 
     Source: Krizhevsky 2009.
     """
-    data = cifar10_images(data_dir) if images == "jpeg" else original_images(data_dir)
+    data = read_jpeg_images(data_dir) if images == "jpeg" else read_original_images(data_dir)
     return Pool(
         data["x_train"],
         data["y_train"],
@@ -94,7 +94,7 @@ def cifar10(
     )
 
 
-@pooled("femnist62", files=("femnist62.npz",))
+@pooled_dataset("femnist62", files=("femnist62.npz",))
 def femnist62(seed: int, data_dir: Path | None, *, digits: bool = False) -> Pool:
     """FEMNIST characters (28x28, 62 classes, 110 writers), pooled and given to clients by a partition.
 
@@ -114,9 +114,9 @@ def femnist62(seed: int, data_dir: Path | None, *, digits: bool = False) -> Pool
         require(file, good, f"'writer_{split}' must hold positions in 'writer_name', 0..{len(names) - 1}")
     classes = 10 if digits else 62
     for split in ("train", "test"):
-        chosen = data[f"y_{split}"] < classes
-        owners[split] = owners[split][chosen]
-        data |= {f"{name}_{split}": data[f"{name}_{split}"][chosen] for name in ("x", "y")}
+        is_used = data[f"y_{split}"] < classes
+        owners[split] = owners[split][is_used]
+        data |= {f"{name}_{split}": data[f"{name}_{split}"][is_used] for name in ("x", "y")}
     return Pool(
         255 - data["x_train"][:, None],
         data["y_train"],
@@ -152,14 +152,15 @@ def pfllib_fashion(
     x, y = (np.concatenate([data[f"{name}_train"], data[f"{name}_test"]]) for name in ("x", "y"))
     pool = Pool(x[:, None], y, x[:0], y[:0], num_classes=10)
     if partition == "pathological":
-        parts = pfllib.pathological(y, CLIENTS, CLASSES_PER_CLIENT)
+        parts = pfllib.split_pathological(y, CLIENTS, CLASSES_PER_CLIENT)
     else:
-        parts = pfllib.dirichlet(y, CLIENTS, CONCENTRATION)
+        parts = pfllib.split_dirichlet(y, CLIENTS, CONCENTRATION)
 
     def split(index: Indices) -> Split:
-        return Split(pool.inputs("train", index), torch.from_numpy(y[index]))
+        return Split(pool.make_inputs("train", index), torch.from_numpy(y[index]))
 
     clients = tuple(
-        Client(id_, split(train), split(test)) for id_, (train, test) in zip(client_ids(CLIENTS), parts, strict=True)
+        Client(id_, split(train), split(test))
+        for id_, (train, test) in zip(make_client_ids(CLIENTS), parts, strict=True)
     )
     return Federation(clients, 10, class_names=FASHION)

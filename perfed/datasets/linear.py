@@ -1,4 +1,4 @@
-"""FedDAR's linear regression, and the linear problem whose clients or domains share a representation.
+"""FedDAR's linear regression, and linear problems whose clients or domains share a representation.
 
 Labels ``y = w*^T B*^T x + noise`` share the span of the orthonormal columns of B* ``(d, k)``; the head w* belongs to
 the sample's domain (FedDAR) or to the client (FedRep, SRPFL). Everything is float64 and batched over clients, and a
@@ -22,8 +22,8 @@ from perfed.data.client import Client, Split
 from perfed.data.facts import ClientFacts, SplitFacts
 from perfed.data.federation import Federation
 from perfed.data.lazy import Source
-from perfed.data.partition.shards import generator
-from perfed.datasets.catalogue import NonNegativeReal, Positive, PositiveReal, check_range, client_ids, dataset
+from perfed.data.partition.shards import make_generator
+from perfed.datasets.catalogue import NonNegativeReal, Positive, PositiveReal, check_range, dataset, make_client_ids
 from perfed.errors import PerfedError
 
 F64 = torch.float64
@@ -35,8 +35,8 @@ class Batch(NamedTuple):
     Attributes:
         x: ``(clients, samples, d)``.
         y: ``(clients, samples)``.
-        member: ``(clients, samples, domains)``: 1 where a sample belongs to a domain (one domain where the client has
-            a head of its own), all 0 for padding.
+        member: ``(clients, samples, domains)``: 1 if a sample belongs to a domain (there is one domain if each client
+            has a separate head), all 0 for padding.
     """
 
     x: Tensor
@@ -44,35 +44,39 @@ class Batch(NamedTuple):
     member: Tensor
 
 
-def key_of(seed: int, *words: str | int | Tensor) -> Tensor:
-    """Return the key of what ``words`` name, for :mod:`perfed.rng`."""
+def make_key(seed: int, *words: str | int | Tensor) -> Tensor:
+    """Return the random key identified by ``words``, for :mod:`perfed.rng`."""
     return rng.key(seed, "theory", *words)
 
 
-def orthonormal(keys: Tensor, rows: int, columns: int) -> Tensor:
-    """Q of the QR factorisation of Gaussian matrices, ``(*keys.shape, rows, columns)`` with ``rows >= columns``."""
+def draw_orthonormal(keys: Tensor, rows: int, columns: int) -> Tensor:
+    """Return Q of the QR factorisation of Gaussian matrices, ``(*keys.shape, rows, columns)``.
+
+    Raises:
+        PerfedError: if there are more columns than rows.
+    """
     if rows < columns:
         raise PerfedError(f"{rows} rows cannot hold {columns} orthonormal columns; at most {rows} are possible")
     return orthonormalise(rng.normal(keys, rows * columns, F64).view(*keys.shape, rows, columns))
 
 
 def orthonormalise(x: Tensor) -> Tensor:
-    """Q of the QR factorisation of ``x`` ``(..., d, k)``: an orthonormal basis of its columns' space."""
+    """Return Q of the QR factorisation of ``x`` ``(..., d, k)``, an orthonormal basis of the space of its columns."""
     q: Tensor = torch.linalg.qr(x).Q
     return q
 
 
 @dataclass(frozen=True)
 class LinearProblem:
-    """A linear problem whose samples have the domains of their client's mixture, or one head per client.
+    """A linear problem in which samples have domains from their client's mixture, or clients have separate heads.
 
     Attributes:
         basis: B* ``(d, k)``, orthonormal columns.
         heads: W* ``(domains, k)``, or ``(clients, k)`` without a mixture.
-        mixture: pi ``(clients, domains)``, rows sum to 1; None: every client has a head of its own.
-        sizes: ``(clients,)`` samples per client and draw.
+        mixture: pi ``(clients, domains)``, rows sum to 1; ``None`` if every client has a separate head.
+        sizes: ``(clients,)`` number of samples per client and draw.
         noise: sigma of the labels.
-        seed: of every draw.
+        seed: the seed of every draw.
     """
 
     basis: Tensor
@@ -84,21 +88,23 @@ class LinearProblem:
 
     @cached_property
     def width(self) -> int:
-        """Samples of the client that has the most."""
+        """Return the largest number of samples of a client."""
         return int(self.sizes.max())
 
     def domains(self, clients: Tensor, draw: int) -> Tensor:
-        """z of every sample of these clients in that draw, ``(clients, samples)``; only with a mixture."""
+        """Return z of every sample of ``clients`` in a draw, ``(clients, samples)``; requires a mixture."""
         assert self.mixture is not None
-        u = rng.uniform(key_of(self.seed, "domain", draw, clients), self.width, F64)
+        u = rng.uniform(make_key(self.seed, "domain", draw, clients), self.width, F64)
         edges = self.mixture[clients, None, :-1].cumsum(-1)
         return (u[..., None] >= edges).sum(-1)
 
     def sample(self, clients: Tensor, draw: int) -> Batch:
-        """Draw number ``draw`` of these clients: x ~ N(0, I), z ~ pi_i, y ~ N(w_z^T B^T x, sigma^2)."""
+        """Return the samples of ``clients`` in draw number ``draw``: x ~ N(0, I), z ~ pi_i, y ~ N(w_z^T B^T x,
+        sigma^2).
+        """
         width, d = self.width, len(self.basis)
         real = (torch.arange(width) < self.sizes[clients, None]).to(F64)
-        x = rng.normal(key_of(self.seed, "x", draw, clients), width * d, F64).view(-1, width, d)
+        x = rng.normal(make_key(self.seed, "x", draw, clients), width * d, F64).view(-1, width, d)
         x = x * real[..., None]
         if self.mixture is None:
             member, heads = real[..., None], self.heads[clients, None]
@@ -108,7 +114,7 @@ class LinearProblem:
             heads = self.heads[domain]
         y = ((x @ self.basis) * heads).sum(-1)
         if self.noise:
-            y = y + self.noise * real * rng.normal(key_of(self.seed, "noise", draw, clients), width, F64)
+            y = y + self.noise * real * rng.normal(make_key(self.seed, "noise", draw, clients), width, F64)
         return Batch(x, y, member)
 
 
@@ -123,21 +129,24 @@ def domain_problem(
     noise: float = 1e-3,
     seed: int,
 ) -> LinearProblem:
-    """FedDAR's synthetic problem: pi_i ~ Dir(alpha p) with p uniform; B* and W* are Q of Gaussian matrices.
+    """Return FedDAR's synthetic problem: pi_i ~ Dir(alpha p) with p uniform; B* and W* are Q of Gaussian matrices.
 
     ``samples`` per client (or a range to draw each client's from), ``noise`` the labels' standard deviation; d is not
     in the paper (20 in the notebook it adapts); p = (1/M, ..., 1/M), so that the Dirichlet parameters are alpha / M.
 
     Raises:
-        PerfedError: fewer domains than k (no such W* spans the heads).
+        PerfedError: if there are fewer domains than k, so that no such W* spans the heads.
 
     Source: Zhong et al. 2023, section 5.1 and appendix B.3.1 (figure 1: samples 5 to 20).
     """
     low, high = samples if isinstance(samples, tuple) else (samples, samples)
-    draw = generator(seed, "theory-mixture")
+    draw = make_generator(seed, "theory-mixture")
     mixture = torch.from_numpy(draw.dirichlet([alpha / domains] * domains, clients))
     sizes = torch.from_numpy(draw.integers(low, high + 1, clients))
-    basis, heads = orthonormal(key_of(seed, "basis"), d, k), orthonormal(key_of(seed, "heads"), domains, k)
+    basis, heads = (
+        draw_orthonormal(make_key(seed, "basis"), d, k),
+        draw_orthonormal(make_key(seed, "heads"), domains, k),
+    )
     return LinearProblem(basis, heads, mixture, sizes, noise, seed)
 
 
@@ -169,49 +178,51 @@ def linear_domains(
     sizes = (samples_low, samples_high)
     problem = domain_problem(clients, domains, dim, latent, samples=sizes, alpha=alpha, noise=noise, seed=seed)
     test = replace(problem, sizes=torch.full_like(problem.sizes, test_samples), noise=0.0)
-    ids = client_ids(clients)
-    drawn = _Drawn({"train": problem, "test": test}, {id_: row for row, id_ in enumerate(ids)})
+    ids = make_client_ids(clients)
+    sampler = _Sampler({"train": problem, "test": test}, {id_: row for row, id_ in enumerate(ids)})
     if deferred:
         options = (seed, clients, domains, dim, latent, sizes, test_samples, alpha, noise)
-        source = Source(drawn)
-        return Federation(tuple(map(source.client, drawn.facts(zlib.crc32(repr(options).encode())))), None)
-    train, tests = (drawn.splits(name, range(clients)) for name in drawn.problems)
+        source = Source(sampler)
+        return Federation(tuple(map(source.client, sampler.iterate_facts(zlib.crc32(repr(options).encode())))), None)
+    train, tests = (sampler.draw_splits(name, range(clients)) for name in sampler.problems)
     return Federation(tuple(map(Client, ids, train, tests)), None)
 
 
 @dataclass(frozen=True, eq=False)
-class _Drawn:
-    """The samples of clients, drawn when they are asked for.
+class _Sampler:
+    """The samples of clients, drawn on access.
 
     Attributes:
-        problems: of each split; its place in the dictionary is the number of its draw.
-        rows: each client's number.
+        problems: the problem of each split; its position in the dictionary is the number of its draw.
+        rows: the number of each client.
     """
 
     problems: dict[str, LinearProblem]
     rows: dict[str, int]
 
     def __call__(self, clients: Sequence[str], split: str) -> list[Split]:
-        return self.splits(split, [self.rows[client] for client in clients])
+        return self.draw_splits(split, [self.rows[client] for client in clients])
 
-    def splits(self, name: str, rows: Sequence[int]) -> list[Split]:
-        """The samples of split ``name`` of each of the clients ``rows``."""
+    def draw_splits(self, name: str, rows: Sequence[int]) -> list[Split]:
+        """Return the samples of split ``name`` of each of the clients ``rows``."""
         problem, clients = self.problems[name], torch.tensor(rows)
         batch = problem.sample(clients, self._draw(name))
         parts = zip(problem.sizes[clients].tolist(), batch.x, batch.y, batch.member.argmax(2), strict=True)
-        # Copies: a part of the batch would keep all of it alive.
+        # Copies, because views would keep the whole batch in memory.
         return [Split(x[:size].clone(), y[:size].clone(), domain[:size].clone()) for size, x, y, domain in parts]
 
-    def facts(self, mark: int) -> Iterator[ClientFacts]:
-        """Of every client, without its samples."""
+    def iterate_facts(self, mark: int) -> Iterator[ClientFacts]:
+        """Yield the facts of every client, without its samples."""
         counts = {name: self._domain_counts(name) for name in self.problems}
         shape = (len(self.problems["train"].basis),)
         for id_, row in self.rows.items():
-            held = {name: tuple(counts[name][row]) for name in self.problems}
-            yield ClientFacts(id_, {n: SplitFacts(sum(h), shape, domains=h) for n, h in held.items()}, mark=mark)
+            domain_counts = {name: tuple(counts[name][row]) for name in self.problems}
+            yield ClientFacts(
+                id_, {n: SplitFacts(sum(h), shape, domains=h) for n, h in domain_counts.items()}, mark=mark
+            )
 
     def _domain_counts(self, name: str) -> list[list[int]]:
-        """Samples of each client and domain."""
+        """Return the number of samples of each client and domain."""
         problem = self.problems[name]
         domains = problem.domains(torch.arange(len(self.rows)), self._draw(name))
         real = torch.arange(domains.shape[1]) < problem.sizes[:, None]

@@ -1,4 +1,4 @@
-"""Options of every data set whose samples are given to clients by a partition."""
+"""Options of all data sets whose samples are distributed to clients by a partition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfed.errors import PerfedError
 
 Percentage = Annotated[float, Field(ge=0, le=100)]
 
-# Options of every partition by label; what each has besides them.
+# Options of all partitions by label, and the options of each partition.
 _COMMON = {"partition", "clients", "test_samples", "overlap", "group_order", "permute_labels", "rotations"}
 _APPLICABLE = {
     "iid": {*_COMMON, "samples", "size_spread", "groups"},
@@ -35,7 +35,7 @@ _APPLICABLE = {
 
 
 class PartitionOptions(BaseModel):
-    """Who gets which samples of a pooled data set.
+    """Options for distributing the samples of a pooled data set to clients.
 
     Attributes:
         partition: ``iid``: at random; ``dominant``: ``uniform`` % of a client's samples uniformly over all classes, the
@@ -96,12 +96,14 @@ class PartitionOptions(BaseModel):
     rotations: list[float] = []
 
     @model_validator(mode="after")
-    def _fits_the_partition(self) -> PartitionOptions:
+    def _check_partition(self) -> PartitionOptions:
         applicable = _APPLICABLE[self.partition]
         for key in PartitionOptions.model_fields:
             if key in self.model_fields_set and key not in applicable:
-                own = ", ".join(name for name in PartitionOptions.model_fields if name in applicable)
-                raise PerfedError(f"data.{key} is not an option of partition '{self.partition}'; its options: {own}")
+                allowed = ", ".join(name for name in PartitionOptions.model_fields if name in applicable)
+                raise PerfedError(
+                    f"data.{key} is not an option of partition '{self.partition}'; its options: {allowed}"
+                )
         for key in ("samples", "classes_per_client"):
             if getattr(self, key) == []:
                 raise PerfedError(f"data.{key} = [] is not allowed; the list needs at least one number")
@@ -115,8 +117,8 @@ class PartitionOptions(BaseModel):
         return self
 
 
-def with_defaults(**defaults: Any) -> type[PartitionOptions]:
-    """The same options with other default values."""
+def change_defaults(**defaults: Any) -> type[PartitionOptions]:
+    """Return the same options with other default values."""
     hints = get_type_hints(PartitionOptions, include_extras=True)
     fields: dict[str, Any] = {key: (hints[key], value) for key, value in defaults.items()}
     return create_model("PartitionOptions", __base__=PartitionOptions, **fields)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perfed.data.federation import Federation
 from perfed.data.files import load_npz, require
-from perfed.data.partition.shards import generator
+from perfed.data.partition.shards import make_generator
 from perfed.datasets.catalogue import TestFraction, ValidationFraction, dataset
 
 FILE = "parkinsons.npz"
@@ -33,8 +33,8 @@ def parkinsons(
     training samples of all clients (sums that clients can add up without showing a sample); age and sex are constant
     at a client. Targets are UPDRS points, ``target`` says which; between visits to the clinic they are interpolated in
     time. Models work on them standardised over all clients' training samples.
-    ``split``: "later" tests on each person's last recordings (with ``later_validation`` that part of the others, the
-    last of them, is the validation data), "random" on any, which a curve through the points in time answers.
+    ``split``: "later" tests on each person's last recordings (``later_validation`` is the part of the others, the last
+    of them, for validation), "random" on any recordings, which interpolation in time can predict.
 
     Source: Tsanas, Little, McSharry and Ramig 2010; UCI Machine Learning Repository.
     """
@@ -46,27 +46,29 @@ def parkinsons(
     rows: dict[str, dict[str, NDArray[np.int64]]] = {}
     for number in np.unique(patient).tolist():
         client = f"{number:03d}"
-        own = np.flatnonzero(patient == number)
-        order = np.argsort(time[own], kind="stable")
+        recordings = np.flatnonzero(patient == number)
+        order = np.argsort(time[recordings], kind="stable")
         if split == "random":
-            order = generator(seed, f"recordings of {client}").permutation(len(own))
-        train, test = _first(own[order], test_fraction)
-        train, validation = _first(train, later_validation)
+            order = make_generator(seed, f"recordings of {client}").permutation(len(recordings))
+        train, test = _split_off_last(recordings[order], test_fraction)
+        train, validation = _split_off_last(train, later_validation)
         rows[client] = {"train": train, "validation": validation, "test": test}
     from sklearn.preprocessing import StandardScaler
 
-    scaler = StandardScaler().fit(x[np.concatenate([of["train"] for of in rows.values()])].astype(np.float64))
+    scaler = StandardScaler().fit(
+        x[np.concatenate([rows_by_split["train"] for rows_by_split in rows.values()])].astype(np.float64)
+    )
     inputs = scaler.transform(x.astype(np.float64)).astype(np.float32)
     arrays: dict[str, dict[str, Any]] = {}
-    for client, of in rows.items():
+    for client, rows_by_split in rows.items():
         arrays[client] = {"feature_names": names}
-        for part, index in of.items():
+        for part, index in rows_by_split.items():
             if len(index):
                 arrays[client] |= {f"x_{part}": inputs[index], f"y_{part}": y[index].astype(np.float32)}
     return replace(Federation.from_arrays(arrays, task="regression").standardised(), scaled_inputs=True)
 
 
-def _first(rows: NDArray[np.int64], share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """All but the last ``share`` of the rows, and these."""
+def _split_off_last(rows: NDArray[np.int64], share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return all but the last ``share`` of the rows, and the last ones."""
     cut = len(rows) - round(share * len(rows))
     return rows[:cut], rows[cut:]

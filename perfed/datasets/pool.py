@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from perfed.data.augment import CropFlip
-from perfed.data.partition.shards import Indices, generator
+from perfed.data.partition.shards import Indices, make_generator
 from perfed.errors import PerfedError
 
 
-def label_permutations(num_classes: int, num_groups: int, *, seed: int) -> Indices:
-    """One permutation of the classes per group: a sample of class y is given the label ``result[group, y]``.
+def draw_label_permutations(num_classes: int, num_groups: int, *, seed: int) -> Indices:
+    """Return one permutation of the classes per group: a sample of class y gets the label ``result[group, y]``.
 
     Permutations of two groups differ as long as there are enough of them.
 
@@ -26,18 +26,18 @@ def label_permutations(num_classes: int, num_groups: int, *, seed: int) -> Indic
 
     Source: Xu et al. 2023 (ICLR), "concept shift".
     """
-    rng = generator(seed, "label permutations")
-    drawn: list[tuple[int, ...]] = []
+    rng = make_generator(seed, "label permutations")
+    permutations: list[tuple[int, ...]] = []
     for _ in range(num_groups):
-        fresh = tuple(rng.permutation(num_classes).tolist())
-        while fresh in drawn and len(drawn) < math.factorial(num_classes):
-            fresh = tuple(rng.permutation(num_classes).tolist())
-        drawn.append(fresh)
-    return np.array(drawn, dtype=np.int64)
+        permutation = tuple(rng.permutation(num_classes).tolist())
+        while permutation in permutations and len(permutations) < math.factorial(num_classes):
+            permutation = tuple(rng.permutation(num_classes).tolist())
+        permutations.append(permutation)
+    return np.array(permutations, dtype=np.int64)
 
 
-def rotate(images: Tensor, degrees: float) -> Tensor:
-    """Images turned counter-clockwise about their centre; what comes in from outside is 0.
+def rotate_images(images: Tensor, degrees: float) -> Tensor:
+    """Return images rotated counter-clockwise about their centre; pixels from outside the image are 0.
 
     Args:
         images: ``(n, channels, height, width)`` floating point.
@@ -47,7 +47,7 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
         The same shape.
 
     Raises:
-        PerfedError: not images.
+        PerfedError: if the inputs are not images.
     """
     if images.ndim != 4:
         raise PerfedError(f"rotations need images (channels, height, width), not inputs {tuple(images.shape[1:])}")
@@ -56,25 +56,25 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
     if turns == int(turns) and (height == width or int(turns) % 2 == 0):
         return torch.rot90(images, int(turns), dims=(-2, -1))
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    # Where a pixel of the result comes from, in coordinates from -1 to 1 with y downwards.
+    # The source of a pixel of the result, in coordinates from -1 to 1 with y downwards.
     source = torch.tensor([[cos, -sin * height / width, 0], [sin * width / height, cos, 0]], dtype=images.dtype)
     grid = torch.nn.functional.affine_grid(source.expand(len(images), 2, 3), list(images.shape), align_corners=False)
     return torch.nn.functional.grid_sample(images, grid, mode="bilinear", align_corners=False)
 
 
-class OnDemand(Protocol):
-    """Inputs that are made when they are asked for: those at the positions ``index``, as an array."""
+class LazyInputs(Protocol):
+    """Inputs that are computed on access: ``inputs[index]`` returns those at the positions ``index`` as an array."""
 
     def __getitem__(self, index: Indices, /) -> NDArray[Any]: ...
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Samples of a data set before they are given to clients; a field per split where two are named.
+    """The samples of a data set before their distribution to clients, with separate fields for both splits.
 
     Attributes:
         x_train, x_test: ``(samples, channels, height, width)`` uint8 images, or ``(samples, ...)`` float32 features;
-            or something that gives these for some positions, where only part of the samples will be used.
+            or an object that returns them for some positions, if only a part of the samples is used.
         y_train, y_test: ``(samples,)`` int64 classes.
         num_classes: C.
         mean, std: per channel, of pixels in [0, 1]; not used for features.
@@ -83,14 +83,14 @@ class Pool:
         owners: their names, in the order that clients have in the natural partition.
         domain_train, domain_test: ``(samples,)`` position in ``domain_names``; ``None`` if domains are not known.
         domain_names: M names of the domains.
-        dominant_classes: of each group, by default; empty for consecutive groups.
+        dominant_classes: the default dominant classes of each group; empty for consecutive groups.
         augment: random changes to the images of every training mini-batch.
-        words: where inputs are token ids, what the ids from 2 on stand for.
+        words: if inputs are token ids, the words with the ids from 2 on.
     """
 
-    x_train: NDArray[Any] | OnDemand
+    x_train: NDArray[Any] | LazyInputs
     y_train: Indices
-    x_test: NDArray[Any] | OnDemand
+    x_test: NDArray[Any] | LazyInputs
     y_test: Indices
     num_classes: int
     mean: tuple[float, ...] = (0.5,)
@@ -106,13 +106,13 @@ class Pool:
     augment: CropFlip | None = None
     words: tuple[str, ...] | None = None
 
-    def inputs(self, split: str, index: Indices, degrees: float = 0.0) -> Tensor:
-        """Float32 inputs of some samples: images turned and normalised, features as they are."""
-        chosen = torch.from_numpy(getattr(self, f"x_{split}")[index])
-        if chosen.dtype != torch.uint8:
-            return chosen if degrees == 0 else rotate(chosen, degrees)
-        images = chosen.float().div_(255)
+    def make_inputs(self, split: str, index: Indices, degrees: float = 0.0) -> Tensor:
+        """Return float32 inputs of some samples: images rotated and normalised, features unchanged."""
+        samples = torch.from_numpy(getattr(self, f"x_{split}")[index])
+        if samples.dtype != torch.uint8:
+            return samples if degrees == 0 else rotate_images(samples, degrees)
+        images = samples.float().div_(255)
         if degrees:
-            images = rotate(images, degrees)
+            images = rotate_images(images, degrees)
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return images.sub_(mean).div_(std)

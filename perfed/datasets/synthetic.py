@@ -1,4 +1,4 @@
-"""The two toy problems of FLIC: Gaussian classes seen through client-specific feature spaces.
+"""The two toy problems of FLIC: Gaussian classes in client-specific feature spaces.
 
 Source: Rakotomamonjy et al. 2024 (TMLR), "Personalised Federated Learning on Heterogeneous Feature Spaces",
 sections 5 and S3.2.1.
@@ -15,8 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.federation import Federation
-from perfed.data.partition.shards import draw_classes, generator, share_among_holders, subsample
-from perfed.datasets.catalogue import Fraction, NonNegative, Positive, PositiveReal, check_range, client_ids, dataset
+from perfed.data.partition.shards import draw_classes, make_generator, share_among_holders, subsample_clients
+from perfed.datasets.catalogue import (
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveReal,
+    check_range,
+    dataset,
+    make_client_ids,
+)
 
 Array = NDArray[np.float64]
 View = Callable[[Array, np.random.Generator], Array]
@@ -27,55 +35,60 @@ VARIANCE_RANGE = (0.5, 1.5)
 
 
 class Gaussians(NamedTuple):
-    """Classes that are Gaussians around ``centres`` ``(classes, dim)``, of the same ``variances`` ``(dim,)``."""
+    """Gaussian classes around ``centres`` ``(classes, dim)`` with common ``variances`` ``(dim,)``."""
 
     centres: Array
     variances: Array
 
     def sample(self, per_class: int, rng: np.random.Generator) -> tuple[Array, NDArray[np.int64]]:
-        """``per_class`` samples of every class, ``(samples, dim)``, and their labels."""
+        """Return ``per_class`` samples of every class, ``(samples, dim)``, and their labels."""
         y = np.repeat(np.arange(len(self.centres)), per_class)
         noise = rng.standard_normal((len(y), len(self.variances)))
         return self.centres[y] + noise * np.sqrt(self.variances), y
 
-    def bayes_accuracy(self, x: Array, y: NDArray[np.int64], held: NDArray[np.int64]) -> float:
-        """Share of ``x (samples, dim)`` whose nearest centre among the classes ``held`` is that of ``y``."""
-        scaled = (x[:, None, :] - self.centres[held]) / np.sqrt(self.variances)
-        return float((held[(scaled**2).sum(axis=2).argmin(axis=1)] == y).mean())
+    def bayes_accuracy(self, x: Array, y: NDArray[np.int64], classes: NDArray[np.int64]) -> float:
+        """Return the share of ``x (samples, dim)`` whose nearest centre among ``classes`` is that of ``y``."""
+        scaled = (x[:, None, :] - self.centres[classes]) / np.sqrt(self.variances)
+        return float((classes[(scaled**2).sum(axis=2).argmin(axis=1)] == y).mean())
 
 
-def _gaussians(num_classes: int, dim: int, mean_std: float, covariance: Covariance, seed: int) -> Gaussians:
-    rng = generator(seed, "toy centres")
+def _draw_gaussians(num_classes: int, dim: int, mean_std: float, covariance: Covariance, seed: int) -> Gaussians:
+    rng = make_generator(seed, "toy centres")
     centres = mean_std * rng.standard_normal((num_classes, dim))
     variances = np.ones(dim) if covariance == "identity" else rng.uniform(*VARIANCE_RANGE, size=dim)
     return Gaussians(centres, variances)
 
 
-def _federation(
+def _build_federation(
     gaussians: Gaussians,
-    view: Callable[[np.random.Generator], View],
+    draw_view: Callable[[np.random.Generator], View],
     classes: NDArray[np.int64],
     per_class: tuple[int, int],
     keep: tuple[float, float],
     seed: int,
 ) -> Federation:
-    """Share samples among clients as FLIC does; ``view`` draws how a client sees the original coordinates."""
+    """Return a federation whose samples are distributed as in FLIC.
+
+    ``draw_view`` draws a client's map of the coordinates.
+    """
     check_range("keep_low", keep[0], "keep_high", keep[1])
-    x_train, y_train = gaussians.sample(per_class[0], generator(seed, "toy train"))
-    x_test, y_test = gaussians.sample(per_class[1], generator(seed, "toy test"))
-    train = subsample(share_among_holders(y_train, classes, seed=seed), low=keep[0], high=keep[1], seed=seed)
+    x_train, y_train = gaussians.sample(per_class[0], make_generator(seed, "toy train"))
+    x_test, y_test = gaussians.sample(per_class[1], make_generator(seed, "toy test"))
+    train = subsample_clients(share_among_holders(y_train, classes, seed=seed), low=keep[0], high=keep[1], seed=seed)
     test = share_among_holders(y_test, classes, seed=seed)
     clients, accuracies = {}, []
-    for client, held, own_train, own_test in zip(client_ids(len(classes)), classes, train, test, strict=True):
-        rng = generator(seed, f"toy view of {client}")
-        see = view(rng)
+    for client, client_classes, train_rows, test_rows in zip(
+        make_client_ids(len(classes)), classes, train, test, strict=True
+    ):
+        rng = make_generator(seed, f"toy view of {client}")
+        transform = draw_view(rng)
         clients[client] = {
-            "x_train": see(x_train[own_train], rng).astype(np.float32),
-            "y_train": y_train[own_train],
-            "x_test": see(x_test[own_test], rng).astype(np.float32),
-            "y_test": y_test[own_test],
+            "x_train": transform(x_train[train_rows], rng).astype(np.float32),
+            "y_train": y_train[train_rows],
+            "x_test": transform(x_test[test_rows], rng).astype(np.float32),
+            "y_test": y_test[test_rows],
         }
-        accuracies.append(gaussians.bayes_accuracy(x_test[own_test], y_test[own_test], held))
+        accuracies.append(gaussians.bayes_accuracy(x_test[test_rows], y_test[test_rows], client_classes))
     federation = Federation.from_arrays(clients, num_classes=len(gaussians.centres))
     return replace(federation, notes={"oracle_accuracy": float(np.mean(accuracies))})
 
@@ -112,14 +125,14 @@ def toy_noisy_features(
     """
     check_range("noise_dims_low", noise_dims_low, "noise_dims_high", noise_dims_high)
 
-    def view(rng: np.random.Generator) -> View:
+    def draw_view(rng: np.random.Generator) -> View:
         extra = int(rng.integers(noise_dims_low, noise_dims_high, endpoint=True))
         return lambda x, noise: np.hstack([x, noise.standard_normal((len(x), extra))])
 
-    gaussians = _gaussians(num_classes, dim, mean_std, covariance, seed)
+    gaussians = _draw_gaussians(num_classes, dim, mean_std, covariance, seed)
     classes = draw_classes(num_classes, clients, classes_per_client, seed=seed)
     per_class, keep = (train_per_class, test_per_class), (keep_low, keep_high)
-    return _federation(gaussians, view, classes, per_class, keep, seed)
+    return _build_federation(gaussians, draw_view, classes, per_class, keep, seed)
 
 
 @dataset("toy-linear-map")
@@ -154,12 +167,12 @@ def toy_linear_map(
     """
     check_range("mapped_dims_low", mapped_dims_low, "mapped_dims_high", mapped_dims_high)
 
-    def view(rng: np.random.Generator) -> View:
+    def draw_view(rng: np.random.Generator) -> View:
         mapped = int(rng.integers(mapped_dims_low, mapped_dims_high, endpoint=True))
         matrix = rng.standard_normal((dim, mapped))
         return lambda x, _: x @ matrix
 
-    gaussians = _gaussians(num_classes, dim, mean_std, covariance, seed)
+    gaussians = _draw_gaussians(num_classes, dim, mean_std, covariance, seed)
     classes = draw_classes(num_classes, clients, classes_per_client, seed=seed)
     per_class, keep = (train_per_class, test_per_class), (keep_low, keep_high)
-    return _federation(gaussians, view, classes, per_class, keep, seed)
+    return _build_federation(gaussians, draw_view, classes, per_class, keep, seed)

@@ -1,4 +1,4 @@
-"""Data of the user's own: tables from files, and folders with the arrays of each client."""
+"""The user's data: tables from files, and folders with the arrays of each client."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from perfed.tables.frames import build_federation
 from perfed.tables.options import Mode, Scales, TableOptions
 from perfed.tables.site_rows import SiteTableData
 
-KEPT = 256 << 20
-"""Bytes of files whose rows stay in memory, parsed, for further seeds of the same process."""
+CACHED_BYTES = 256 << 20
+"""Size of files up to which their parsed rows stay in memory, for further seeds of the same process."""
 
 
 class TableSettings(BaseModel):
-    """The files, and what their columns are for.
+    """The files of a federation of tables, and the roles of their columns.
 
     Attributes:
-        files: files or folders, of one site each; with ``site_column`` of any sites. Relative to the experiment's file.
-        test_files: rows to test on, in place of a split, likewise.
-        site_column: names the site of every row.
+        files: files or folders, each with the rows of one site, or of any sites with ``site_column``; relative to the
+            experiment's file.
+        test_files: files with test rows, in place of a split.
+        site_column: the column with the site of every row.
         target: the column to predict; with ``event``, a time.
         event, domain, drop, numbers, dates, categories, missing, thousands, decimals, swapped, values, group,
             group_draw, folds, columns, scales, preprocess, public: see
             :class:`perfed.tables.options.TableOptions`; "" for none.
-        task: "auto": what the targets look like.
-        test_fraction: of each site's rows; not with ``folds`` or ``test_files``.
+        task: the task; "auto" to infer it from the targets.
+        test_fraction: the fraction of each site's rows; not with ``folds`` or ``test_files``.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -69,7 +70,7 @@ class TableSettings(BaseModel):
     public: dict[str, list[str] | list[float]] = {}
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check_settings(self) -> Self:
         for key in ("files", "target"):
             if not getattr(self, key):
                 raise PerfedError(f"data.{key} is needed: 'perfed init' writes an experiment for your files")
@@ -78,82 +79,89 @@ class TableSettings(BaseModel):
             raise PerfedError(f"data.{splits[0]} and data.{splits[1]} are two ways to split; leave one of them out")
         return self
 
-    def options(self, seed: int) -> TableOptions:
-        """What the columns are for, and the split of this seed."""
-        given: dict[str, Any] = {
+    def table_options(self, seed: int) -> TableOptions:
+        """Return the roles of the columns, and the split of this seed."""
+        values: dict[str, Any] = {
             field.name: value for field in fields(TableOptions) if (value := getattr(self, field.name, ""))
         }
-        given |= {} if self.missing is None else {"missing": self.missing}
-        given |= {"test_fraction": 0.0 if self.test_files else self.test_fraction, "seed": seed}
-        return TableOptions(**given | ({"task": None} if self.task == "auto" else {}))
+        values |= {} if self.missing is None else {"missing": self.missing}
+        values |= {"test_fraction": 0.0 if self.test_files else self.test_fraction, "seed": seed}
+        return TableOptions(**values | ({"task": None} if self.task == "auto" else {}))
 
 
 @dataset("tables", shared=TableSettings, paths=("files", "test_files"))
-def tables(seed: int, data_dir: Path | None, **given: Any) -> Federation:
+def tables(seed: int, data_dir: Path | None, **values: Any) -> Federation:
     """Tables of your own: one file per site, or a column that names the site (CSV, Parquet, Excel; perfed[tables]).
 
     Each site prepares its columns on its own training rows (:meth:`perfed.data.federation.Federation.from_frames`).
     ``perfed init`` writes such an experiment, ``perfed check`` says what the sites hold and what is wrong.
     """
-    settings = TableSettings.model_construct(**given)
-    read = _sites(settings.files, settings)
-    tests = _sites(settings.test_files, settings)
+    settings = TableSettings.model_construct(**values)
+    read = _read_sites(settings.files, settings)
+    test_tables = _read_sites(settings.test_files, settings)
     federation = build_federation(
         read.parsed,
-        settings.options(seed),
-        tests=tests.parsed or None,
+        settings.table_options(seed),
+        tests=test_tables.parsed or None,
         sources=read.sources,
-        test_sources=tests.sources,
+        test_sources=test_tables.sources,
     )
-    remarks = (*read.notes, *tests.notes, *federation.notes["remarks"])
+    remarks = (*read.notes, *test_tables.notes, *federation.notes["remarks"])
     return replace(federation, notes={**federation.notes, "remarks": remarks})
 
 
-def site_client(given: Mapping[str, Any], seed: int, site: str, agreement: FederationSchema) -> Client:
-    """One site's client of a federation that :func:`tables` has made; of files with a site each, no other is read.
+def read_site_client(values: Mapping[str, Any], seed: int, site: str, agreement: FederationSchema) -> Client:
+    """Return the client of one site of a federation of :func:`tables`.
+
+    Only the files of this site are read if possible.
 
     Args:
-        given: all options of the data set.
-        seed: of the split.
-        site: its name.
-        agreement: what all sites have agreed on.
+        values: the values of all options of the data set.
+        seed: the seed of the split.
+        site: the name of the site.
+        agreement: the schema on which all sites have agreed.
 
     Raises:
-        PerfedError: no such site, or its rows do not fit.
+        PerfedError: if the site does not exist or its rows do not fit.
     """
-    settings = TableSettings.model_construct(**given)
-    read = _sites(_files_of(settings.files, settings.site_column, site), settings)
-    tests = _sites(_files_of(settings.test_files, settings.site_column, site), settings)
+    settings = TableSettings.model_construct(**values)
+    read = _read_sites(_select_files(settings.files, settings.site_column, site), settings)
+    tests = _read_sites(_select_files(settings.test_files, settings.site_column, site), settings)
     name, tested = (find_name(site, sites.frames) for sites in (read, tests))
     if name is None:
         raise PerfedError(f"site '{site}': its table is not among data.files any more")
-    options = settings.options(seed)
+    options = settings.table_options(seed)
     options = replace(options, task=None if options.event is not None else agreement.task)
     sources = read.sources[name], "" if tested is None else tests.sources[tested]
     test = None if tested is None else tests.frames[tested]
     return SiteTableData.alone(site, read.frames[name], options, test, sources).client(agreement)
 
 
-def _files_of(files: list[str], site_column: str, site: str) -> list[str]:
-    """Those of the files that may hold the rows of ``site``; others need not be there any more."""
+def _select_files(files: list[str], site_column: str, site: str) -> list[str]:
+    """Return the files that may have rows of ``site``; the others may no longer exist."""
     if site_column:
         return files
-    found = (each for file in map(Path, files) for each in (tables_in(file) if file.is_dir() else [file]))
-    return [str(file) for file in found if compose_text(file.stem) == compose_text(site)]
+    candidates = (
+        candidate for file in map(Path, files) for candidate in (tables_in(file) if file.is_dir() else [file])
+    )
+    return [str(file) for file in candidates if compose_text(file.stem) == compose_text(site)]
 
 
-def _sites(files: list[str], settings: TableSettings) -> Sites:
-    """The tables of all sites; what this process has read, and has not changed since, is not read again."""
+def _read_sites(files: list[str], settings: TableSettings) -> Sites:
+    """Return the tables of all sites.
+
+    Files that this process has read, and that have not changed since, are not read again.
+    """
     if not files:
         return Sites({}, {}, ())
-    known = {file: file.stat() for file in table_files([Path(file) for file in files]) if file.is_file()}
-    stamps = tuple((file, stat.st_mtime_ns, stat.st_size) for file, stat in known.items())
+    stats = {file: file.stat() for file in table_files([Path(file) for file in files]) if file.is_file()}
+    stamps = tuple((file, stat.st_mtime_ns, stat.st_size) for file, stat in stats.items())
     missing = tuple(settings.missing or ("",)) if settings.site_column and settings.missing is not None else None
-    read = _read if sum(stat.st_size for stat in known.values()) > KEPT else _kept
+    read = _read_uncached if sum(stat.st_size for stat in stats.values()) > CACHED_BYTES else _read_cached
     return read(tuple(files), settings.site_column, missing, stamps)
 
 
-def _read(
+def _read_uncached(
     files: tuple[str, ...],
     site_column: str,
     missing: tuple[str, ...] | None,
@@ -162,7 +170,7 @@ def _read(
     return read_sites([Path(file) for file in files], site_column or None, missing)
 
 
-_kept = lru_cache(maxsize=2)(_read)  # the tables, and those that they are tested on
+_read_cached = lru_cache(maxsize=2)(_read_uncached)  # the training tables and the test tables
 
 
 @dataset("folder", paths=("path",))
@@ -177,7 +185,8 @@ def folder(
 ) -> Federation:
     """Arrays of your own, larger than memory: a file ID.npz, or a folder ID of .npy files, per client.
 
-    See :meth:`perfed.data.federation.Federation.from_folder`; samples used last are held, up to ``hold_megabytes``.
+    See :meth:`perfed.data.federation.Federation.from_folder`; recently used samples stay in memory, up to
+    ``hold_megabytes``.
     """
     if not path:
         raise PerfedError("data.path is needed: the folder with a file ID.npz or a folder ID per client")

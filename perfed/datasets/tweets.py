@@ -1,4 +1,4 @@
-"""Tweets to airlines: texts with the sentiment that people saw in them."""
+"""Tweets to airlines: texts with the sentiment that readers assigned to them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.files import load_npz, require
-from perfed.data.partition.shards import put_aside, subseed
+from perfed.data.partition.shards import derive_seed, select_test_samples
 from perfed.data.tokens import encode, tokenise
 from perfed.data.tokens import vocabulary as most_frequent
 from perfed.datasets.catalogue import Positive, TestFraction
-from perfed.datasets.options import with_defaults
+from perfed.datasets.options import change_defaults
 from perfed.datasets.pool import Pool
-from perfed.datasets.pooled import pooled
+from perfed.datasets.pooled import pooled_dataset
 
 FILE = "airline_tweets.npz"
 
 
-@pooled("tweets", files=(FILE,), options=with_defaults(clients=83, samples=0))
+@pooled_dataset("tweets", files=(FILE,), options=change_defaults(clients=83, samples=0))
 def tweets(
     seed: int,
     data_dir: Path | None,
@@ -39,8 +39,8 @@ def tweets(
 
     Source: "Twitter US Airline Sentiment" (Crowdflower 2015).
     """
-    texts, y, users, class_names = _read(data_dir)
-    aside = put_aside(users, test_fraction, seed=subseed(seed, "tweets"))
+    texts, y, users, class_names = _read_tweets(data_dir)
+    aside = select_test_samples(users, test_fraction, seed=derive_seed(seed, "tweets"))
     tokens = [tokenise(text) for text in texts]
     words = most_frequent((t for t, test in zip(tokens, aside.tolist(), strict=True) if not test), vocabulary)
     x = encode(tokens, words, length)
@@ -59,8 +59,8 @@ def tweets(
     )
 
 
-def _read(data_dir: Path | None) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
-    """Texts, classes, users, names of the classes; checked."""
+def _read_tweets(data_dir: Path | None) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
+    """Return texts, classes, users and names of the classes, after checking them."""
     data = load_npz(FILE, data_dir, ["text_utf8", "y", "user", "class_names"])
     require(FILE, data["class_names"].dtype.kind == "U", "'class_names' must hold text")
     raw, names = data["text_utf8"], tuple(data["class_names"].tolist())

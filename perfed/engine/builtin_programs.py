@@ -30,7 +30,7 @@ def gradient(method: Method, cohort: Cohort, shared: dict[str, Any]) -> Reply:
             found[name][torch.from_numpy(batches[0].rows)] = value
         return params
 
-    with cohort.rehearsal():
+    with cohort.trial_fits():
         cohort.fit(names, steps=1, samples=cohort.samples().in_batches("all"), update=CustomStep(note))
     return Reply(gradient=found, num_samples=cohort.num_samples)
 

@@ -95,7 +95,7 @@ def predictions(method: Method, cohort: Cohort, split: str, trained: Sequence[in
     """
     samples = cohort.samples(split)
     found: Tensor | None = None
-    for x, index, valid in cohort.windows(samples):
+    for x, index, valid in cohort.iterate_windows(samples):
         predicted = predict(method, cohort, x, trained)
         found = predicted.new_empty((len(samples.y), *predicted.shape[2:])) if found is None else found
         found[index[valid]] = predicted[valid]

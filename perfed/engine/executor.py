@@ -28,7 +28,7 @@ from perfed.model.chain import Shape
 from perfed.model.placement import Layout
 from perfed.rng import Noise
 from perfed.system import keep_freed_memory
-from perfed.training.batches import moved_on
+from perfed.training.batches import advance_position
 from perfed.training.cohort import Cohort
 from perfed.training.fit import LossCurve
 from perfed.training.plan import Plan, use_threads
@@ -126,7 +126,7 @@ class ChunkResult:
         """Read one client's reply, by its row."""
         stacked = {name: value for name, value in self.content.items() if not (callable(value) or type(value) is list)}
         single = {n: v(row) if callable(v) else v[row] for n, v in self.content.items() if n not in stacked}
-        reply = tree.row_of(stacked, row, self.shapes[row]) | single
+        reply = tree.select_row(stacked, row, self.shapes[row]) | single
         for change in self.changes:
             reply = change(self.ids[row], reply)
         return reply
@@ -199,7 +199,7 @@ class LocalExecutor:
         try:
             return self.run(work)
         except ClientsDiverged as error:
-            return ChunkResult((), {}, (), torch.empty(0), diverged=dict(error.found))
+            return ChunkResult((), {}, (), torch.empty(0), diverged=dict(error.messages))
 
     def run(self, work: ChunkTask) -> ChunkResult:
         """Run the program of ``work`` on its clients.
@@ -270,7 +270,7 @@ class LocalExecutor:
             augment=self.background.augment,
         )
         private = next((p for e in self.initialiser.method.extensions if (p := e.private())), None)
-        cohort.private = None if private is None else private.at(cohort.num_samples, self.noise, self.counter)
+        cohort.private = None if private is None else private.for_cohort(cohort.num_samples, self.noise, self.counter)
         cohort.noise, cohort.counter = self.noise, self.counter
         cohort.discreet = any(extension.discreet for extension in self.initialiser.method.extensions)
         if exchange.lasting and self.initialiser.watched.intersection(cohort.ids):
@@ -325,8 +325,8 @@ class LocalExecutor:
                 raise PerfedError(
                     f"'{name}' is not a declared parameter set at home on the client; declare it in sets()"
                 )
-        own = {"model": cohort.personal(), **moved_on(cohort.state, cohort.steps_done)}
-        return {i: tree.copy(tree.row_of(own, row, shapes[row])) for row, i in enumerate(cohort.ids)}
+        own = {"model": cohort.personal(), **advance_position(cohort.state, cohort.steps_done)}
+        return {i: tree.copy_tree(tree.select_row(own, row, shapes[row])) for row, i in enumerate(cohort.ids)}
 
 
 def make_layouts(shapes: Sequence[Shape], initialiser: Initialiser, plan: Plan) -> dict[Shape, Layout]:

@@ -30,7 +30,7 @@ from perfed.method.extension import Extension
 from perfed.method.method import Method
 from perfed.model.chain import BATCH_NORM, EMBEDDING, Chain, Model, Parameters, Shape, stage_of
 from perfed.model.columns import ColumnLinear
-from perfed.model.placement import PER_DOMAIN, PERSONAL, SENT, Placement, own_embedding
+from perfed.model.placement import PER_DOMAIN, PERSONAL, SENT, Placement, suggest_personal_embedding
 from perfed.model.stacked import why_not_stackable
 from perfed.training.batches import POSITION
 from perfed.tree import map_leaves
@@ -95,7 +95,7 @@ class Initialiser:
     def chain(self, input_shape: Shape) -> Chain:
         """The modules for inputs of ``input_shape``, built once."""
         if input_shape not in self._chains:
-            with rng.torch_seed(rng.key(self.seed, "build")):
+            with rng.seed_torch(rng.key(self.seed, "build")):
                 self._chains[input_shape] = self.model.build(input_shape).to(self.dtype)
         return self._chains[input_shape]
 
@@ -120,7 +120,7 @@ class Initialiser:
         shape = input_shape
         for stage, factory in self.model.factories.items():
             if stage in stages:
-                with rng.torch_seed(rng.key(self.seed, "initial", stage, client, entry)):
+                with rng.seed_torch(rng.key(self.seed, "initial", stage, client, entry)):
                     module: nn.Module = factory(shape)
                 tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
                 for name, tensor in tensors.items():
@@ -215,7 +215,7 @@ class Initialiser:
         shape = federation.clients[0].input_shape
         chain, places = self.chain(shape), self.places(shape)
         latent = chain.output_shapes["embedding" if "embedding" in chain.stages else chain.stages[0]]
-        before = chain.before("head")
+        before = chain.stages_before("head")
         return FederationInfo(
             ids=tuple(federation.ids),
             task=federation.task,
@@ -308,7 +308,7 @@ class Initialiser:
 
     def _ways_to_fit(self, client: Client) -> str:
         """What to add where clients' inputs differ and the first stage is shared."""
-        own = own_embedding(EMBEDDING in self.chain(client.input_shape).stages)
+        own = suggest_personal_embedding(EMBEDDING in self.chain(client.input_shape).stages)
         if client.table is None:
             return f"add {own}"
         same = "columns=named, columns=common or columns=union (inputs that mean the same everywhere)"

@@ -15,8 +15,8 @@ from torch import Tensor
 from perfed.data.labels import Task
 from perfed.data.target_scale import TargetScale
 from perfed.engine import scores
-from perfed.errors import PerfedError, did_you_mean
-from perfed.plugins import Registry, bare_name, own_mistakes, own_name
+from perfed.errors import PerfedError, suggest_name
+from perfed.plugins import Registry, bare_name, import_registered, report_user_errors
 
 Score = Callable[[NDArray[Any], NDArray[np.float64]], float]
 """From targets ``(samples, ...)`` and outputs ``(samples, ...)`` to a number; NaN where it is not defined."""
@@ -194,11 +194,11 @@ def chosen(given: str) -> tuple[str, Metric]:
     Raises:
         PerfedError: there is none, or it is not one that can be asked for.
     """
-    name = own_name(given, "metric")
-    METRICS.check_own(given, name)
+    name = import_registered(given, "metric")
+    METRICS.check_registration(given, name)
     allowed = [known for known, item in METRICS.items() if item.score is not None or item.of_model]
     if name not in allowed:
-        hint = did_you_mean(name, allowed)
+        hint = suggest_name(name, allowed)
         raise PerfedError(f"unknown metric '{given}'{hint}; allowed: {', '.join(allowed)}, or module:NAME")
     return name, METRICS[name]
 
@@ -214,7 +214,7 @@ def computed(name: str, y: NDArray[Any], outputs: NDArray[np.float64]) -> float 
     rows = outputs.reshape(len(y), -1)
     if np.isnan(rows).any() or np.isinf(rows.max(1)).any():  # of some classes logits may be -inf
         return float("nan")
-    with own_mistakes():
+    with report_user_errors():
         value = float(score(y, outputs))
     return None if np.isnan(value) else value
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from perfed.errors import PerfedError, shorten_list
 from perfed.maths.sums import FixedPoint, SingleReplies, Term
 from perfed.participation.settings import Participation
-from perfed.settings import STRICT, unless
+from perfed.settings import STRICT, exclude_default
 
 LOSS, TRAINED = ":loss", ":trained"
 """Beside the entries of a reply: the mean training loss, 0 where nothing was trained, and whether something was."""
@@ -45,7 +45,7 @@ class SecureAggregation(BaseModel):
         None,
         description="public key of each site of a deployment, as 'perfed site key' prints it; sites then check each "
         "other's keys",
-        exclude_if=unless(None),
+        exclude_if=exclude_default(None),
     )
 
     @field_validator("keys")

@@ -17,7 +17,7 @@ import torch
 from perfed import tree
 from perfed.codec import decode, encode
 from perfed.errors import PerfedError
-from perfed.system import scratch
+from perfed.system import create_scratch_folder
 from perfed.tree import Tree
 
 
@@ -92,7 +92,7 @@ class States:
         Raises:
             PerfedError: another state should go to disk and cannot be written; all are as before.
         """
-        size = 0 if isinstance(state, State) else tree.size(state)
+        size = 0 if isinstance(state, State) else tree.count_bytes(state)
         if size == 0:
             return state
         self._count += 1
@@ -136,7 +136,7 @@ class States:
         number, state = next(iter(self._trees.items()))
         try:
             if self._folder is None:
-                self._folder = scratch(self, self.place)
+                self._folder = create_scratch_folder(self, self.place)
             self._file(number).write_bytes(encode(state))
         except OSError as error:
             if self.overflowed:
@@ -147,7 +147,7 @@ class States:
                 f"cannot be written there: {error.strerror}"
             ) from None
         if self._trees.pop(number, None) is not None:  # else it was dropped while it was written
-            self.bytes -= tree.size(state)
+            self.bytes -= tree.count_bytes(state)
 
     def _file(self, number: int) -> Path:
         assert self._folder is not None

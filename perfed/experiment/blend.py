@@ -21,7 +21,16 @@ from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.config import Experiment
 from perfed.experiment.estimators import is_baseline, is_pooled, new_model
 from perfed.experiment.rows import Judged
-from perfed.maths.blending import ROWS, Prior, Rows, chosen_prior, evidence, few, guarded, learnt
+from perfed.maths.blending import (
+    ROWS,
+    Prior,
+    Rows,
+    choose_prior_rows,
+    drop_small_weights,
+    guard_weights,
+    learn_weights,
+    prepare_outputs,
+)
 from perfed.plugins import BLEND, SKLEARN
 from perfed.run import predictions
 from perfed.run.callbacks.progress import Progress
@@ -93,7 +102,8 @@ class BlendRun:
     At each site the weights are not negative and sum to one. They are those with the least loss on the site's training
     rows, each predicted by models that were trained without its fold, everywhere; shrunk towards the weights that all
     sites learn together (:mod:`perfed.maths.blending`). Of values a site keeps its best own model alone where the
-    mixture errs more (:func:`~perfed.maths.blending.guarded`). The mixture is of what the candidates, trained on all
+    mixture errs more (:func:`~perfed.maths.blending.guard_weights`). The mixture is of what the candidates, trained on
+    all
     training rows, say: of probabilities, of values, or of log hazards.
 
     Attributes:
@@ -123,10 +133,10 @@ class BlendRun:
         whole, *folds = zip(*self.candidates.values(), strict=True)
         sites = self.held_out(folds)
         ids = [client.id for client in self.federation]
-        prior_rows = chosen_prior([sites[i] for i in ids]) if settings.prior_rows == "cv" else settings.prior_rows
-        prior, own = learnt([sites[i] for i in ids], prior_rows)
-        mixed = {site: few(found) for site, found in zip(ids, own, strict=True)}
-        weights = {site: guarded(sites[site], found, own_among(names)) for site, found in mixed.items()}
+        prior_rows = choose_prior_rows([sites[i] for i in ids]) if settings.prior_rows == "cv" else settings.prior_rows
+        prior, own = learn_weights([sites[i] for i in ids], prior_rows)
+        mixed = {site: drop_small_weights(found) for site, found in zip(ids, own, strict=True)}
+        weights = {site: guard_weights(sites[site], found, own_among(names)) for site, found in mixed.items()}
         kept = [site for site in ids if (weights[site] != mixed[site]).any()]
         judged, said = Judged(self.experiment, self.federation), _said(whole)
         for number, client in enumerate(self.federation, 1):
@@ -140,7 +150,7 @@ class BlendRun:
             "folds": settings.folds,
             "prior_rows": prior_rows,
             **_content(names, prior),
-            "rows": {site: len(sites[site].said) for site in ids},
+            "rows": {site: len(sites[site].outputs) for site in ids},
             "keep_own": kept,
             "sites": {site: _named(names, found) for site, found in weights.items()},
         }
@@ -171,7 +181,7 @@ class BlendRun:
         task, count, parts = self.federation.task, len(self.candidates), dict[str, list[tuple[Numbers, Numbers, int]]]()
         for number, places in enumerate(folds):
             for site, (y, said) in _said(places).items():
-                parts.setdefault(site, []).append((*evidence(task, y, said), number))
+                parts.setdefault(site, []).append((*prepare_outputs(task, y, said), number))
         found = {}
         for client in self.federation:
             own = parts.get(client.id, [])

@@ -26,7 +26,7 @@ from perfed.experiment.estimators import is_baseline
 from perfed.experiment.kept_models import KeptModels, estimator_site
 from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.start import opened
-from perfed.maths.blending import ROWS, Prior, evidence, few, guarded, site_weights
+from perfed.maths.blending import ROWS, Prior, drop_small_weights, guard_weights, prepare_outputs, shrink_site_weights
 from perfed.plugins import BLEND
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
@@ -139,11 +139,11 @@ class BlendedModels:
             outputs = [model.outputs(*model.check_inputs(held.test.x, held.test.domain)) for model in models]
             if task == "classification":
                 outputs = [np.log(one.clip(np.finfo(np.float32).tiny)) for one in outputs]
-            rows, y = evidence(task, test.y.numpy(), outputs)
+            rows, y = prepare_outputs(task, test.y.numpy(), outputs)
             said, targets, folds = [*said, rows], [*targets, y], [*folds, np.full(len(rows), fold)]
         own = ROWS[task](np.concatenate(said), np.concatenate(targets), np.concatenate(folds))
-        found = few(site_weights(own, prior, float(self.content["prior_rows"])))
-        return guarded(own, found, own_among(names))
+        found = drop_small_weights(shrink_site_weights(own, prior, float(self.content["prior_rows"])))
+        return guard_weights(own, found, own_among(names))
 
     @property
     def _slope(self) -> list[float]:

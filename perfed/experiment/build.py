@@ -13,7 +13,7 @@ from perfed.errors import PerfedError
 from perfed.model import presets as models
 from perfed.model.chain import STAGES, Model, Shape, StageFactory, check_factory
 from perfed.model.lstm import lstm
-from perfed.plugins import own_mistake, own_module
+from perfed.plugins import describe_user_error, import_user_module
 from perfed.settings import Table
 
 KINDS: dict[str, Callable[..., StageFactory]] = {
@@ -104,9 +104,9 @@ def _check_type(where: str, value: Any, default: Any) -> None:
 def _user_stage(where: str, kind: str, options: dict[str, Any]) -> StageFactory:
     module, _, attribute = kind.partition(":")
     try:
-        function = getattr(own_module(module), attribute)
+        function = getattr(import_user_module(module), attribute)
     except Exception as error:  # whatever a user's file does
-        raise PerfedError(f"{where}.kind: cannot load '{kind}': {own_mistake(error) or error}") from None
+        raise PerfedError(f"{where}.kind: cannot load '{kind}': {describe_user_error(error) or error}") from None
 
     def build(shape: Shape) -> torch.nn.Module:
         made = function(shape, **options)

@@ -30,7 +30,7 @@ from perfed.report.curves import oracle
 from perfed.report.run_results import RunResults
 from perfed.run.directory import MARKER, RunDirectory, check_marker
 from perfed.run.settings import Blend
-from perfed.settings import leaves, stated
+from perfed.settings import describe_value, flatten_keys
 from perfed.system import write_atomic
 
 
@@ -209,14 +209,14 @@ class Comparison(ComparisonSpec):
             if not file.is_file():
                 continue
             with readable(file):
-                before = leaves(tomllib.loads(file.read_text(encoding="utf-8")))
-            now = leaves(tomllib.loads(self.experiment(method, seed).to_toml()))
+                before = flatten_keys(tomllib.loads(file.read_text(encoding="utf-8")))
+            now = flatten_keys(tomllib.loads(self.experiment(method, seed).to_toml()))
             for key in now.keys() & before.keys():
                 of_all = key[0] in ("data", "model", "training") and key[1:] not in (("files",), ("test_files",))
                 if of_all and now[key] != before[key]:
                     raise PerfedError(
-                        f"{self.path / MARKER}: {'.'.join(key)} is {stated(now[key])}, and {stated(before[key])} "
-                        f"in {file}; one of them is of another comparison"
+                        f"{self.path / MARKER}: {'.'.join(key)} is {describe_value(now[key])}, and "
+                        f"{describe_value(before[key])} in {file}; one of them is of another comparison"
                     )
 
     @property
@@ -310,14 +310,15 @@ class Comparison(ComparisonSpec):
 
     def _check_same(self, after: dict[str, Any], added: list[str]) -> dict[str, Any]:
         """Return ``after`` with the device of the runs, if nothing but the tables of added methods differs."""
-        was, now = leaves(self.table), leaves(after)
+        was, now = flatten_keys(self.table), flatten_keys(after)
         new = {bare_name(name) for name in added}
         for key in dict.fromkeys([*was, *now]):
             is_new = key[0] == "methods" and len(key) > 1 and bare_name(key[1]) in new
             if was.get(key) != now.get(key) and key[0] not in ("method", "seed", "device") and not is_new:
                 raise PerfedError(
-                    f"{self.path}: {'.'.join(key)} is {stated(now.get(key))} and was {stated(was.get(key))} in the "
-                    "runs that are there; give the same, or begin another comparison"
+                    f"{self.path}: {'.'.join(key)} is {describe_value(now.get(key))} and was "
+                    f"{describe_value(was.get(key))} in the runs that are there; "
+                    "give the same, or begin another comparison"
                 )
         return {**after, **({"device": self.table["device"]} if "device" in self.table else {})}
 
@@ -411,8 +412,10 @@ def command_of(table: Mapping[str, Any], methods: Sequence[str], seeds: Sequence
     name = str(table.get("name"))
     if name not in experiment_names():
         return ""
-    shipped = leaves(find_experiment(name))
-    shared = {key: value for key, value in leaves(table).items() if key not in (("method",), ("seed",), ("device",))}
+    shipped = flatten_keys(find_experiment(name))
+    shared = {
+        key: value for key, value in flatten_keys(table).items() if key not in (("method",), ("seed",), ("device",))
+    }
     changed = {".".join(key): value for key, value in shared.items() if shipped.get(key, "") != value}
     settings = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changed.items()]
     run = f"{seeds[0]}..{seeds[-1]}" if [*seeds] == [*range(seeds[0], seeds[-1] + 1)] else ",".join(map(str, seeds))

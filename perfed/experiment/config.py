@@ -27,9 +27,9 @@ from pydantic import (
 from perfed.aggregation.aggregator import aggregator_id
 from perfed.aggregation.settings import Aggregation
 from perfed.data.federation import Federation
-from perfed.datasets import Data, dataset_id, located
+from perfed.datasets import Data, dataset_id, resolve_paths
 from perfed.engine.secure_aggregation import SecureAggregation
-from perfed.errors import PerfedError, did_you_mean, first_problem
+from perfed.errors import PerfedError, suggest_name, summarise_validation_error
 from perfed.experiment.build import Stages
 from perfed.method.extension import extension_id
 from perfed.method.method import Method
@@ -37,18 +37,18 @@ from perfed.method.registry import entry, method_id
 from perfed.methods.build import build_method
 from perfed.methods.presets import method_and_policy
 from perfed.model.chain import Model
-from perfed.model.columns import by_columns
+from perfed.model.columns import split_first_layer
 from perfed.participation.clock import Clock
 from perfed.participation.policy import POLICIES, policy_id, qualified_name
 from perfed.participation.settings import Participation, table_fields
-from perfed.plugins import bare_name, known_as
+from perfed.plugins import bare_name, match_name
 from perfed.privacy.apply import PrivateMethod, privately
 from perfed.privacy.before import UNCOUNTED, check_public
 from perfed.privacy.metrics import Measured
 from perfed.privacy.settings import Privacy
 from perfed.run.callbacks import build_callbacks
 from perfed.run.settings import Blend, Evaluation, Snapshots
-from perfed.settings import LISTED, STRICT, check_whole_numbers, unless
+from perfed.settings import LISTED, STRICT, check_whole_numbers, exclude_default
 from perfed.training.plan import PlanSettings
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -76,7 +76,7 @@ class Experiment(BaseModel):
     checkpoint_seconds: float = Field(30.0, ge=0, description="least time between two checkpoints")
     baseline_tries: PositiveInt | None = Field(None, description="values of their strength that baselines try")
     callbacks: Annotated[tuple[str | dict[str, Any], ...], LISTED] = Field(
-        (), description="what rides along: names, or tables of a name and settings", exclude_if=unless(())
+        (), description="what rides along: names, or tables of a name and settings", exclude_if=exclude_default(())
     )
     data: Data
     model: Stages
@@ -85,7 +85,7 @@ class Experiment(BaseModel):
     clock: Clock = Clock()
     evaluation: Evaluation = Evaluation()
     snapshots: Snapshots = Snapshots()
-    blend: Blend = Field(Blend(), exclude_if=unless(Blend()))
+    blend: Blend = Field(Blend(), exclude_if=exclude_default(Blend()))
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
     plan: PlanSettings = PlanSettings()
     secure_aggregation: SecureAggregation | None = Field(
@@ -94,9 +94,11 @@ class Experiment(BaseModel):
         exclude_if=lambda given: given is None,
     )
     aggregation: Aggregation = Field(
-        Aggregation(), description="what takes the place of the mean over clients", exclude_if=unless(Aggregation())
+        Aggregation(),
+        description="what takes the place of the mean over clients",
+        exclude_if=exclude_default(Aggregation()),
     )
-    privacy: Privacy | None = Field(None, description="differential privacy", exclude_if=unless(None))
+    privacy: Privacy | None = Field(None, description="differential privacy", exclude_if=exclude_default(None))
 
     _built: dict[str, tuple[Method, Stages]] = PrivateAttr(default_factory=dict)
 
@@ -108,7 +110,7 @@ class Experiment(BaseModel):
             if not isinstance(own, dict):
                 raise PerfedError(f"methods.{name}.model: must be a table (given: {own!r})")
             method = build_method(name, settings, self.training)
-            stages = _checked(Stages, {**self.model.given, **own}, "model")
+            stages = _checked(Stages, {**self.model.explicit_settings, **own}, "model")
             stages.build(num_outputs=1)
             self._built[name] = method, stages
         self.build_participation()
@@ -167,7 +169,7 @@ class Experiment(BaseModel):
         method, stages = self._built[self.method]
         names = {"name", "description", "data", "model", "training", "methods"}
         data = {"name": self.data.name, **self.data.options}
-        return {**self.model_dump(exclude=names), "data": data, "model": stages.given, "method": method}
+        return {**self.model_dump(exclude=names), "data": data, "model": stages.explicit_settings, "method": method}
 
     def build_model(self, num_outputs: int, words: Sequence[str] = ()) -> Model:
         """Return the model, with the method's own ``model`` table on top; the head gets ``num_outputs``.
@@ -178,7 +180,9 @@ class Experiment(BaseModel):
 
     def model_for(self, federation: Federation) -> Model:
         """The model as a run on ``federation`` has it: a first layer by columns, where these are shared by name."""
-        return by_columns(self.build_model(federation.num_outputs, federation.words or ()), federation.named_inputs)
+        return split_first_layer(
+            self.build_model(federation.num_outputs, federation.words or ()), federation.named_inputs
+        )
 
     def build_participation(self) -> Participation:
         """Return the participation; a preset brings its policy.
@@ -253,7 +257,7 @@ def _problem(error: ValidationError, model: type[BaseModel], where: str) -> Perf
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, PerfedError):  # says itself where
         return cause
-    problem = first_problem(error, where)
+    problem = summarise_validation_error(error, where)
     if detail["type"] != "extra_forbidden":
         return problem
     holder = model
@@ -266,7 +270,7 @@ def _problem(error: ValidationError, model: type[BaseModel], where: str) -> Perf
             return problem
         holder = tables[0]
     allowed = table_fields(holder)
-    hint = did_you_mean(str(detail["loc"][-1]), allowed)
+    hint = suggest_name(str(detail["loc"][-1]), allowed)
     return PerfedError(f"{problem}{hint}; allowed: {', '.join(allowed)}")
 
 
@@ -311,7 +315,7 @@ def _extended(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
 
 def _table(name: str) -> dict[str, Any]:
     path = Path(name)
-    if shipped := known_as(name, experiment_names()):
+    if shipped := match_name(name, experiment_names()):
         text = shipped_files("shipped")[shipped].read_text(encoding="utf-8")
     elif path.suffix == ".toml" and path.is_file():
         try:
@@ -319,7 +323,7 @@ def _table(name: str) -> dict[str, Any]:
         except (OSError, UnicodeDecodeError) as error:
             raise PerfedError(f"{name}: cannot be read: {error}") from None
     else:
-        hint = did_you_mean(name, experiment_names()) or (" (no such file)" if path.suffix == ".toml" else "")
+        hint = suggest_name(name, experiment_names()) or (" (no such file)" if path.suffix == ".toml" else "")
         raise PerfedError(
             f"unknown experiment '{name}'{hint}; give a .toml file or one of: {', '.join(experiment_names())}"
         )
@@ -328,7 +332,7 @@ def _table(name: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise PerfedError(f"{name}: not valid TOML: {error}") from None
     if path.is_file() and isinstance(table.get("data"), dict):
-        table["data"] = located(table["data"], path.parent)
+        table["data"] = resolve_paths(table["data"], path.parent)
     return table
 
 

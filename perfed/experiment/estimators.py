@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from perfed.data.labels import Task
 from perfed.errors import PerfedError
 from perfed.maths.thresholds import distinct_values, separate_values
-from perfed.plugins import POOLED, SKLEARN, known_as, own_module
+from perfed.plugins import POOLED, SKLEARN, import_user_module, match_name
 
 SEED = "the seed"
 LEAVES = (1, 5)
@@ -146,7 +146,7 @@ def baseline_id(name: str) -> str:
         ('sklearn:svc', 'sklearn:sklearn.svm.SVC')
     """
     bare = _bare(name)
-    known = known_as(bare, _KNOWN)
+    known = match_name(bare, _KNOWN)
     if known is None:
         _class_of(name)
     return f"{name.removesuffix(bare)}{known or bare}"
@@ -244,7 +244,7 @@ def _class_of(name: str) -> Any:
     if not module:
         raise PerfedError(f"unknown scikit-learn model '{name}'; allowed: {', '.join(_allowed(name))}")
     try:
-        found = getattr(own_module(module), attribute)
+        found = getattr(import_user_module(module), attribute)
     except Exception as error:  # whatever a user's module does
         raise PerfedError(f"{name}: no class '{attribute}' of a module '{module}': {error}") from None
     if not (isinstance(found, type) and issubclass(found, BaseEstimator)):

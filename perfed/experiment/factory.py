@@ -16,7 +16,7 @@ from perfed.experiment.config import Experiment
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.start import resume, start
-from perfed.plugins import BLEND, no_modules_of, own_mistakes
+from perfed.plugins import BLEND, refuse_modules, report_user_errors
 from perfed.run.run import Run
 
 Key = tuple[str, str, int]
@@ -83,7 +83,7 @@ class RunFactory:
         comparison = self.comparisons[name]
         where = comparison.directory(method, seed) if isinstance(comparison, Comparison) else None
         if federated([method]) and where is not None and (where / "config.toml").exists():
-            with no_modules_of(where, self.resources.trust):
+            with refuse_modules(where, self.resources.trust):
                 return resume(where, data_dir=self.resources.data_dir, device=self.resources.device)
         experiment = comparison.experiment(method, seed)
         federation = self._federation(experiment)
@@ -150,7 +150,7 @@ def execute(make: Callable[[], AnyRun], tell: Callable[[ProgressEvent], None]) -
         finally:
             say(stage=before)
 
-    with own_mistakes():
+    with report_user_errors():
         say()
         run = make()
         if isinstance(run, SklearnRun | BlendRun):

@@ -132,7 +132,7 @@ def _split(settings: Mapping[str, Any], split: Mapping[str, Any]) -> dict[str, A
     if "group" not in settings:
         return {**split}
     federation = load("tables", {**settings, "test_fraction": 0.0}, seed=0)
-    options = TableSettings.model_construct(**{**settings, **split}).options(seed=0)
+    options = TableSettings.model_construct(**{**settings, **split}).table_options(seed=0)
     draw = best_draw(site_groups(federation, federation.task), options.group_split)
     return {**split, **({"group_draw": draw} if draw else {})}
 

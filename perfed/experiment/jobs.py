@@ -21,7 +21,7 @@ from perfed.errors import PerfedError
 from perfed.experiment.factory import DATA, AnyRun, Key, ProgressEvent, RunFactory
 from perfed.experiment.worker import GRACE, Source, packed, serve
 from perfed.experiment.worker import task as ray_task
-from perfed.system import sigint_held
+from perfed.system import delay_sigint
 
 START_METHOD = "spawn"
 """How worker processes begin, as multiprocessing calls it; "spawn" is everywhere and takes nothing along."""
@@ -178,7 +178,7 @@ class Processes:
         context = multiprocessing.get_context(START_METHOD)
         ours, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs, self._threads), name=f"perfed job {worker}")  # type: ignore[attr-defined]
-        with sigint_held():  # Ctrl-C goes to all processes of a terminal; this one says what comes of it
+        with delay_sigint():  # Ctrl-C goes to all processes of a terminal; this one says what comes of it
             process.start()
         theirs.close()
         return process, ours

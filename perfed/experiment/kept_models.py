@@ -21,7 +21,7 @@ from perfed.data.names import find_name
 from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.estimators import is_pooled
 from perfed.run.directory import RunDirectory
-from perfed.system import private_files, versions
+from perfed.system import create_private_files, versions
 from perfed.tables.site import table_of
 
 FOLDER, POOLED_FILE = "estimators", "pooled.skops"
@@ -50,7 +50,7 @@ def keep(path: Path, name: str, models: Mapping[str, Any], ids: list[str]) -> st
     else:
         named = {_file(ids.index(client)): model for client, model in models.items()}
     path.mkdir(parents=True, exist_ok=True)
-    with private_files():
+    with create_private_files():
         kept = [save_estimator(plain_estimator(model), path / FOLDER / file) for file, model in named.items()]
     return "" if all(kept) else ODD_TYPES
 

@@ -11,13 +11,13 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from perfed.errors import PerfedError, first_problem
+from perfed.errors import PerfedError, summarise_validation_error
 from perfed.experiment.comparison import ComparisonSpec, federated
 from perfed.experiment.config import Experiment, experiment_names, find_experiment, validate
 from perfed.experiment.estimators import baseline_id, is_baseline
 from perfed.experiment.overrides import axis_of, override
 from perfed.method.registry import method_id
-from perfed.plugins import BLEND, known_as
+from perfed.plugins import BLEND, match_name
 from perfed.settings import STRICT
 
 
@@ -115,14 +115,14 @@ def read_campaign(file: Path, settings: Sequence[str] = ()) -> dict[str, Compari
         try:
             entry = _Entry.model_validate(values)
         except ValidationError as error:
-            raise PerfedError(f"{file}: {first_problem(error, f'comparison {number}')}") from None
+            raise PerfedError(f"{file}: {summarise_validation_error(error, f'comparison {number}')}") from None
         name = entry.name or entry.experiment
         if name in found:
             raise PerfedError(f"{file}: two comparisons are called '{name}'; give one another name")
         with problems_of(f"{file}: comparison '{name}'"):
             methods = known_methods(entry.methods, "methods", baselines=True)
             table = find_experiment(
-                known_as(entry.experiment, experiment_names()) or str(file.parent / entry.experiment)
+                match_name(entry.experiment, experiment_names()) or str(file.parent / entry.experiment)
             )
             table = override(table, [*entry.settings, *settings], federated(methods))
             found[name] = ComparisonSpec(table, methods, parse_seeds(entry.seeds, "seeds"))

@@ -10,11 +10,11 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from perfed.engine.metrics import chosen
-from perfed.errors import PerfedError, did_you_mean, first_problem
+from perfed.errors import PerfedError, suggest_name, summarise_validation_error
 from perfed.experiment.comparison import USUAL, Resources
 from perfed.experiment.config import merged, shipped_files
 from perfed.experiment.overrides import override
-from perfed.plugins import known_as
+from perfed.plugins import match_name
 from perfed.settings import LISTED, STRICT
 
 
@@ -107,12 +107,12 @@ def find_board(name: str) -> Board:
         'Pooled training'
     """
     known = board_names()
-    if (shipped := known_as(name, known)) is None:
-        raise PerfedError(f"unknown leaderboard '{name}'{did_you_mean(name, known)}; allowed: {', '.join(known)}")
+    if (shipped := match_name(name, known)) is None:
+        raise PerfedError(f"unknown leaderboard '{name}'{suggest_name(name, known)}; allowed: {', '.join(known)}")
     try:
         return Board.model_validate(tomllib.loads(shipped_files("boards")[shipped].read_text(encoding="utf-8")))
     except ValidationError as error:
-        raise first_problem(error, name) from None
+        raise summarise_validation_error(error, name) from None
 
 
 @dataclass(frozen=True)
@@ -143,10 +143,10 @@ class Leaderboard:
         board = find_board(name)
         row_names = [row.name for row in board.run]
         return cls(
-            known_as(name, board_names()) or name,
+            match_name(name, board_names()) or name,
             board.seeds if seeds is None else seeds,
             tuple(settings),
-            tuple(known_as(row, row_names) or row for row in rows),
+            tuple(match_name(row, row_names) or row for row in rows),
         )
 
     @property
@@ -164,7 +164,7 @@ class Leaderboard:
         rows = {row.name: row for row in self.board.run}
         for name in self.rows:
             if name not in rows:
-                hint, names = did_you_mean(name, rows), "', '".join(rows)
+                hint, names = suggest_name(name, rows), "', '".join(rows)
                 raise PerfedError(f"--row: {self.name} runs no row '{name}'{hint}; it runs '{names}'")
         return [row for row in rows.values() if row.name in self.rows or not self.rows]
 

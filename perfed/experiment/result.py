@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfed.datasets.catalogue import in_memory
+from perfed.datasets.catalogue import register_temporarily
 from perfed.errors import PerfedError
 from perfed.experiment.blended_models import BlendedModels, opened_models
 from perfed.experiment.comparison import ComparisonSpec, Conclusion, federated
@@ -104,7 +104,7 @@ class ComparisonResult:
             if reason.startswith(start := f"{name}, seed {seed}: "):
                 raise PerfedError(f"{name} failed with seed {seed}: {reason.removeprefix(start)}")
         where = read_comparison(self.path).directory(name, seed)
-        with in_memory(self._source):
+        with register_temporarily(self._source):
             return opened_models(where)
 
 
@@ -164,7 +164,7 @@ def compare(
     execute: Execute = in_turn if jobs == 1 else side_by_side
     folder = tempfile.TemporaryDirectory(prefix="perfed-") if out is None else None
     path = Path(out or "") if folder is None else Path(folder.name)
-    with in_memory(federation) as data:
+    with register_temporarily(federation) as data:
         table = {"name": data, **table, "data": {"name": data}}
         if tune and federated(names):
             RunDirectory.create(path)

@@ -15,7 +15,7 @@ from perfed.data.facts import ClientFacts
 from perfed.data.federation import Federation, federation_of
 from perfed.data.federation_schema import FederationSchema
 from perfed.data.lazy import lazy_clients, refuse_read
-from perfed.datasets.tables import site_client
+from perfed.datasets.tables import read_site_client
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
@@ -163,7 +163,7 @@ def _site_alone(directory: RunDirectory, site: str) -> Federation | None:
     except PerfedError as error:
         raise PerfedError(f"{where}: {error}") from None
     options = experiment.data.options
-    own = site_client(options, experiment.seed, site, agreement)
+    own = read_site_client(options, experiment.seed, site, agreement)
     alone = federation_of([own], agreement, experiment.data.name)
     made = completed_by(alone, options, experiment.seed)
     (client,) = made

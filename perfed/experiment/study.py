@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from perfed.errors import PerfedError, first_problem
+from perfed.errors import PerfedError, summarise_validation_error
 from perfed.experiment.comparison import (
     USUAL,
     Comparison,
@@ -150,7 +150,7 @@ class Study:
         try:
             return cls(path, _SPECS[kind].validate_python(content))
         except ValidationError as error:
-            raise PerfedError(f"{path / MARKER}: cannot be read: {first_problem(error, '')}") from None
+            raise PerfedError(f"{path / MARKER}: cannot be read: {summarise_validation_error(error, '')}") from None
 
     @property
     def key(self) -> str:

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from perfed.data.federation import Federation
-from perfed.datasets.catalogue import in_memory
+from perfed.datasets.catalogue import register_temporarily
 from perfed.errors import PerfedError
 from perfed.experiment.factory import Key, ProgressEvent, RunFactory, execute
-from perfed.plugins import own_mistake
-from perfed.system import TERMINATED, sigterm_as_exit
+from perfed.plugins import describe_user_error
+from perfed.system import TERMINATED, exit_on_sigterm
 
 GRACE = 60.0
 """Seconds that a process has to write its checkpoint after it was told to end."""
@@ -63,7 +63,7 @@ def unpacked(parcel: bytes) -> Iterator[RunFactory]:
         _check(factory)
         yield factory
         return
-    with in_memory(source):
+    with register_temporarily(source):
         _check(factory)
         yield factory
 
@@ -76,8 +76,9 @@ def _check(factory: RunFactory) -> None:
 
 
 def _unknown(error: Exception) -> PerfedError:
+    reason = describe_user_error(error) or _first(error)
     return PerfedError(
-        f"jobs: other processes do not know what is defined here alone ({own_mistake(error) or _first(error)}); put it "
+        f"jobs: other processes do not know what is defined here alone ({reason}); put it "
         "into a file mine.py and name it mine:NAME"
     )
 
@@ -131,7 +132,7 @@ def serve(connection: connections.Connection, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; who began this process says what comes of it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
-    with sigterm_as_exit(), suppress(EOFError, ConnectionError):
+    with exit_on_sigterm(), suppress(EOFError, ConnectionError):
         try:
             with unpacked(connection.recv_bytes()) as factory:
                 connection.send(("ready", None))

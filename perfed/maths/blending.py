@@ -1,8 +1,8 @@
-"""Weights of a blend: not negative, summing to one; a site's own are shrunk towards those that all learn together.
+"""Weights of a blend of models: not negative, summing to one, with a site's weights shrunk towards those of all sites.
 
-Each site has what K candidates say of its rows while these were held out. What all sites learn together needs sums
-over rows alone (:meth:`Rows.sums`), so that sites can send these and nothing of a row: a :class:`Descent` asks for them
-at one set of weights after the other.
+Each site has the outputs of K candidate models on its training rows, from models that were fitted without these rows.
+The weights of all sites only need sums over rows (:meth:`Rows.compute_sums`), so a site sends these sums and nothing
+about a single row. A :class:`Descent` requests them at one vector of weights after the other.
 """
 
 from __future__ import annotations
@@ -17,40 +17,43 @@ from numpy.typing import NDArray
 from scipy.special import softmax  # type: ignore[import-untyped]
 
 from perfed.data.labels import Task
-from perfed.maths.glm import curve
+from perfed.maths.glm import expand_loss
 from perfed.maths.simplex import simplex_qp
 
 FloatArray = NDArray[np.float64]
 
 PRIORS = (0.0, 10.0, 50.0, 200.0, 1000.0, float("inf"))
-"""Numbers of rows that :func:`chosen_prior` tries."""
+"""Weights of the prior, in rows, that :func:`choose_prior_rows` tries."""
 
-ERROR = 0.1
-"""How often :func:`guarded` may be wrong at a site whose own model is as good as a blend: then that costs nothing."""
+BLEND_LEVEL = 0.1
+"""Significance level at which :func:`guard_weights` replaces a blend by the best local model."""
 
-WORSE = 0.05
-"""Significance level at which :func:`guarded` distinguishes a site's other local models from its best one."""
+RIVAL_LEVEL = 0.05
+"""Significance level at which :func:`guard_weights` distinguishes a site's other local models from its best one."""
 
-LEAST = 0.001
-"""Weights below it are nought: a candidate that does not count need not be there."""
+SMALLEST_WEIGHT = 0.001
+"""Smaller weights are set to 0, so that a model without influence need not be kept."""
 
-_RAREST = 1e-12  # probability that a candidate gives at least to what happened
-_STEPS, _CLOSE = 5000, 1e-6  # of EM; by how much the mean log-likelihood may still grow
-_NEAR, _SHARE = 0.25, 0.9  # Newton decrement below which a step is whole; else at most so much of the way to the edge
+_RAREST = 1e-12  # lower bound of the probability that a candidate assigns to the true class
+_STEPS, _CLOSE = 5000, 1e-6  # steps of EM, and the gap of the mean log-likelihood at which it stops
+_FULL_STEP, _SHARE = (
+    0.25,
+    0.9,
+)  # Newton decrement below which a step is taken in full; else the share of the way to the edge
 _SHORTEST = 2.0**-20
 
 EXCHANGES = 30
-"""Most sets of weights at which sums are asked for; six do as a rule."""
+"""Greatest number of weight vectors at which sums are requested; usually six suffice."""
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What a site sends for one set of weights: sums over its rows.
+    """The sums over its rows that a site sends for one vector of weights.
 
     Attributes:
-        rows: how many there are.
+        rows: the number of rows.
         value: the loss.
-        gradient: in the weights ``(K,)``; of the log loss minus the candidates' responsibilities over the weights.
+        gradient: the gradient of the loss in the weights ``(K,)``.
         hessian: ``(K, K)``.
     """
 
@@ -70,12 +73,12 @@ class Sums:
 
 @dataclass(frozen=True)
 class Prior:
-    """What all sites learnt together: the weights, and per row how the loss grows away from them.
+    """The weights of all sites, and the quadratic expansion of the mean loss around them.
 
     Attributes:
         weights: ``(K,)``.
-        value: the mean loss at these.
-        gradient: of the mean loss at these, ``(K,)``.
+        value: the mean loss of a row at these weights.
+        gradient: the gradient of the mean loss ``(K,)``.
         hessian: ``(K, K)``.
     """
 
@@ -87,244 +90,261 @@ class Prior:
 
 @dataclass(frozen=True)
 class Rows:
-    """What K candidates say of a site's rows.
+    """The outputs of K candidate models on a site's rows.
 
     Attributes:
-        said: ``(n, K)``: of classes the probability of the right one, else values or log hazards.
-        y: ``(n,)`` values, or ``(n, 2)`` times and events; of classes nothing is read of it.
-        fold: ``(n,)`` with which other rows each was held out.
+        outputs: ``(n, K)``: the predicted probabilities of the true classes, or predicted values, or log hazards.
+        y: ``(n,)`` values, or ``(n, 2)`` times and events; not used for classes.
+        fold: ``(n,)`` the fold in which each row was held out.
     """
 
-    said: FloatArray
+    outputs: FloatArray
     y: FloatArray
     fold: NDArray[np.int64]
 
-    def take(self, which: NDArray[np.bool_]) -> Self:
-        """Return some of the rows."""
-        return replace(self, said=self.said[which], y=self.y[which], fold=self.fold[which])
+    def select(self, mask: NDArray[np.bool_]) -> Self:
+        """Return the rows at which ``mask`` is true."""
+        return replace(self, outputs=self.outputs[mask], y=self.y[mask], fold=self.fold[mask])
 
-    def sums(self, weights: FloatArray) -> Sums:
-        """Return all that leaves the site for one step of what all learn together."""
+    def compute_sums(self, weights: FloatArray) -> Sums:
+        """Return the sums that the site sends for one step of the joint minimisation at ``weights`` ``(K,)``."""
         raise NotImplementedError
 
 
-class Chances(Rows):
-    """Probabilities: the blend is their mixture, its loss the log loss."""
+class Probabilities(Rows):
+    """Predicted probabilities: the blend is their mixture, its loss the log loss."""
 
-    def sums(self, weights: FloatArray) -> Sums:
-        """Return responsibilities (Dempster, Laird and Rubin 1977), as the gradient has them, and their products."""
-        p = self.said.clip(_RAREST)
+    def compute_sums(self, weights: FloatArray) -> Sums:
+        """Return the log loss with its gradient and Hessian, from responsibilities (Dempster, Laird and Rubin 1977)."""
+        p = self.outputs.clip(_RAREST)
         mixed = p @ weights
         ratio = p / mixed[:, None]
         return Sums(len(p), -float(np.log(mixed).sum()), -ratio.sum(0), ratio.T @ ratio)
 
 
 class Values(Rows):
-    """Values: the blend is their mean with these weights, its loss half the squared error."""
+    """Predicted values: the blend is their weighted mean, its loss half the squared error."""
 
-    def sums(self, weights: FloatArray) -> Sums:
-        """Return Gram and cross sums, as Hessian and gradient."""
-        away = self.said @ weights - self.y
-        return Sums(len(away), 0.5 * float(away @ away), self.said.T @ away, self.said.T @ self.said)
+    def compute_sums(self, weights: FloatArray) -> Sums:
+        """Return half the squared error with its gradient and Hessian."""
+        residuals = self.outputs @ weights - self.y
+        return Sums(
+            len(residuals),
+            0.5 * float(residuals @ residuals),
+            self.outputs.T @ residuals,
+            self.outputs.T @ self.outputs,
+        )
 
     @property
     def noise(self) -> float:
-        """Half the mean squared error of the site's best candidate."""
-        return 0.5 * float(((self.said - self.y[:, None]) ** 2).mean(0).min())
+        """Return half the mean squared error of the site's best candidate."""
+        return 0.5 * float(((self.outputs - self.y[:, None]) ** 2).mean(0).min())
 
 
 class Hazards(Rows):
-    """Log hazards: the blend is their mean with these weights, its loss the negative log partial likelihood.
+    """Predicted log hazards: the blend is their weighted mean, its loss the negative log partial likelihood.
 
-    Rows are at risk beside those of the same fold alone, since another fold's models have another base line.
+    Risk sets are formed within folds, since the models of another fold have another baseline hazard.
     """
 
-    def sums(self, weights: FloatArray) -> Sums:
-        """Return the sums over folds (Cox 1972; ties: Breslow 1974)."""
-        k = self.said.shape[1]
-        found = Sums(len(self.said), 0.0, np.zeros(k), np.zeros((k, k)))
+    def compute_sums(self, weights: FloatArray) -> Sums:
+        """Return the loss with its derivatives, summed over folds (Cox 1972; ties: Breslow 1974)."""
+        k = self.outputs.shape[1]
+        total = Sums(len(self.outputs), 0.0, np.zeros(k), np.zeros((k, k)))
         for fold in np.unique(self.fold):
-            own = self.fold == fold
-            design = torch.from_numpy(self.said[own] - self.said[own].mean(0))
+            in_fold = self.fold == fold
+            design = torch.from_numpy(self.outputs[in_fold] - self.outputs[in_fold].mean(0))
             eta = design @ torch.from_numpy(weights)[:, None]
-            at = curve("survival", design, eta, torch.from_numpy(self.y[own]))
-            found += Sums(0, float(at.value), at.gradient[:, 0].numpy(), at.hessian.numpy())
-        return found
+            expansion = expand_loss("survival", design, eta, torch.from_numpy(self.y[in_fold]))
+            total += Sums(0, float(expansion.value), expansion.gradient[:, 0].numpy(), expansion.hessian.numpy())
+        return total
 
 
-ROWS: dict[Task, type[Rows]] = {"classification": Chances, "regression": Values, "survival": Hazards}
-"""The rows of each task."""
+ROWS: dict[Task, type[Rows]] = {"classification": Probabilities, "regression": Values, "survival": Hazards}
+"""The class of rows for each task."""
 
 
 @dataclass(frozen=True)
 class Descent:
-    """Newton's steps on the simplex, by quadratic programmes: what is known after some evaluations of a loss.
+    """The state of Newton's method on the simplex, whose steps are the solutions of quadratic programmes.
 
-    Of a mixture a step that is far from the end goes only a part of the way to where a weight is nought: no row's
-    probability falls to less than a tenth in one step. Where the loss has not gone down, half of the step is tried.
+    For a mixture, a step that is far from the optimum goes only a part of the way to the boundary, so that no row's
+    probability falls to less than a tenth in one step. Where the loss has not decreased, half of the step is tried.
 
     Attributes:
-        weights: ``(K,)`` with the least loss so far.
-        mixture: whether what is said are probabilities.
-        at: the sums there; ``None`` before the first are known.
-        step: from there to where the parabola has its least.
-        length: part of the step that is tried next.
-        done: whether nothing is left to gain.
+        weights: the weights ``(K,)`` with the smallest loss so far.
+        mixture: whether outputs are probabilities.
+        sums: the sums at these weights; ``None`` before the first evaluation.
+        step: the vector from the weights to the minimum of the local quadratic model.
+        length: the fraction of the step that is tried next.
+        converged: whether the loss cannot be reduced further.
 
-    Source: Nesterov 2018, Lectures on Convex Optimization, section 5.2 (of self-concordant losses, as the log loss is).
+    Source: Nesterov 2018, Lectures on Convex Optimization, section 5.2 (self-concordant losses such as the log loss).
     """
 
     weights: FloatArray
     mixture: bool
-    at: Sums | None = None
+    sums: Sums | None = None
     step: FloatArray | None = None
     length: float = 1.0
-    done: bool = False
+    converged: bool = False
 
     @classmethod
-    def of(cls, candidates: int, *, mixture: bool) -> Self:
-        """Return the beginning: K equal weights."""
+    def start(cls, candidates: int, *, mixture: bool) -> Self:
+        """Return the state before the first step, with K equal weights."""
         return cls(np.full(candidates, 1 / candidates), mixture)
 
     @property
-    def trial(self) -> FloatArray:
-        """The weights ``(K,)`` at which sums are needed next."""
+    def trial_weights(self) -> FloatArray:
+        """Return the weights ``(K,)`` at which sums are needed next."""
         return self.weights if self.step is None else self.weights + self.length * self.step
 
-    def told(self, at: Sums) -> Descent:
-        """Return what is known with the sums at :attr:`trial`."""
-        if self.at is not None and self.step is not None and self.length > _SHORTEST:
-            slope = float(self.at.gradient @ self.step)
-            if at.value > self.at.value + 1e-4 * self.length * slope:
+    def advance(self, sums: Sums) -> Descent:
+        """Return the state that follows from the sums at :attr:`trial_weights`."""
+        if self.sums is not None and self.step is not None and self.length > _SHORTEST:
+            slope = float(self.sums.gradient @ self.step)
+            if sums.value > self.sums.value + 1e-4 * self.length * slope:
                 return replace(self, length=self.length / 2)
-        weights, hessian = self.trial, (at.hessian + at.hessian.T) / 2
-        step = simplex_qp(hessian / 2, at.gradient - hessian @ weights) - weights
+        weights, hessian = self.trial_weights, (sums.hessian + sums.hessian.T) / 2
+        step = simplex_qp(hessian / 2, sums.gradient - hessian @ weights) - weights
         length, decrement = 1.0, float(step @ hessian @ step)
-        if self.mixture and decrement > _NEAR**2 and step.min() < 0:
+        if self.mixture and decrement > _FULL_STEP**2 and step.min() < 0:
             down = step < 0
             length = min(1.0, _SHARE * float((weights[down] / -step[down]).min()))
-        gain = -float(at.gradient @ step)
-        return replace(self, weights=weights, at=at, step=step, length=length, done=gain <= 1e-10 * (1 + abs(at.value)))
+        gain = -float(sums.gradient @ step)
+        return replace(
+            self, weights=weights, sums=sums, step=step, length=length, converged=gain <= 1e-10 * (1 + abs(sums.value))
+        )
 
     @property
     def prior(self) -> Prior:
-        """What was learnt: the weights, and the mean loss around them."""
-        if self.at is None or self.at.rows == 0:
-            none = np.zeros((len(self.weights), len(self.weights)))
-            return Prior(self.weights, 0.0, none[0], none)
-        at = self.at
-        return Prior(self.weights, at.value / at.rows, at.gradient / at.rows, at.hessian / at.rows)
+        """Return the weights, and the expansion of the mean loss around them."""
+        if self.sums is None or self.sums.rows == 0:
+            zeros = np.zeros((len(self.weights), len(self.weights)))
+            return Prior(self.weights, 0.0, zeros[0], zeros)
+        rows, sums = self.sums.rows, self.sums
+        return Prior(self.weights, sums.value / rows, sums.gradient / rows, sums.hessian / rows)
 
 
-def pooled_weights(sums: Callable[[FloatArray], Sums], candidates: int, *, mixture: bool) -> Prior:
-    """Return the weights with the least loss over the rows of all sites.
+def minimise_pooled_loss(sums: Callable[[FloatArray], Sums], candidates: int, *, mixture: bool) -> Prior:
+    """Return the weights that minimise the loss over the rows of all sites.
 
     Args:
-        sums: of all sites, for weights ``(K,)``: the sums of what :meth:`Rows.sums` gives.
-        candidates: K.
-        mixture: whether what is said are probabilities; see :class:`Descent`.
+        sums: returns, for weights ``(K,)``, the results of :meth:`Rows.compute_sums` added up over sites.
+        candidates: the number K of candidate models.
+        mixture: whether outputs are probabilities; see :class:`Descent`.
 
     Example:
-        >>> rows = Chances(np.array([[0.9, 0.1], [0.2, 0.8]]), np.zeros(2), np.zeros(2, int))
-        >>> pooled_weights(rows.sums, 2, mixture=True).weights.round(2).tolist()
+        >>> rows = Probabilities(np.array([[0.9, 0.1], [0.2, 0.8]]), np.zeros(2), np.zeros(2, int))
+        >>> minimise_pooled_loss(rows.compute_sums, 2, mixture=True).weights.round(2).tolist()
         [0.6, 0.4]
     """
-    return _least(sums, Descent.of(candidates, mixture=mixture)).prior
+    return _minimise_loss(sums, Descent.start(candidates, mixture=mixture)).prior
 
 
-def site_weights(rows: Rows, prior: Prior, prior_rows: float) -> FloatArray:
-    """Return a site's own weights ``(K,)``, as if ``prior_rows`` more rows of it had said what all sites' rows say.
+def shrink_site_weights(rows: Rows, prior: Prior, prior_rows: float) -> FloatArray:
+    """Return the weights ``(K,)`` of a site, shrunk towards those of all sites as by ``prior_rows`` additional rows.
 
-    Of probabilities these are pseudo-counts ``prior_rows * prior.weights`` (a Dirichlet prior); else the mean loss of
-    all rows, exact for the squared error, and to second order for the partial likelihood. Of values the site's errors
-    count in units of its best candidate's, the others' in units of the pooled blend's: normal noise with a variance of
-    the site. So a site whose targets can be told exactly is not drowned by what others cannot tell.
+    For probabilities the additional rows are pseudo-counts ``prior_rows * prior.weights`` (a Dirichlet prior).
+    Otherwise they have the mean loss of all rows, which is exact for the squared error and of second order for the
+    partial likelihood. For values, the site's errors count in units of its best candidate's error and the errors of all
+    sites in units of the pooled blend's, which amounts to normal noise with a variance for each site: a site whose
+    targets are easy to predict is not dominated by sites whose targets are not.
     """
-    if np.isinf(prior_rows) or len(rows.said) == 0:
+    if np.isinf(prior_rows) or len(rows.outputs) == 0:
         return prior.weights
-    if isinstance(rows, Chances):
-        return _em(rows.sums, prior.weights, prior_rows)
+    if isinstance(rows, Probabilities):
+        return _run_em(rows.compute_sums, prior.weights, prior_rows)
     if isinstance(rows, Values) and prior.value > 0:
         prior_rows *= rows.noise / prior.value
-    return _newton(rows.sums, prior, prior_rows)
+    return _run_newton(rows.compute_sums, prior, prior_rows)
 
 
-def learnt(sites: Sequence[Rows], prior_rows: float) -> tuple[Prior, list[FloatArray]]:
-    """Return what all sites learn together, and each one's own weights."""
-    prior = pooled_weights(_of_all(sites), sites[0].said.shape[1], mixture=isinstance(sites[0], Chances))
-    return prior, [site_weights(rows, prior, prior_rows) for rows in sites]
+def learn_weights(sites: Sequence[Rows], prior_rows: float) -> tuple[Prior, list[FloatArray]]:
+    """Return the expansion around the weights of all sites, and the weights of each site."""
+    prior = minimise_pooled_loss(
+        _make_total_sums(sites), sites[0].outputs.shape[1], mixture=isinstance(sites[0], Probabilities)
+    )
+    return prior, [shrink_site_weights(rows, prior, prior_rows) for rows in sites]
 
 
-def chosen_prior(sites: Sequence[Rows]) -> float:
-    """Return the number of rows for the prior whose weights, learnt without a fold, have the least loss on that fold.
+def choose_prior_rows(sites: Sequence[Rows]) -> float:
+    """Return the number of prior rows with the smallest cross-validated loss.
 
-    The loss is summed over folds and sites, so that sites send one number for each of :data:`PRIORS`.
+    The weights are learnt without one fold and evaluated on it. Losses are summed over folds and sites, so that a site
+    sends one number for each of :data:`PRIORS`.
     """
-    found = np.zeros(len(PRIORS))
+    losses = np.zeros(len(PRIORS))
     for fold in np.unique(np.concatenate([rows.fold for rows in sites])):
-        others = [rows.take(rows.fold != fold) for rows in sites]
-        held = [rows.take(rows.fold == fold) for rows in sites]
-        prior, _ = learnt(others, float("inf"))
-        for number, prior_rows in enumerate(PRIORS):
-            own = [site_weights(rows, prior, prior_rows) for rows in others]
-            found[number] += sum(rows.sums(w).value for rows, w in zip(held, own, strict=True) if len(rows.said))
-    return PRIORS[int(found.argmin())]
+        training_rows = [rows.select(rows.fold != fold) for rows in sites]
+        test_rows = [rows.select(rows.fold == fold) for rows in sites]
+        prior, _ = learn_weights(training_rows, float("inf"))
+        for index, prior_rows in enumerate(PRIORS):
+            weights_by_site = [shrink_site_weights(rows, prior, prior_rows) for rows in training_rows]
+            losses[index] += sum(
+                rows.compute_sums(w).value
+                for rows, w in zip(test_rows, weights_by_site, strict=True)
+                if len(rows.outputs)
+            )
+    return PRIORS[int(losses.argmin())]
 
 
-def evidence(task: Task, y: NDArray[Any], said: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """Return what :class:`Rows` are made of, of targets and what each candidate says of them.
+def prepare_outputs(task: Task, y: NDArray[Any], predictions: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
+    """Return the outputs ``(n, K)`` and targets of :class:`Rows`, from the targets and each candidate's predictions.
 
     Args:
-        task: of the targets.
+        task: the task of the models.
         y: ``(n,)`` classes or ``(n, ...)`` values, or ``(n, 2)`` times and events.
-        said: of each candidate ``(n, C)`` logits, or ``(n, 1)`` or ``(n,)`` values or log hazards.
+        predictions: for each candidate, ``(n, C)`` logits, or ``(n, 1)`` or ``(n,)`` values or log hazards.
     """
     if task == "classification":
-        chances = [softmax(one, axis=1)[np.arange(len(y)), y] for one in said]
-        return np.stack(chances, 1), y.astype(np.float64)
-    flat = np.stack([one.reshape(-1) for one in said], 1).astype(np.float64)
+        probabilities = [softmax(prediction, axis=1)[np.arange(len(y)), y] for prediction in predictions]
+        return np.stack(probabilities, 1), y.astype(np.float64)
+    flat = np.stack([prediction.reshape(-1) for prediction in predictions], 1).astype(np.float64)
     return flat, y.astype(np.float64) if task == "survival" else y.reshape(-1).astype(np.float64)
 
 
-def few(weights: FloatArray) -> FloatArray:
-    """Return ``weights`` without those below :data:`LEAST`."""
-    kept = np.where(weights < LEAST, 0.0, weights)
-    total: FloatArray = kept / kept.sum()
-    return total
+def drop_small_weights(weights: FloatArray) -> FloatArray:
+    """Return ``weights`` with those below :data:`SMALLEST_WEIGHT` set to 0, normalised to sum to one."""
+    remaining = np.where(weights < SMALLEST_WEIGHT, 0.0, weights)
+    normalised: FloatArray = remaining / remaining.sum()
+    return normalised
 
 
-def guarded(rows: Rows, weights: FloatArray, own: Sequence[int]) -> FloatArray:
-    """Return a site's ``weights``, or those of its best own model alone where the blend errs more at its held-out rows.
+def guard_weights(rows: Rows, weights: FloatArray, local: Sequence[int]) -> FloatArray:
+    """Return ``weights``, or all weight on the site's best local model if the blend has larger errors on held-out rows.
 
-    The best own model is that with the least squared error. The blend errs more where the signed-rank test of the rows'
-    squared errors says so: one-sided, with :data:`ERROR`. In ranks one far row cannot hide all others, as it can in a
-    mean. The mean of all rows but that which speaks most for the blend has to agree: what is a little worse on most
-    rows and much better on several is what a blend is for. Too few rows can say nothing.
+    The best local model is that with the smallest squared error. The errors of the blend are larger if a one-sided
+    signed-rank test of the rows' squared errors rejects equality at the level :data:`BLEND_LEVEL`. Ranks keep one
+    distant row from hiding all others, as it can in a mean. In addition, the mean difference has to agree when the row
+    that
+    favours the blend most is left out: a blend that is slightly worse on most rows and much better on several serves
+    its purpose. Very few rows never suffice to reject.
 
     The best of several models has smaller errors on the rows by which it was selected than on others. The level of the
     test is therefore divided by the number of local models that might be the best one (Bonferroni). These are all
-    except those with larger errors than the best one by the same test at the level :data:`WORSE`.
+    except those with larger errors than the best one by the same test at the level :data:`RIVAL_LEVEL`.
 
-    Of values alone. Where a class is rare, log losses that are a little more on most rows and much less on a few are
-    what good probabilities have; and survival has no losses of single rows.
+    Only blends of values are guarded. For a rare class, good probabilities have log losses that are slightly larger on
+    most rows and much smaller on a few, and in survival analysis single rows have no loss.
 
     Args:
-        rows: of the site.
-        weights: ``(K,)``, learnt there.
-        own: which of the K candidates are models of the site alone.
+        rows: the rows of the site.
+        weights: the weights ``(K,)`` of the site.
+        local: indices of the candidates that were trained at this site only.
 
     Source: Wilcoxon 1945, Individual comparisons by ranking methods, Biometrics Bulletin 1(6).
     """
-    if not own or not isinstance(rows, Values):
+    if not local or not isinstance(rows, Values):
         return weights
-    errors = (rows.said - rows.y[:, None]) ** 2
-    best = min(own, key=lambda k: float(errors[:, k].sum()))
-    rivals = sum(_signed_rank_p(errors[:, k] - errors[:, best]) >= WORSE for k in own if k != best)
-    worse = (rows.said @ weights - rows.y) ** 2 - errors[:, best]
-    if len(worse) == 0 or worse.sum() <= worse.min() or _signed_rank_p(worse) >= ERROR / (1 + rivals):
+    errors = (rows.outputs - rows.y[:, None]) ** 2
+    best = min(local, key=lambda k: float(errors[:, k].sum()))
+    rivals = sum(_signed_rank_p(errors[:, k] - errors[:, best]) >= RIVAL_LEVEL for k in local if k != best)
+    worse = (rows.outputs @ weights - rows.y) ** 2 - errors[:, best]
+    if len(worse) == 0 or worse.sum() <= worse.min() or _signed_rank_p(worse) >= BLEND_LEVEL / (1 + rivals):
         return weights
-    alone: FloatArray = np.eye(len(weights))[best]
-    return alone
+    best_only: FloatArray = np.eye(len(weights))[best]
+    return best_only
 
 
 def _signed_rank_p(differences: FloatArray) -> float:
@@ -335,21 +355,25 @@ def _signed_rank_p(differences: FloatArray) -> float:
     return float(wilcoxon(differences, alternative="greater").pvalue) if len(differences) else 1.0
 
 
-def _of_all(sites: Sequence[Rows]) -> Callable[[FloatArray], Sums]:
+def _make_total_sums(sites: Sequence[Rows]) -> Callable[[FloatArray], Sums]:
+    """Return the function that adds up the sums of all sites at given weights."""
+
     def sums(weights: FloatArray) -> Sums:
-        first, *others = (rows.sums(weights) for rows in sites)
-        return sum(others, first)
+        first, *remaining = (rows.compute_sums(weights) for rows in sites)
+        return sum(remaining, first)
 
     return sums
 
 
-def _em(sums: Callable[[FloatArray], Sums], prior: FloatArray, prior_rows: float) -> FloatArray:
-    """The most probable weights, by EM from the prior ones; the duality gap says when they are near enough."""
+def _run_em(sums: Callable[[FloatArray], Sums], prior: FloatArray, prior_rows: float) -> FloatArray:
+    """Return the weights of greatest posterior probability, by EM from the prior weights until the duality gap is
+    small.
+    """
     weights = 0.5 * prior + 0.5 / len(prior)
     for _ in range(_STEPS):
-        at = sums(weights)
-        counts = prior_rows * prior - weights * at.gradient
-        total = prior_rows + at.rows
+        site_sums = sums(weights)
+        counts = prior_rows * prior - weights * site_sums.gradient
+        total = prior_rows + site_sums.rows
         slopes = counts / weights.clip(1e-300)
         weights = counts / counts.sum()
         if slopes.max() <= (1 + _CLOSE) * total:
@@ -357,22 +381,24 @@ def _em(sums: Callable[[FloatArray], Sums], prior: FloatArray, prior_rows: float
     return weights
 
 
-def _newton(sums: Callable[[FloatArray], Sums], prior: Prior, prior_rows: float) -> FloatArray:
-    """The weights of least loss from the prior ones, with what ``prior_rows`` more rows would say."""
+def _run_newton(sums: Callable[[FloatArray], Sums], prior: Prior, prior_rows: float) -> FloatArray:
+    """Return the weights that minimise the loss of the site plus the expected loss of ``prior_rows`` additional
+    rows.
+    """
 
     def objective(weights: FloatArray) -> Sums:
-        at, away = sums(weights), weights - prior.weights
-        slope = prior.hessian @ away
-        value = at.value + prior_rows * float(away @ (0.5 * slope + prior.gradient))
-        gradient = at.gradient + prior_rows * (slope + prior.gradient)
-        return Sums(at.rows, value, gradient, at.hessian + prior_rows * prior.hessian)
+        site_sums, change = sums(weights), weights - prior.weights
+        slope = prior.hessian @ change
+        value = site_sums.value + prior_rows * float(change @ (0.5 * slope + prior.gradient))
+        gradient = site_sums.gradient + prior_rows * (slope + prior.gradient)
+        return Sums(site_sums.rows, value, gradient, site_sums.hessian + prior_rows * prior.hessian)
 
-    return _least(objective, Descent(prior.weights, mixture=False)).weights
+    return _minimise_loss(objective, Descent(prior.weights, mixture=False)).weights
 
 
-def _least(loss: Callable[[FloatArray], Sums], descent: Descent) -> Descent:
+def _minimise_loss(loss: Callable[[FloatArray], Sums], descent: Descent) -> Descent:
     for _ in range(EXCHANGES):
-        descent = descent.told(loss(descent.trial))
-        if descent.done:
+        descent = descent.advance(loss(descent.trial_weights))
+        if descent.converged:
             break
     return descent

@@ -59,14 +59,14 @@ class ColumnScale:
         """Return the model of unscaled columns that is equivalent to ``fit``, a model of scaled columns.
 
         Args:
-            fit: a fit whose ``slopes`` belong to the first columns and whose ``own`` slopes belong to the others.
+            fit: a fit whose ``slopes`` belong to the first columns and whose ``local`` slopes belong to the others.
             intercept: whether the model has an intercept, which then absorbs the means.
         """
         shared = len(fit.slopes)
         slopes = fit.slopes / self.deviation[:shared, None]
-        local_slopes = fit.own / self.deviation[shared:, None]
+        local_slopes = fit.local / self.deviation[shared:, None]
         shift = self.mean @ torch.cat([slopes, local_slopes]) if intercept else 0.0
-        return replace(fit, bias=fit.bias - shift, slopes=slopes, own=local_slopes)
+        return replace(fit, bias=fit.bias - shift, slopes=slopes, local=local_slopes)
 
     def restore_summary(self, summary: Summary, outputs: int) -> Summary:
         """Return ``summary``, which is about slopes of scaled columns, in terms of slopes of unscaled columns."""

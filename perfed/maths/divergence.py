@@ -16,27 +16,29 @@ from perfed.errors import PerfedError
 _SIZES = (4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 
 
-def cut(dtype: torch.dtype) -> float:
-    """Singular values below this part of the largest have no gradient: 1e-3 in float32, 1.5e-7 in float64.
+def singular_value_cutoff(dtype: torch.dtype) -> float:
+    """Return the fraction of the largest singular value below which a singular value has no gradient.
 
-    They are roots of eigenvalues of a Gram matrix, whose rounding is a few eps of the largest eigenvalue (measured: at
-    most 5 eps where the rank is not full, up to 2000 rows and 500 columns); a direction that has no more is noise.
-    The gradient's part of a singular value that is t times the largest has an error near eps / t^2 of its size; without
-    the part the error is the whole of it. ``10 sqrt(eps)`` is at 100 eps in the eigenvalues, where the error is 1 %. In
-    float32 that would be 3e-3; 1e-3, 8 eps in the eigenvalues, keeps all that can be told from noise.
+    It is 1e-3 in float32 and 1.5e-7 in float64. Singular values are computed as roots of eigenvalues of a Gram matrix,
+    whose rounding is a few eps of the largest eigenvalue (measured: at most 5 eps without full rank, up to 2000 rows
+    and 500 columns), so that a smaller direction is noise. The gradient's part of a singular value that is t times the
+    largest has a relative error near eps / t^2, and leaving the part out has the relative error 1. ``10 sqrt(eps)``
+    corresponds to 100 eps in the eigenvalues and an error of 1 %. In float32 that would be 3e-3; 1e-3, which is 8 eps
+    in the eigenvalues, keeps everything that can be distinguished from noise.
     """
     return min(1e-3, 10 * math.sqrt(torch.finfo(dtype).eps))
 
 
 def centred_nuclear_norm(x: Tensor, counts: Sequence[int]) -> Tensor:
-    """Nuclear norm of matrices whose rows sum to zero, with its gradient in closed form.
+    """Return the nuclear norm of matrices whose rows sum to zero, with its gradient in closed form.
 
     The square roots of the eigenvalues of the smaller Gram matrix give the norm, and the polar factor the gradient;
-    singular values below :func:`cut` of the largest are left out of the gradient, where they only amplify rounding.
+    singular values below :func:`singular_value_cutoff` of the largest are left out of the gradient, where they only
+    amplify rounding.
 
     Args:
         x: ``(matrices, rows, k)``; the rows of matrix p beyond ``counts[p]`` are zero.
-        counts: real rows of each matrix, in decreasing order.
+        counts: the number of real rows of each matrix, in decreasing order.
 
     Returns:
         ``(matrices,)``.
@@ -51,7 +53,9 @@ def centred_nuclear_norm(x: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def refuse_second_derivative() -> None:
-    """In a backward pass whose gradient is taken for constant: an error where it is to be differentiated again."""
+    """Raise ``PerfedError`` in a backward pass that is itself to be differentiated, which treats the gradient as
+    constant.
+    """
     if torch.is_grad_enabled():
         raise PerfedError(
             "the distance between Gaussians has no second derivative: with it, hf-maml's variant 'exact' is impossible"
@@ -63,7 +67,7 @@ class _NuclearNorm(torch.autograd.Function):
     def forward(ctx: FunctionCtx, x: Tensor, counts: tuple[int, ...]) -> Tensor:
         value = x.new_zeros(len(counts))
         polar = torch.zeros_like(x)
-        edges = _edges(counts, x.shape[2])
+        edges = _group_by_size(counts, x.shape[2])
         gram: Tensor | None = None
         for (first, size), (stop, _) in pairwise(edges):
             part = x[first:stop, : min(size, x.shape[1])]
@@ -94,8 +98,8 @@ class _NuclearNorm(torch.autograd.Function):
         return grads[0][:, None, None] * polar, None
 
 
-def _edges(counts: Sequence[int], k: int) -> list[tuple[int, int]]:
-    """Runs of matrices treated together: ``(first matrix, padded size)`` and a closing entry."""
+def _group_by_size(counts: Sequence[int], k: int) -> list[tuple[int, int]]:
+    """Return runs of matrices that are treated together, as ``(first matrix, padded size)``, and a closing entry."""
     edges: list[tuple[int, int]] = []
     for index, count in enumerate(counts):
         if count > k:
@@ -111,10 +115,13 @@ def _edges(counts: Sequence[int], k: int) -> list[tuple[int, int]]:
 
 
 def inverse_root(gram: Tensor, counts: Tensor | None, centred: bool = False) -> tuple[Tensor, Tensor]:
-    """Trace of G^(1/2), and the pseudo-inverse of G^(1/2), for positive semi-definite G ``(p, s, s)``.
+    """Return the trace and the pseudo-inverse of ``G^(1/2)`` for positive semi-definite G ``(p, s, s)``.
 
-    ``counts`` real rows of each (None: all): the padding is given a diagonal above all eigenvalues, which decouples it.
-    ``centred``: one eigenvalue is zero because the rows sum to zero; it is left out.
+    Args:
+        gram: G.
+        counts: the number of real rows of each matrix; ``None`` for all. The padding is given a diagonal above all
+            eigenvalues, which decouples it.
+        centred: whether one eigenvalue is zero because rows sum to zero; it is left out.
     """
     if counts is not None:
         position = torch.arange(gram.shape[1], device=gram.device)
@@ -122,54 +129,55 @@ def inverse_root(gram: Tensor, counts: Tensor | None, centred: bool = False) -> 
         trace = gram.diagonal(dim1=1, dim2=2).sum(1, keepdim=True)
         gram = gram + torch.diag_embed(padding * (2 * trace + torch.finfo(gram.dtype).tiny))
     values, vectors = torch.linalg.eigh(gram)
-    # Zero but for rounding: the square root would make it large.
+    # These values are zero up to rounding, which the square root would amplify.
     values.masked_fill_(values <= 4 * torch.finfo(gram.dtype).eps * values[:, -1:], 0)
     if counts is not None:
         values.masked_fill_(padding, 0)
     if centred:
         values[:, 0] = 0
     roots = values.sqrt_()
-    floor = (cut(gram.dtype) * roots.amax(1, keepdim=True)).clamp_min_(torch.finfo(gram.dtype).tiny)
+    floor = (singular_value_cutoff(gram.dtype) * roots.amax(1, keepdim=True)).clamp_min_(torch.finfo(gram.dtype).tiny)
     inverse = roots.reciprocal().masked_fill_(roots <= floor, 0)
     return roots.sum(1), torch.bmm(vectors * inverse.unsqueeze(1), vectors.transpose(1, 2))
 
 
 def sample_w2(x: Tensor, y: Tensor, counts: Sequence[int]) -> Tensor:
-    """Squared 2-Wasserstein distance between the Gaussians fitted to two sets of equally many samples.
+    """Return the squared 2-Wasserstein distance between the Gaussians fitted to two equally large sets of samples.
 
-    FLIC's authors' program estimates the distance to an anchor by it, with y drawn from the anchor.
+    The program of FLIC's authors estimates the distance to an anchor in this way, with y sampled from the anchor.
 
     Args:
         x, y: ``(sets, rows, k)``; rows beyond ``counts`` are ignored. Gradients flow to x and to the mean of y.
-        counts: samples in each set, in decreasing order.
+        counts: the number of samples in each set, in decreasing order.
 
     Returns:
         ``(sets,)``.
     """
-    cx, mx, sx, n = moments(x, counts)
-    cy, my, sy, _ = moments(y, counts)
+    cx, mx, sx, n = compute_moments(x, counts)
+    cy, my, sy, _ = compute_moments(y, counts)
     cy, sy = cy.detach(), sy.detach()
     # tr (Sx^(1/2) Sy Sx^(1/2))^(1/2) is the nuclear norm of Cx Cy^T / (n - 1), which no pairing of rows changes.
     cross = centred_nuclear_norm(cx @ cy.transpose(1, 2), counts)
-    rest = (n - 1).clamp_min(1)
-    return (mx - my).square().sum(1) + (sx + sy - 2 * cross) / rest
+    denominator = (n - 1).clamp_min(1)
+    return (mx - my).square().sum(1) + (sx + sy - 2 * cross) / denominator
 
 
-def moments(x: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Centred rows (zero beyond the counts), mean, sum of squares of the centred rows, and the counts."""
+def compute_moments(x: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return centred rows (zero beyond the counts), means, sums of squares of the centred rows, and the counts."""
     n = torch.tensor(counts, dtype=x.dtype, device=x.device)
     valid = (torch.arange(x.shape[1], device=x.device) < n[:, None]).to(x.dtype)[:, :, None]
     x = x * valid
     mean = x.sum(1) / n[:, None]
     centred = (x - mean[:, None]) * valid
-    # Of rows that are all alike only rounding is left, which has no direction.
+    # Identical rows differ by rounding only, which has no meaningful direction.
     floor = mean.square().sum(1) * n * (4 * torch.finfo(x.dtype).eps) ** 2
     centred = centred * (centred.square().sum((1, 2)) > floor)[:, None, None]
     return centred, mean, centred.square().sum((1, 2)), n
 
 
 def mean_kernel(x: Tensor, weight: Tensor, gammas: Sequence[float]) -> Tensor:
-    """``sum_ij w_i w_j k(x_i, x_j)``, k the sum of the Gaussian kernels ``exp(-gamma |x - y|^2)`` over ``gammas``.
+    """Return ``sum_ij w_i w_j k(x_i, x_j)``, k the sum of the Gaussian kernels ``exp(-gamma |x - y|^2)`` over
+    ``gammas``.
 
     With weights p of one set's samples and -q of another's, both of sum 1, it is the squared maximum mean discrepancy
     between the two (Gretton et al. 2012, "A Kernel Two-Sample Test", eq. 5).
@@ -177,7 +185,7 @@ def mean_kernel(x: Tensor, weight: Tensor, gammas: Sequence[float]) -> Tensor:
     Args:
         x: ``(sets, rows, k)``.
         weight: ``(sets, rows)``; 0 for padding.
-        gammas: one over twice the variance of each kernel.
+        gammas: for each kernel, one over twice its variance.
 
     Returns:
         ``(sets,)``.
@@ -191,8 +199,10 @@ def mean_kernel(x: Tensor, weight: Tensor, gammas: Sequence[float]) -> Tensor:
     return torch.einsum("sij,si,sj->s", kernel, weight, weight)
 
 
-def cka(first: Tensor, second: Tensor) -> Tensor:
-    """Centred kernel alignment ``<HKH, HLH> / (|HKH| |HLH|)`` of Gram matrices, between 0 and 1; 0 for a constant one.
+def compute_cka(first: Tensor, second: Tensor) -> Tensor:
+    """Return the centred kernel alignment ``<HKH, HLH> / (|HKH| |HLH|)`` of Gram matrices, from 0 to 1.
+
+    It is 0 for a constant Gram matrix.
 
     Args:
         first, second: K and L, ``(..., m, m)``, of the same m samples.
@@ -204,17 +214,17 @@ def cka(first: Tensor, second: Tensor) -> Tensor:
 
     Example:
         >>> k = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-        >>> float(cka(k, 3 * k))
+        >>> float(compute_cka(k, 3 * k))
         1.0
     """
-    one, other = _centred(first), _centred(second)
-    norms = one.flatten(-2).norm(dim=-1) * other.flatten(-2).norm(dim=-1)
+    centred_first, centred_second = _centre_gram(first), _centre_gram(second)
+    norms = centred_first.flatten(-2).norm(dim=-1) * centred_second.flatten(-2).norm(dim=-1)
     sizes = first.detach().flatten(-2).norm(dim=-1) * second.detach().flatten(-2).norm(dim=-1)
-    # Of constant features rounding alone is left, and its gradient would be anything.
+    # Constant features leave nothing but rounding, whose gradient would be arbitrary.
     floor = torch.finfo(first.dtype).eps * sizes + torch.finfo(first.dtype).tiny ** 0.5
-    aligned = (one * other).sum((-2, -1)) / norms.clamp_min(floor)
+    aligned = (centred_first * centred_second).sum((-2, -1)) / norms.clamp_min(floor)
     return torch.where(norms > floor, aligned, torch.zeros_like(aligned))
 
 
-def _centred(gram: Tensor) -> Tensor:
+def _centre_gram(gram: Tensor) -> Tensor:
     return gram - gram.mean(-1, keepdim=True) - gram.mean(-2, keepdim=True) + gram.mean((-2, -1), keepdim=True)

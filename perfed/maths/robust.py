@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from perfed.maths.aggregate import convert_like
-from perfed.tree import Tree, leaves, map_leaves
+from perfed.tree import Tree, iterate_leaves, map_leaves
 
 _NUMBERS = 1 << 18
 """Largest number of values that are sorted at once: a block of columns."""
@@ -90,8 +90,8 @@ def bound_updates(stacked: Tree, current: Tree, bound: float) -> dict[str, Any]:
         >>> [[round(v, 3) for v in row] for row in bound_updates(stacked, current, 1.0)["w"].tolist()]
         [[0.6, 0.8], [0.3, 0.4]]
     """
-    now = dict(leaves(current))
-    changes = {path: x - now[path] for path, x in leaves(stacked) if x.is_floating_point()}
+    now = dict(iterate_leaves(current))
+    changes = {path: x - now[path] for path, x in iterate_leaves(stacked) if x.is_floating_point()}
     if not changes:
         return dict(stacked)
     norms = torch.stack([t.double().reshape(len(t), -1).square().sum(1) for t in changes.values()]).sum(0).sqrt()
@@ -128,7 +128,7 @@ def _reduce_sorted(x: Tensor, weights: Tensor, reduce: Callable[[Tensor, Tensor]
 
 
 def _map_paths(tree: Tree, fn: Callable[[str, Tensor], Tensor]) -> dict[str, Any]:
-    """Return ``fn(path, tensor)`` of every tensor, with paths as :func:`perfed.tree.leaves` has them."""
-    values = {path: fn(path, tensor) for path, tensor in leaves(tree)}
+    """Return ``fn(path, tensor)`` of every tensor, with paths as :func:`perfed.tree.iterate_leaves` has them."""
+    values = {path: fn(path, tensor) for path, tensor in iterate_leaves(tree)}
     paths = iter(values)
     return map_leaves(tree, lambda _, t: values[next(paths)])

@@ -1,4 +1,4 @@
-"""Small quadratic programmes over the simplex: the one every client of FedPAC has, and the projection."""
+"""Small quadratic programmes over the simplex, such as that of every client of FedPAC, and the projection onto it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FloatArray = NDArray[np.float64]
 
 # Ridges tried in turn, and the duality gaps that end the search or are still accepted, as parts of the problem's scale.
 RIDGES = (0.0, 1e-12, 1e-8, 1e-7, 1e-5, 1e-4)
-# A matrix that this ridge does not make positive definite is taken for one that is not semi-definite.
+# A matrix that is not positive definite with this ridge is regarded as not semi-definite.
 ROUNDING = 1e-7
 CLOSE, ACCEPTED = 1e-13, 5e-9
 
@@ -25,26 +25,27 @@ class QPFailed(PerfedError):
 
 
 def simplex_qp(matrix: ArrayLike, linear: ArrayLike | None = None) -> FloatArray:
-    """The point of the simplex that minimises ``a^T P a + q^T a``: ``a >= 0``, ``sum a = 1``.
+    """Return the point of the simplex that minimises ``a^T P a + q^T a`` with ``a >= 0``, ``sum a = 1``.
 
-    First the minimiser on the plane ``sum a = 1``, without the variables that it makes negative, and so on; then
-    Wolfe's algorithm: while the gradient says that another variable would help, the one that helps most comes in, and
-    those that the minimiser on the plane of all these makes negative go out. Where P is singular, the smallest ridge
-    r that solves it is added, from 1e-12 to 1e-4 of the largest entry of P (or of q, if that is larger); no part of P
-    is dropped, and the ridge's own effect is removed by proximal steps, ``r |a - last|^2``. The duality gap with P as
-    given tells whether the point is good: it bounds the error of the objective, at most 5e-9 of that entry, and as a
-    rule at most 1e-13.
+    The search starts with the minimiser on the plane ``sum a = 1``, from which negative variables are removed
+    repeatedly. Wolfe's algorithm follows: while the gradient shows that another variable would reduce the objective,
+    the most effective one is added, and variables that are negative in the minimiser on the new plane are removed.
+    Where P is singular, the smallest sufficient ridge r is added, from 1e-12 to 1e-4 of the largest entry of P (or of
+    q, if that is larger); no part of P is dropped, and proximal steps ``r |a - last|^2`` remove the effect of the
+    ridge. The duality gap
+    with the original P bounds the error of the objective: it is at most 5e-9 of that entry, and usually at most 1e-13.
 
     Args:
         matrix: P, ``(m, m)``, symmetric positive semi-definite up to rounding, of any scale; may be zero.
-        linear: q, ``(m,)``; None for zero.
+        linear: q, ``(m,)``; ``None`` for zero.
 
     Returns:
-        ``(m,)`` float64, not negative, summing to one up to rounding. Several minimisers: any (for P = 0, all equal).
+        ``(m,)`` float64, not negative, summing to one up to rounding. If there are several minimisers, one of them; for
+        P = 0 and no q, equal weights.
 
     Raises:
-        QPFailed: entries that are not finite; P not symmetric or not positive semi-definite.
-        PerfedError: a wrong shape.
+        QPFailed: if entries are not finite, or P is not symmetric or not positive semi-definite.
+        PerfedError: if a shape is wrong.
 
     Source: Wolfe 1976, Mathematical Programming 11, for P of inner products and no q; the problem is Eq. 11 of Xu,
     Tong, Huang 2023.
@@ -53,12 +54,12 @@ def simplex_qp(matrix: ArrayLike, linear: ArrayLike | None = None) -> FloatArray
         >>> simplex_qp([[1.0, 0.0], [0.0, 3.0]]).round(9).tolist()
         [0.75, 0.25]
     """
-    p, q = _normalised(matrix, linear)
+    p, q = _normalise_problem(matrix, linear)
     best, gap = np.empty(0), np.inf
     for ridge in RIDGES:
-        for a, found in _proximal_points(p, q, ridge):
-            if found < gap:
-                best, gap = a, found
+        for a, candidate_gap in _iterate_proximal_points(p, q, ridge):
+            if candidate_gap < gap:
+                best, gap = a, candidate_gap
         if gap <= CLOSE or (gap == np.inf and ridge >= ROUNDING):
             break
     if not gap <= ACCEPTED:
@@ -68,7 +69,7 @@ def simplex_qp(matrix: ArrayLike, linear: ArrayLike | None = None) -> FloatArray
 
 
 def nearest_on_simplex(point: ArrayLike) -> FloatArray:
-    """The point of the simplex nearest to ``point`` ``(m,)``: the Euclidean projection, by :func:`simplex_qp`.
+    """Return the Euclidean projection of ``point`` ``(m,)`` onto the simplex, by :func:`simplex_qp`.
 
     Example:
         >>> nearest_on_simplex([0.9, 0.5, -3.0]).round(9).tolist()
@@ -78,12 +79,14 @@ def nearest_on_simplex(point: ArrayLike) -> FloatArray:
     return simplex_qp(np.eye(len(v)), -2 * v)
 
 
-def _proximal_points(p: FloatArray, q: FloatArray, ridge: float) -> Iterator[tuple[FloatArray, float]]:
-    """Solutions with ``ridge |a - last|^2`` added, and their duality gaps without it, while those at least halve."""
+def _iterate_proximal_points(p: FloatArray, q: FloatArray, ridge: float) -> Iterator[tuple[FloatArray, float]]:
+    """Yield solutions with ``ridge |a - last|^2`` added and their duality gaps without it, while the gaps at least
+    halve.
+    """
     a, last = np.zeros(len(p)), np.inf
     with suppress(ValueError):  # not positive definite to working precision
         while True:
-            a = _active_set(p + ridge * np.eye(len(p)), q - 2 * ridge * a)
+            a = _minimise_definite(p + ridge * np.eye(len(p)), q - 2 * ridge * a)
             gradient = 2 * p @ a + q
             gap = float(gradient @ a - gradient.min())
             yield a, gap
@@ -92,8 +95,10 @@ def _proximal_points(p: FloatArray, q: FloatArray, ridge: float) -> Iterator[tup
             last = gap
 
 
-def _normalised(matrix: ArrayLike, linear: ArrayLike | None) -> tuple[FloatArray, FloatArray]:
-    """P and q divided by a power of two that brings the largest entry near 1; q shifted to start at zero."""
+def _normalise_problem(matrix: ArrayLike, linear: ArrayLike | None) -> tuple[FloatArray, FloatArray]:
+    """Return P and q divided by a power of two that brings the largest entry near 1, with q shifted to start at
+    zero.
+    """
     p = np.asarray(matrix, dtype=np.float64)
     if p.ndim != 2 or p.shape[0] != p.shape[1] or not len(p):
         raise PerfedError(f"matrix must be square and not empty, not of shape {p.shape}")
@@ -110,9 +115,11 @@ def _normalised(matrix: ArrayLike, linear: ArrayLike | None) -> tuple[FloatArray
     return (p + p.T) / 2, q
 
 
-def _active_set(p: FloatArray, q: FloatArray) -> FloatArray:
-    """Minimiser for positive definite P, by Wolfe's algorithm from where :func:`_pruned` ends."""
-    a = _pruned(p, q)
+def _minimise_definite(p: FloatArray, q: FloatArray) -> FloatArray:
+    """Return the minimiser for positive definite P by Wolfe's algorithm, from the result of
+    :func:`_minimise_by_pruning`.
+    """
+    a = _minimise_by_pruning(p, q)
     value = a @ p @ a + q @ a
     while True:
         gradient, rounding = 2 * p @ a + q, 2 * np.abs(p) @ a + q
@@ -120,57 +127,57 @@ def _active_set(p: FloatArray, q: FloatArray) -> FloatArray:
         best = int(slope.argmin())
         if slope[best] >= 0:
             return a
-        grown = _with(best, a, p, q)
-        lower = grown @ p @ grown + q @ grown
-        if lower >= value:  # all that is left is rounding
+        candidate = _add_variable(best, a, p, q)
+        lower = candidate @ p @ candidate + q @ candidate
+        if lower >= value:  # the remaining slope is rounding
             return a
-        a, value = grown, lower
+        a, value = candidate, lower
 
 
-def _with(new: int, a: FloatArray, p: FloatArray, q: FloatArray) -> FloatArray:
-    """A better point of the variables of ``a`` and ``new``: the minimiser on their plane, without those in its way."""
+def _add_variable(new: int, a: FloatArray, p: FloatArray, q: FloatArray) -> FloatArray:
+    """Return a better point with the variable ``new`` added and the variables removed that would become negative."""
     a = a.copy()
-    chosen = np.union1d(np.flatnonzero(a), [new])
+    support = np.union1d(np.flatnonzero(a), [new])
     while True:
-        held, target = a[chosen], _on_plane(p, q, chosen)
+        current, target = a[support], _minimise_on_plane(p, q, support)
         falling = np.flatnonzero(target <= 0)
         if not len(falling):
-            a[chosen] = target / target.sum()
+            a[support] = target / target.sum()
             return a
-        steps = held[falling] / (held[falling] - target[falling]).clip(np.finfo(float).tiny)
+        steps = current[falling] / (current[falling] - target[falling]).clip(np.finfo(float).tiny)
         first = int(steps.argmin())
-        moved = (held + steps[first] * (target - held)).clip(0)
+        moved = (current + steps[first] * (target - current)).clip(0)
         moved[falling[first]] = 0
-        a[chosen] = moved
-        chosen = np.delete(chosen, falling[first])
+        a[support] = moved
+        support = np.delete(support, falling[first])
 
 
-def _pruned(p: FloatArray, q: FloatArray) -> FloatArray:
-    """The minimiser with ``sum a = 1`` alone, without the variables that it makes negative, until none is.
+def _minimise_by_pruning(p: FloatArray, q: FloatArray) -> FloatArray:
+    """Return the minimiser on ``sum a = 1`` after repeatedly removing variables that are negative in it.
 
-    Often the solution itself, in about five solves.
+    This is often the solution itself, after about five solves.
     """
-    chosen = np.arange(len(p))
+    support = np.arange(len(p))
     while True:
-        found = _on_plane(p, q, chosen)
-        positive = found > 0
+        minimiser = _minimise_on_plane(p, q, support)
+        positive = minimiser > 0
         if positive.all():
             a = np.zeros(len(p))
-            a[chosen] = found / found.sum()
+            a[support] = minimiser / minimiser.sum()
             return a
-        chosen = chosen[positive]
+        support = support[positive]
 
 
-def _on_plane(p: FloatArray, q: FloatArray, chosen: NDArray[np.intp]) -> FloatArray:
-    """The minimiser over the chosen variables with ``sum a = 1`` alone.
+def _minimise_on_plane(p: FloatArray, q: FloatArray, support: NDArray[np.intp]) -> FloatArray:
+    """Return the minimiser over the variables in ``support`` subject to ``sum a = 1`` only.
 
     Raises:
-        ValueError: P is not positive definite there to working precision.
+        ValueError: if P is not positive definite to working precision for these variables.
     """
-    right = np.stack([np.ones(len(chosen)), -q[chosen] / 2], axis=1)
-    _, solved, info = dposv(p[chosen][:, chosen], right)
+    right = np.stack([np.ones(len(support)), -q[support] / 2], axis=1)
+    _, solutions, info = dposv(p[support][:, support], right)
     if info:
         raise ValueError("not positive definite to working precision")
-    free, shift = solved.T
-    found: FloatArray = shift + free * (1 - shift.sum()) / free.sum()
-    return found
+    free, shift = solutions.T
+    minimiser: FloatArray = shift + free * (1 - shift.sum()) / free.sum()
+    return minimiser

@@ -243,7 +243,7 @@ def extension_class(name: str) -> type[Extension]:
         >>> extension_class("proximal")(mu=0.1)
         Proximal(mu=0.1)
     """
-    own = EXTENSIONS.own(name)
+    own = EXTENSIONS.resolve_name(name)
     if own not in EXTENSIONS:
         raise PerfedError(f"unknown extension '{own}'; allowed: {', '.join(sorted(EXTENSIONS))}, or module:NAME")
     return EXTENSIONS[own]

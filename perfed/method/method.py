@@ -19,7 +19,7 @@ from perfed.method.disclosure import Disclosure
 from perfed.method.exchange import Clients, ServerState
 from perfed.method.extension import Extension
 from perfed.model.chain import Chain, Model
-from perfed.model.placement import SHARED, Placement, place
+from perfed.model.placement import SHARED, Placement, place_parameters
 from perfed.settings import LISTED
 from perfed.training.cohort import Cohort
 from perfed.training.settings import LocalTraining
@@ -154,7 +154,7 @@ class Method(LocalTraining):
     def all_settings(self) -> dict[str, Any]:
         """Every setting of the method and its extensions; of equal names the method's, then the first extension's."""
         parts = (*reversed(self.extensions), self)
-        found = {key: part.stated(key) for part in parts for key in part.model_dump(exclude={"extensions"})}
+        found = {key: part.to_plain_setting(key) for part in parts for key in part.model_dump(exclude={"extensions"})}
         return {key: found[key] for key in sorted(found)}
 
     def notes(self, federation: Federation, model: Model) -> list[str]:
@@ -174,4 +174,4 @@ class Method(LocalTraining):
         Raises:
             PerfedError: a rule of ``placement`` matches nothing.
         """
-        return place(chain, {**self.default_placement}, {**self.layer_placement, **self.placement})
+        return place_parameters(chain, {**self.default_placement}, {**self.layer_placement, **self.placement})

@@ -11,7 +11,7 @@ from perfed.errors import PerfedError
 from perfed.method.extension import Extension
 from perfed.method.method import Method
 from perfed.participation.policy import POLICIES, policy_id, policy_names, qualified_name
-from perfed.plugins import BLEND, POOLED, SKLEARN, Registry, bare_name, known_as, own_name
+from perfed.plugins import BLEND, POOLED, SKLEARN, Registry, bare_name, import_registered, match_name
 
 Differs = Literal["features", "labels", "domains", "speeds", "nothing"]
 """What differs between the clients that a method is made for."""
@@ -143,15 +143,15 @@ def entry(name: str) -> Entry:
     written, plus, policy = name.rpartition("+")
     if plus and ":" in policy:  # a policy in a file of the user's
         policy = policy_id(policy)
-        name = f"{own_name(written, 'method')}+{bare_name(policy)}"
+        name = f"{import_registered(written, 'method')}+{bare_name(policy)}"
     else:
-        written, name = name, own_name(name, "method")
+        written, name = name, import_registered(name, "method")
     base, _, policy_name = name.rpartition("+")
     known, under_policy = _meant(name, known_names()), _meant(base, method_names())
-    METHODS.check_own(written, known or under_policy or name)
+    METHODS.check_registration(written, known or under_policy or name)
     if known is not None:
         return METHODS[known]
-    if under_policy is not None and (registered := known_as(policy_name, POLICIES)):
+    if under_policy is not None and (registered := match_name(policy_name, POLICIES)):
         policy = policy if ":" in policy else qualified_name(registered)
         full_name, summary = f"{under_policy}+{policy}", f"{under_policy} under the participation policy {policy}"
         return replace(
@@ -183,7 +183,7 @@ def method_id(name: str) -> str:
 def _meant(name: str, known: Sequence[str]) -> str | None:
     """The one of the ``known`` names that is meant: itself in any case, or the title of its method."""
     titles = {METHODS[own].title.casefold(): own for own in known if METHODS[own].title}
-    return known_as(name, known) or titles.get(name.casefold())
+    return match_name(name, known) or titles.get(name.casefold())
 
 
 def _nearest(name: str) -> str:

@@ -15,7 +15,7 @@ from perfed.method.method import Method
 from perfed.method.registry import register
 from perfed.model.chain import STAGES, Parameters
 from perfed.training.cohort import Cohort
-from perfed.training.step import Step, mean_loss, with_penalties
+from perfed.training.step import Step, add_penalties, mean_loss
 
 
 @register("apfl", title="APFL")
@@ -53,13 +53,13 @@ class APFL(Method):
         """w and v together, each mini-batch for both."""
         cohort.load(shared)
         local, mixed = dict(cohort.state["local"]), cohort.shared_parameters
-        objective = with_penalties(mean_loss, cohort.penalties)
+        objective = add_penalties(mean_loss, cohort.penalties)
         statistics = cohort.personal().keys() - set(cohort.personal_parameters)
         apart = {name: cohort.model[name].clone() for name in statistics}
 
         def both(step: Step) -> Tensor:
-            fixed, v = {name: tensor.detach() for name, tensor in step.params.items()}, step.of_set("local")
-            at_w = objective(step.with_params(step.of_set("w")))
+            fixed, v = {name: tensor.detach() for name, tensor in step.params.items()}, step.set_parameters("local")
+            at_w = objective(step.with_params(step.set_parameters("w")))
             return at_w + objective(step.with_params(v | self.mixture(mixed, v, fixed)))
 
         cohort.penalties = ()  # both losses have them

@@ -11,7 +11,17 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed.data.labels import Task
-from perfed.maths.blending import ROWS, Descent, Prior, Rows, Sums, evidence, few, guarded, site_weights
+from perfed.maths.blending import (
+    ROWS,
+    Descent,
+    Prior,
+    Rows,
+    Sums,
+    drop_small_weights,
+    guard_weights,
+    prepare_outputs,
+    shrink_site_weights,
+)
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
@@ -29,7 +39,7 @@ class Blending(Method):
     blocks of C outputs (logits, values or log hazards), and last the number of the fold. A round is one exchange. The
     server sends weights, and clients reply with sums over their samples: how many, the loss, its gradient and its
     Hessian. With the pooled weights, and the loss around them, each client has its own. Of values it keeps its best own
-    model where these err more (:func:`~perfed.maths.blending.guarded`).
+    model where these err more (:func:`~perfed.maths.blending.guard_weights`).
 
     It has no name for experiments: who knows the candidates makes it.
     """
@@ -62,14 +72,14 @@ class Blending(Method):
 
     def descent(self, server: ServerState) -> Descent:
         """Return where the rounds so far have led."""
-        found, told = Descent.of(self.candidates, mixture=self.task == "classification"), server.told
+        found, told = Descent.start(self.candidates, mixture=self.task == "classification"), server.told
         for rows, value, gradient, hessian in zip(*(told[name].numpy() for name in _SUMS), strict=True):
-            found = found.told(Sums(float(rows), float(value), gradient, hessian))
+            found = found.advance(Sums(float(rows), float(value), gradient, hessian))
         return found
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange: weights down, sums up."""
-        reply = clients.run(self.blend_sums, weights=torch.from_numpy(self.descent(server).trial))
+        reply = clients.run(self.blend_sums, weights=torch.from_numpy(self.descent(server).trial_weights))
         new = {name: reply.blend[name].double().sum(0)[None] for name in _SUMS}
         server.told = {name: torch.cat([server.told[name], new[name]]) for name in _SUMS}
 
@@ -82,7 +92,7 @@ class Blending(Method):
 
     def blend_sums(self, cohort: Cohort, weights: Tensor) -> Reply:
         """Sum over the samples: all that leaves a client."""
-        found = [rows.sums(weights[row].cpu().double().numpy()) for row, rows in enumerate(self._rows(cohort))]
+        found = [rows.compute_sums(weights[row].cpu().double().numpy()) for row, rows in enumerate(self._rows(cohort))]
         stacked = {name: np.stack([np.asarray(getattr(at, name), dtype=np.float64) for at in found]) for name in _SUMS}
         return Reply(blend={name: torch.from_numpy(values).to(cohort.device) for name, values in stacked.items()})
 
@@ -92,8 +102,8 @@ class Blending(Method):
         for row, rows in enumerate(self._rows(cohort)):
             weights, value, gradient, hessian = (payload["pooled"][name][row].cpu().numpy() for name in _PRIOR)
             prior = Prior(weights, float(value), gradient, hessian)
-            learnt = few(site_weights(rows, prior, self.prior_rows))
-            found.append(guarded(rows, learnt, self.own))
+            learnt = drop_small_weights(shrink_site_weights(rows, prior, self.prior_rows))
+            found.append(guard_weights(rows, learnt, self.own))
         cohort.scratch["weights"] = torch.from_numpy(np.stack(found)).to(cohort.device)
 
     def predict(self, cohort: Cohort, x: Tensor) -> Tensor:
@@ -113,7 +123,7 @@ class Blending(Method):
         for start, count in zip(samples.starts.tolist(), samples.counts.tolist(), strict=True):
             x, y = (part[start : start + count].cpu().numpy() for part in (samples.x, samples.y))
             said = x[:, :-1].reshape(count, self.candidates, -1).astype(np.float64)
-            rows, targets = evidence(self.task, y, list(said.swapaxes(0, 1)))
+            rows, targets = prepare_outputs(self.task, y, list(said.swapaxes(0, 1)))
             yield ROWS[self.task](rows, targets, x[:, -1].astype(np.int64))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 import perfed.methods.presets  # noqa: F401 - registers methods and presets
-from perfed.errors import PerfedError, first_problem
+from perfed.errors import PerfedError, summarise_validation_error
 from perfed.method.extension import Extension, extension_class
 from perfed.method.method import Method
 from perfed.method.registry import entry
@@ -79,4 +79,4 @@ def _checked(cls: type[Any], values: Mapping[str, Any], where: str) -> Any:
     try:
         return cls.model_validate(dict(values))
     except ValidationError as error:
-        raise first_problem(error, where) from None
+        raise summarise_validation_error(error, where) from None

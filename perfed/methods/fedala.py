@@ -17,7 +17,7 @@ from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
 from perfed.model.chain import STAGES, Parameters
 from perfed.training.cohort import Cohort
-from perfed.training.early_stopping import until_converged
+from perfed.training.early_stopping import train_until_converged
 from perfed.training.step import Step, mean_loss
 from perfed.training.steprules import CustomStep, Gradient
 
@@ -74,17 +74,17 @@ class FedALA(FedAvg):
         weights = {name: w.clone() for name, w in cohort.state["aggregation"]["weights"].items()}
 
         def loss(step: Step) -> Tensor:
-            w = step.of_set("weights")
-            return mean_loss(step.with_params({n: step.of(old[n]).lerp(step.params[n], w[n]) for n in w}))
+            w = step.set_parameters("weights")
+            return mean_loss(step.with_params({n: step.select_rows(old[n]).lerp(step.params[n], w[n]) for n in w}))
 
         def clipped(w: Parameters, gradient: Gradient, batches: Sequence[Step]) -> Parameters:
             return {name: (w[name] - self.eta * g).clamp(0, 1) for name, g in gradient(w, batches[0]).items()}
 
-        data = cohort.samples().part(self.share, cohort.key("aggregation"))
+        data = cohort.samples().select_share(self.share, cohort.key("aggregation"))
         learn = partial(cohort.fit, (), also={"weights": weights}, loss=loss, samples=data, update=CustomStep(clipped))
         apart = torch.stack([(cohort.model[n] != old[n]).flatten(1).any(1) for n in weights]).any(0)
-        with cohort.rehearsal():
+        with cohort.trial_fits():
             learn(epochs=(apart & known).long().cpu().numpy())
-            until_converged(cohort, learn, (apart & ~known).cpu().numpy())
+            train_until_converged(cohort, learn, (apart & ~known).cpu().numpy())
         cohort.model.update({name: old[name].lerp(cohort.model[name], w) for name, w in weights.items()})
         cohort.state["aggregation"] = {"weights": weights, "learnt": known | apart}

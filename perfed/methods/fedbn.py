@@ -9,7 +9,7 @@ from perfed.method.disclosure import PARAMETERS, ROWS, Disclosure
 from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
 from perfed.model.chain import Chain
-from perfed.model.placement import PERSONAL, Placement, place
+from perfed.model.placement import PERSONAL, Placement, place_parameters
 
 RULE = "BatchNorm"
 
@@ -45,4 +45,4 @@ class FedBN(FedAvg):
                 f"fedbn keeps batch-norm personal, but the model has none; add {stage}.batch_norm=true, and "
                 f"{stage}.kind=mlp where it is neither mlp nor cnn"
             )
-        return place(chain, self.default_placement, {RULE: PERSONAL, **self.placement})
+        return place_parameters(chain, self.default_placement, {RULE: PERSONAL, **self.placement})

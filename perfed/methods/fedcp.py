@@ -56,7 +56,7 @@ class FedCP(FedAvg):
 
     def adapt(self, model: Model) -> Model:
         """Two heads and the policy in place of the head."""
-        return model.with_head(PolicyHeads, "fedcp gives every client two heads")
+        return model.replace_head(PolicyHeads, "fedcp gives every client two heads")
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """The shared parameters, and the context: the product of the personal head's matrices, summed over its rows."""
@@ -67,7 +67,7 @@ class FedCP(FedAvg):
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """All but the general head, then the mean of both heads for the others."""
         self.personalise(cohort, shared=shared)
-        trained = [name for name in cohort.trainable(STAGES) if not name.startswith("head.general.")]
+        trained = [name for name in cohort.trainable_names(STAGES) if not name.startswith("head.general.")]
         cohort.fit(trained, epochs=self.local_epochs, loss=partial(self.loss, shared))
         general = set(cohort.shared_parameters).difference(trained)
         means = {n: (cohort.model[n] + cohort.model[n.replace("general", "personal", 1)]) / 2 for n in general}
@@ -75,6 +75,11 @@ class FedCP(FedAvg):
 
     def loss(self, received: Parameters, step: Step) -> Tensor:
         """``CE + lam MMD^2(f, f^g)``, f^g in evaluation mode."""
-        f_g = step.still({n: step.of(t) for n, t in received.items()}).representation().flatten(2).detach()
+        f_g = (
+            step.in_evaluation_mode({n: step.select_rows(t) for n, t in received.items()})
+            .representation()
+            .flatten(2)
+            .detach()
+        )
         both, weight = torch.cat([step.representation().flatten(2), f_g], 1), torch.cat([step.weight, -step.weight], 1)
         return mean_loss(step) + self.lam * mean_kernel(both, weight, [1 / 20, 1 / 30, 1 / 40, 1 / 100])

@@ -49,7 +49,7 @@ class FedDBE(FedAvg):
 
     def adapt(self, model: Model) -> Model:
         """The bias memory before the head."""
-        return model.before_head(lambda shape, outputs: BiasMemory(shape), "feddbe shifts what the head gets")
+        return model.insert_before_head(lambda shape, outputs: BiasMemory(shape), "feddbe shifts what the head gets")
 
     def prepare(self, server: ServerState, clients: Clients) -> None:
         """The consensus: mean of the features over all clients' samples."""
@@ -61,7 +61,9 @@ class FedDBE(FedAvg):
         """Mean of each client's features after training a copy of the model."""
         cohort.load(shared)
         copy = {name: tensor.clone() for name, tensor in cohort.model.items()}
-        cohort.fit([n for n in cohort.trainable(STAGES) if n != "head.0.bias"], epochs=self.local_epochs, params=copy)
+        cohort.fit(
+            [n for n in cohort.trainable_names(STAGES) if n != "head.0.bias"], epochs=self.local_epochs, params=copy
+        )
         means = [part.mean(0) for part in cohort.representation(params=copy).split(cohort.samples().counts.tolist())]
         return Reply(means={"head.0.consensus": torch.stack(means)}, num_samples=cohort.num_samples)
 

@@ -79,7 +79,9 @@ class FedFomo(Method):
         for client, found in others.items():
             mine = rng.key(key, client)
             liked = server.preferences[client]["weights"].tolist()
-            shuffled = [found[j] for j in rng.order(rng.bits(rng.key(mine, "order"), len(found))).tolist()]
+            shuffled = [
+                found[j] for j in rng.draw_permutation(rng.random_bits(rng.key(mine, "order"), len(found))).tolist()
+            ]
             best = sorted(shuffled, key=lambda other: -liked[place[other]])
             sent[client] = []
             for explore in (rng.uniform(rng.key(mine, "explore"), count) < epsilon).tolist():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from perfed import rng
 from perfed.errors import PerfedError
-from perfed.maths.divergence import cka
+from perfed.maths.divergence import compute_cka
 from perfed.method.declared import FederationInfo
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.registry import register
@@ -52,7 +52,7 @@ class FedHeNN(Local):
 
     def kernels(self, cohort: Cohort, key: Tensor) -> Reply:
         """K_i ``(n, points, points)``."""
-        return Reply(kernel=_gram(cohort.forward(self.inputs(cohort, key), stages=cohort.chain.before("head"))))
+        return Reply(kernel=_gram(cohort.forward(self.inputs(cohort, key), stages=cohort.chain.stages_before("head"))))
 
     def train_aligned(self, cohort: Cohort, key: Tensor, kernel: Tensor) -> Reply:
         """Train all stages together, towards the mean kernel of the clients."""
@@ -77,10 +77,10 @@ class FedHeNN(Local):
 
     def _alignment(self, cohort: Cohort, x: Tensor, kernel: Tensor) -> Penalty:
         def value(step: Step) -> Tensor:
-            still, z = step.still(), step.of(x)
-            for stage in step.chain.before("head"):
+            still, z = step.in_evaluation_mode(), step.select_rows(x)
+            for stage in step.chain.stages_before("head"):
                 z = still.apply(stage, z)
-            return self.eta * (1 - cka(_gram(z), step.of(kernel)))
+            return self.eta * (1 - compute_cka(_gram(z), step.select_rows(kernel)))
 
         return value
 

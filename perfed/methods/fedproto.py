@@ -74,7 +74,7 @@ class FedProto(Local):
         if self.predict_with == "classifier" or "means" not in cohort.scratch:
             return cohort.forward(x)
         means = cohort.scratch["means"]
-        features = cohort.forward(x, stages=cohort.chain.before("head")).flatten(2)
+        features = cohort.forward(x, stages=cohort.chain.stages_before("head")).flatten(2)
         distances = _squared_distances(features, means["mean"])
         known = means["known"][:, None]
         farthest = distances.masked_fill(~known, 0).amax(-1, keepdim=True)

@@ -35,7 +35,7 @@ class FedRoD(FedAvg):
 
     def adapt(self, model: Model) -> Model:
         """The model as it is; it must have a head."""
-        return model.with_head(lambda head, shape: head, "fedrod gives every client a second head")
+        return model.replace_head(lambda head, shape: head, "fedrod gives every client a second head")
 
     def sets(self) -> dict[str, ParameterSet]:
         """The personal head, which never leaves the client."""
@@ -55,8 +55,8 @@ class FedRoD(FedAvg):
 
         def value(step: Step) -> Tensor:
             g = step.output()
-            p = step.apply("head", step.representation().detach(), params=step.of_set("personal"))
-            balanced = step.losses(g + step.of(log_counts)[:, None])
+            p = step.apply("head", step.representation().detach(), params=step.set_parameters("personal"))
+            balanced = step.losses(g + step.select_rows(log_counts)[:, None])
             personal = step.losses(g.detach() + p)
             return ((balanced + personal) * step.weight).sum(1)
 
@@ -64,6 +64,6 @@ class FedRoD(FedAvg):
 
     def predict(self, cohort: Cohort, x: Tensor) -> Tensor:
         """Logits ``g + p``: those of the shared head and of the personal one."""
-        features = cohort.forward(x, stages=cohort.chain.before("head"))
+        features = cohort.forward(x, stages=cohort.chain.stages_before("head"))
         g = cohort.forward(features, stages=("head",))
         return g + cohort.forward(features, stages=("head",), params=cohort.state["personal_head"])

@@ -55,7 +55,7 @@ class GPFL(FedAvg):
 
     def adapt(self, model: Model) -> Model:
         """The valve before the head, with an embedding for each of its outputs."""
-        return model.before_head(Valve, "gpfl puts a valve before the head")
+        return model.insert_before_head(Valve, "gpfl puts a valve before the head")
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """The shared parameters, and the client's own condition."""
@@ -71,7 +71,7 @@ class GPFL(FedAvg):
 
     def loss(self, received: Tensor, step: Step) -> Tensor:
         """Of the personal path, in angle and in magnitude of the global one, and of the sizes."""
-        frozen = step.of(received)
+        frozen = step.select_rows(received)
         f_g = step.apply("head.0", step.representation(), {"head.0.condition": frozen.mean(1)}).flatten(2)
         angle = normalize(f_g, dim=2) @ normalize(step.params["head.0.embeddings"], dim=2).mT
         distance: Tensor = torch.linalg.vector_norm(f_g - frozen.take_along_dim(step.y[:, :, None], 1), dim=2)

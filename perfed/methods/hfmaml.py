@@ -64,7 +64,7 @@ class HFMAML(Method):
         if self.variant == "first-order":
             return outer
         if self.variant == "exact":
-            curved = gradient.along(outer, w, batches[2])
+            curved = gradient.multiply_hessian(outer, w, batches[2])
         else:
             ahead = gradient({name: t + self.delta * outer[name] for name, t in w.items()}, batches[2])
             behind = gradient({name: t - self.delta * outer[name] for name, t in w.items()}, batches[2])

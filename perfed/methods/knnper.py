@@ -115,7 +115,7 @@ class KNNPer(FedAvg):
         inside = torch.from_numpy(position < samples.counts[:, None])
         keys = rng.key(cohort.key("memory").cpu()[:, None], torch.from_numpy(position))
         kept = np.ceil(self.capacity * samples.counts - 1e-9).astype(np.int64)
-        drawn = rng.order(keys.masked_fill(~inside, torch.iinfo(torch.int64).max))[:, : int(kept.max())]
+        drawn = rng.draw_permutation(keys.masked_fill(~inside, torch.iinfo(torch.int64).max))[:, : int(kept.max())]
         held = torch.from_numpy(position[: int(kept.max())] < kept[:, None])
         index = (torch.from_numpy(samples.starts)[:, None] + drawn).masked_fill(~held, 0).to(cohort.device)
         return Memory(cohort.representation().flatten(1)[index], samples.y[index], held.to(cohort.device))
@@ -124,7 +124,7 @@ class KNNPer(FedAvg):
         """``log(interpolation * kNN + (1 - interpolation) * softmax)``."""
         if "memory" not in cohort.scratch:  # the model as local training left it
             cohort.scratch["memory"] = asdict(self.remember(cohort))
-        before = cohort.chain.before("head")
+        before = cohort.chain.stages_before("head")
         features = cohort.forward(x, stages=before)
         logits = cohort.forward(features, stages=cohort.chain.stages[len(before) :])
         memory = Memory(**cohort.scratch["memory"])

@@ -14,9 +14,9 @@ from perfed.data.client import Client
 from perfed.data.labels import Task
 from perfed.errors import PerfedError
 from perfed.maths.column_scale import ColumnScale, scale_summary, shared_scale
-from perfed.maths.departures import Varied, varied
+from perfed.maths.departures import Varied, pool_with_factors
 from perfed.maths.glm import Site, SiteFit, Summary
-from perfed.maths.pooling import Pooled, pooled
+from perfed.maths.pooling import Pooled, pool_summaries
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import Clients, Reply, ServerState, each
 from perfed.method.registry import register
@@ -148,7 +148,7 @@ class Mixed(Local):
                 (step * _fill_unknown_scales(server.pooled.get("scale", step.new_ones(len(step))))[:, None]).abs().max()
             )
             step = step * (_FARTHEST / length.clamp_min(_FARTHEST))
-        pulls = {"of_all": found.of_all, "of_site": found.of_site}
+        pulls = {"of_all": found.shared_pull, "of_site": found.site_pull}
         server.pooled = {
             **server.pooled,
             "weight": weight + step,
@@ -188,13 +188,16 @@ class Mixed(Local):
         estimate: Pooled | Varied
         if self._by_column or self._by_site:
             factors = {"by_column": self._by_column, "by_site": self._by_site}
-            estimate = varied(summaries, of_all, total, **factors, outputs=outputs)
+            estimate = pool_with_factors(summaries, of_all, total, **factors, outputs=outputs)
         else:
-            estimate = pooled(summaries, of_all, of_site, total)
+            estimate = pool_summaries(summaries, of_all, of_site, total)
         if scale is None:
             return estimate
         return replace(
-            estimate, weight=estimate.weight / scale, of_all=estimate.of_all * unit, of_site=estimate.of_site * unit
+            estimate,
+            weight=estimate.weight / scale,
+            shared_pull=estimate.shared_pull * unit,
+            site_pull=estimate.site_pull * unit,
         )
 
     def _shrunk_mean(self, server: ServerState) -> Tensor:
@@ -252,7 +255,7 @@ class Mixed(Local):
             fit = site.fit(weight, *_pulls(row, **payload), newton=self.solver == "newton")
             _write(cohort, row, scale.restore_fit(fit, intercept=cohort.task != "survival"))
             fits.append((site, fit, scale))
-        cohort.forget()
+        cohort.drop_features()
         return fits
 
     def _column_scale(self, client: Client, x: Tensor, row: int, pooled: dict[str, Tensor], **_: Any) -> ColumnScale:
@@ -304,7 +307,7 @@ def _pulls(
 
 def _write(cohort: Cohort, row: int, fit: SiteFit) -> None:
     """Make the site's model the working one of its row; of two classes each gets half of the logit."""
-    slopes = {"weight": fit.slopes.T, "own": fit.own.T}
+    slopes = {"weight": fit.slopes.T, "own": fit.local.T}
     if not any(name.endswith(".own") for name in cohort.model):
         slopes = {"weight": torch.cat([*slopes.values()], 1)}
     for name, working in cohort.model.items():

@@ -77,7 +77,7 @@ class PFedMe(Method):
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """theta and w, mini-batch by mini-batch."""
         cohort.load(shared)
-        own = cohort.trainable(STAGES)
+        own = cohort.trainable_names(STAGES)
         settings = cohort.optimizer(own)
         theta = {name: cohort.model[name].clone() for name in cohort.shared_parameters}
 

@@ -92,9 +92,9 @@ class Scaffold(Method):
         of_domains = cohort.num_samples.new_zeros(cohort.n, cohort.num_domains)
 
         def correct(step: Step, grads: Parameters) -> Parameters:
-            if step.seen:
-                of_domains[torch.from_numpy(step.rows)] += next(iter(step.seen.values()))
-            return {name: g + step.of(drift[name]) if name in drift else g for name, g in grads.items()}
+            if step.present_domains:
+                of_domains[torch.from_numpy(step.rows)] += next(iter(step.present_domains.values()))
+            return {name: g + step.select_rows(drift[name]) if name in drift else g for name, g in grads.items()}
 
         cohort.fit(STAGES, epochs=self.local_epochs, update=GradientTransform(correct))
         for name in drift:

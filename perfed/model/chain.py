@@ -1,7 +1,8 @@
-"""Models as chains of stages, ``embedding -> body -> head``, and the presets for each stage.
+"""Models as chains of stages, ``embedding -> body -> head``.
 
-A stage is a factory: called with the shape of one input (no batch axis) it returns any ``torch.nn.Module``.
-A stage may be absent. Where a stage's parameters live is the method's business (:mod:`perfed.model.placement`).
+A stage is defined by a factory that takes the shape of one input (without the batch axis) and returns a
+``torch.nn.Module``. A stage may be absent. The method decides where the parameters of a stage live
+(:mod:`perfed.model.placement`).
 """
 
 from __future__ import annotations
@@ -49,34 +50,34 @@ class Chain(nn.Module):
             self.add_module(name, module)
         for module in self.modules():
             if isinstance(module, BATCH_NORM):
-                module.register_forward_pre_hook(_single_values_by_running_statistics)
+                module.register_forward_pre_hook(_use_running_statistics_for_single_values)
 
     def forward(self, x: Tensor) -> Tensor:
-        """All stages in order; ``x`` is ``(batch, *input_shape)``."""
+        """Return the output of all stages in order for ``x`` ``(batch, *input_shape)``."""
         for name in self.stages:
             x = self.get_submodule(name)(x)
         return x
 
-    def before(self, stage: str) -> tuple[str, ...]:
-        """The stages before ``stage``; all of them if the chain does not have it."""
+    def stages_before(self, stage: str) -> tuple[str, ...]:
+        """Return the names of the stages before ``stage``, or of all stages if the chain does not have it."""
         return self.stages[: self.stages.index(stage)] if stage in self.stages else self.stages
 
     def tensors(self) -> Parameters:
-        """Parameters and buffers by name."""
-        found: Parameters = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        return {name: tensor.detach() for name, tensor in found.items()}
+        """Return parameters and buffers by name, detached."""
+        tensors: Parameters = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
 class Model:
     """A chain of stage factories.
 
     Args:
-        embedding: maps a client's own input to the space that clients share; ``None`` if there is none.
-        body: the representation on top of it; ``None`` for no body.
+        embedding: maps a client's input to the space that clients share; ``None`` for no embedding.
+        body: computes the representation; ``None`` for no body.
         head: the classifier or regressor.
 
     Raises:
-        PerfedError: no stage, or one that is not a function of the shape of one input.
+        PerfedError: if there is no stage, or a stage is not a function of the shape of one input.
 
     Example:
         >>> from perfed.model.presets import linear, mlp
@@ -92,22 +93,22 @@ class Model:
         body: StageFactory | None = None,
         head: StageFactory | None = None,
     ) -> None:
-        given = {"embedding": embedding, "body": body, "head": head}
-        self.factories = {name: factory for name, factory in given.items() if factory is not None}
+        factories = {"embedding": embedding, "body": body, "head": head}
+        self.factories = {name: factory for name, factory in factories.items() if factory is not None}
         if not self.factories:
             raise PerfedError("a model needs at least one stage out of embedding, body, head")
         for name, factory in self.factories.items():
             check_factory(f"model.{name}", factory)
 
-    def with_head(self, make: Callable[[nn.Module, Shape], nn.Module], why: str) -> Model:
-        """The same stages with another head: ``make(head, shape of what it gets)`` in place of the head.
+    def replace_head(self, make: Callable[[nn.Module, Shape], nn.Module], why: str) -> Model:
+        """Return a model with the same stages except for the head, which is ``make(head, shape of the head's input)``.
 
         Raises:
-            PerfedError: there is no head; starts with ``why``.
+            PerfedError: if there is no head; the message starts with ``why``.
 
         Example:
             >>> from perfed.model.presets import linear
-            >>> model = Model(head=linear(3)).with_head(lambda head, shape: nn.Sequential(nn.ReLU(), head), "")
+            >>> model = Model(head=linear(3)).replace_head(lambda head, shape: nn.Sequential(nn.ReLU(), head), "")
             >>> model.build((5,)).get_submodule("head.1")
             Linear(in_features=5, out_features=3, bias=True)
         """
@@ -116,19 +117,19 @@ class Model:
         head = self.factories["head"]
         return Model(**{**self.factories, "head": lambda shape: make(head(shape), shape)})
 
-    def before_head(self, make: Callable[[Shape, int], nn.Module], why: str) -> Model:
-        """The same stages with a layer before the head, which is then ``head.0``, and the head ``head.1``.
+    def insert_before_head(self, make: Callable[[Shape, int], nn.Module], why: str) -> Model:
+        """Return a model with an additional layer before the head: the layer is ``head.0`` and the head ``head.1``.
 
         Args:
-            make: called with the shape of what the head gets and the number of its outputs.
-            why: how the error starts.
+            make: returns the layer, given the shape of the head's input and the number of its outputs.
+            why: the start of the error message.
 
         Raises:
-            PerfedError: there is no head.
+            PerfedError: if there is no head.
 
         Example:
             >>> from perfed.model.presets import linear
-            >>> model = Model(head=linear(3)).before_head(lambda shape, outputs: nn.ReLU(), "")
+            >>> model = Model(head=linear(3)).insert_before_head(lambda shape, outputs: nn.ReLU(), "")
             >>> model.build((5,)).get_submodule("head.0")
             ReLU()
         """
@@ -138,13 +139,13 @@ class Model:
                 outputs = head.eval()(torch.zeros(1, *shape)).shape[1]
             return nn.Sequential(make(shape, outputs), head.train())
 
-        return self.with_head(with_layer, why)
+        return self.replace_head(with_layer, why)
 
     def build(self, input_shape: Shape) -> Chain:
-        """Build every stage for inputs of ``input_shape``; initial values come from torch's generator.
+        """Return the chain for inputs of ``input_shape``; initial values are drawn from torch's global generator.
 
         Raises:
-            PerfedError: a stage does not accept the shape it gets; names the stage and the shape.
+            PerfedError: if a stage does not accept the shape of its input; the message names the stage and the shape.
         """
         modules: dict[str, nn.Module] = {}
         shapes: dict[str, Shape] = {}
@@ -174,12 +175,13 @@ class Model:
 
 
 def check_factory(where: str, factory: Any, options: Mapping[str, Any] | None = None) -> None:
-    """Whether a stage can be built by calling ``factory`` with the shape of one input (and ``options``).
+    """Check that ``factory`` can be called with the shape of one input (and ``options``) to build a stage.
 
-    A module is refused: whether its values are to be kept, or drawn anew for each client and seed, only the user knows.
+    A module is refused, because only the user knows whether its values are to be used or to be initialised for each
+    client and seed.
 
     Raises:
-        PerfedError: it cannot; says what to write.
+        PerfedError: if it cannot be called in this way; the message says what to write.
     """
     if isinstance(factory, nn.Module):
         raise PerfedError(
@@ -192,7 +194,7 @@ def check_factory(where: str, factory: Any, options: Mapping[str, Any] | None = 
         raise PerfedError(f"{where} is a {type(factory).__name__}; {example}")
     try:
         signature = inspect.signature(factory)
-    except (TypeError, ValueError):  # some builtins have none
+    except (TypeError, ValueError):  # some builtins have no signature
         return
     try:
         signature.bind((), **(options or {}))
@@ -202,6 +204,7 @@ def check_factory(where: str, factory: Any, options: Mapping[str, Any] | None = 
 
 
 def _check_parameters(module: nn.Module, stage: str) -> None:
+    """Raise ``PerfedError`` if a stage has lazy layers or two names for one parameter."""
     if any(is_lazy(parameter) for parameter in module.parameters()):
         raise PerfedError(f"model.{stage} has lazy layers; give their sizes, the stage is told the shape of its input")
     owners: dict[int, str] = {}
@@ -213,16 +216,16 @@ def _check_parameters(module: nn.Module, stage: str) -> None:
             )
 
 
-def _single_values_by_running_statistics(module: nn.Module, inputs: tuple[Tensor]) -> None:
-    """Batch-norm in training of one value per channel: by the running statistics, which stay as they are.
+def _use_running_statistics_for_single_values(module: nn.Module, inputs: tuple[Tensor]) -> None:
+    """Switch batch-norm to its running statistics for an input with a single value per channel.
 
-    One value has no variance, and torch refuses it; a client's last mini-batch, or all its data, may be one sample.
-    Layers are put into training mode anew for every mini-batch (:func:`perfed.model.stacked.apply_module`).
+    A single value has no variance, and torch raises an error, but a client's last mini-batch or all its data may be one
+    sample. Layers are put back into training mode for every mini-batch (:func:`perfed.model.stacked.apply_module`).
     """
     if inputs[0].numel() == inputs[0].shape[1]:
         module.eval()
 
 
 def stage_of(name: str) -> str:
-    """The stage that the parameter ``name`` (of another set: ``set/name``) belongs to."""
+    """Return the stage of the parameter ``name``, which may have the form ``set/name``."""
     return name.rpartition("/")[2].split(".", 1)[0]

@@ -1,4 +1,6 @@
-"""The first layer of clients whose columns have names: weights of columns that several have, and of a client's own."""
+"""The first layer for clients with named columns: weights of columns that clients share, and of a client's other
+columns.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,15 @@ from perfed.model.chain import Model, Shape, StageFactory
 
 
 class ColumnLinear(nn.Module):
-    """A linear layer whose first inputs mean the same at all clients, while the others are the client's own.
+    """A linear layer whose first inputs have the same meaning at all clients, while the others are local to the client.
 
     Args:
-        layer: whose values it starts from.
-        shared: how many inputs, the first, mean the same.
+        layer: the layer from which initial values are taken.
+        shared: the number of inputs, from the first, that have the same meaning at all clients.
 
     Attributes:
-        weight: of these ``(out, shared)``.
-        own: of the others ``(out, inputs - shared)``; it stays with the client where ``weight`` is shared.
+        weight: the weights of these inputs ``(out, shared)``.
+        own: the weights of the other inputs ``(out, inputs - shared)``; personal if ``weight`` is shared.
         bias: ``(out,)``, or ``None``.
 
     Example:
@@ -35,38 +37,45 @@ class ColumnLinear(nn.Module):
         self.bias = layer.bias
 
     def extra_repr(self) -> str:
-        """Return how many inputs are shared and own, how many outputs there are, and whether there is a bias."""
+        """Return the numbers of shared and other inputs, the number of outputs, and whether there is a bias."""
         return f"{self.weight.shape[1]} + {self.own.shape[1]}, {self.weight.shape[0]}, bias={self.bias is not None}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply it to inputs ``(..., inputs)``."""
+        """Return the outputs for inputs ``(..., inputs)``."""
         return F.linear(x, torch.cat([self.weight, self.own], -1), self.bias)
 
 
-def by_columns(model: Model, shared: int | None) -> Model:
-    """Return the model whose first stage, if it begins with a linear layer, has a :class:`ColumnLinear` in its place.
+def split_first_layer(model: Model, shared: int | None) -> Model:
+    """Return a model whose first stage has a :class:`ColumnLinear` in place of the linear layer that it begins with, if
+    any.
 
     Args:
-        model: of any stages.
-        shared: how many inputs of each client, the first, mean the same; ``None``: nothing is known of columns.
+        model: the model.
+        shared: the number of inputs, from the first, that have the same meaning at all clients; ``None`` if columns
+            have no names, for which the model is returned unchanged.
     """
     if shared is None:
         return model
-    first, *rest = model.factories
-    return Model(**{first: _named(model.factories[first], shared), **{stage: model.factories[stage] for stage in rest}})
+    first, *later_stages = model.factories
+    return Model(
+        **{
+            first: _wrap_factory(model.factories[first], shared),
+            **{stage: model.factories[stage] for stage in later_stages},
+        }
+    )
 
 
-def _named(factory: StageFactory, shared: int) -> StageFactory:
+def _wrap_factory(factory: StageFactory, shared: int) -> StageFactory:
     def build(shape: Shape) -> nn.Module:
         module = factory(shape)
         if isinstance(module, nn.Linear):
             return ColumnLinear(module, shared)
-        inside: nn.Module = module
-        while isinstance(inside, nn.Sequential) and len(inside):
-            if isinstance(inside[0], nn.Linear):
-                inside[0] = ColumnLinear(inside[0], shared)
+        container: nn.Module = module
+        while isinstance(container, nn.Sequential) and len(container):
+            if isinstance(container[0], nn.Linear):
+                container[0] = ColumnLinear(container[0], shared)
                 break
-            inside = inside[0]
+            container = container[0]
         return module
 
     return build

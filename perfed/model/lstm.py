@@ -21,41 +21,45 @@ from perfed.model.presets import activation_layer
 Vectors = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
-@lru_cache(maxsize=1)  # every stage of every client's model starts from them
+@lru_cache(maxsize=1)  # the same vectors initialise the models of all clients
 def read_vectors(name: str, words: tuple[str, ...], dimension: int) -> Vectors:
-    """Vectors of some words from a file.
+    """Return the vectors of some words from a file.
 
     Args:
         name: a path, or the name of a file in the folders of data (:func:`perfed.data.files.find_file`). ``.npz``
             holds ``words`` (text) and ``vectors (words, dimension)``; any other file is text, a line for each word:
             the word and its numbers, with single spaces between them (GloVe's format).
-        words: the words that are wanted.
-        dimension: numbers of each.
+        words: the words to look up.
+        dimension: the length of a vector.
 
     Returns:
-        Positions in ``words`` of those that the file has, ``(found,)`` ascending, and their vectors
-        ``(found, dimension)`` float32; the first where the file has a word twice.
+        The positions in ``words`` of the words that the file has, ``(n,)`` ascending, and their vectors
+        ``(n, dimension)`` float32. If the file has a word twice, its first vector is used.
 
     Raises:
-        PerfedError: no words to look for, no such file, a line or an array of another size, something that is not a
-            finite number, or none of the words; one line that names the file.
+        PerfedError: if ``words`` is empty, the file does not exist, a line or an array has another size, a value is not
+            a finite number, or the file has none of the words.
     """
     if not words:
         raise PerfedError(f"word vectors '{name}' need data that say which words their token ids are ('tweets')")
     place = {word: position for position, word in enumerate(words)}
     path = Path(name) if Path(name).is_file() else find_file(name)
-    rows = _from_npz(path, place, dimension) if path.suffix == ".npz" else _from_text(path, place, dimension)
+    rows = (
+        _read_npz_vectors(path, place, dimension)
+        if path.suffix == ".npz"
+        else _read_text_vectors(path, place, dimension)
+    )
     if not rows:
         raise PerfedError(f"file '{path}' has vectors for none of the {len(words)} words of the data")
-    found = np.array(sorted(rows), dtype=np.int64)
-    values = np.stack([rows[position] for position in found.tolist()])
+    positions = np.array(sorted(rows), dtype=np.int64)
+    values = np.stack([rows[position] for position in positions.tolist()])
     bad = np.flatnonzero(~np.isfinite(values).all(1))
     if len(bad):
-        raise PerfedError(f"file '{path}': the vector of '{words[found[bad[0]]]}' holds NaN or infinity")
-    return found, values
+        raise PerfedError(f"file '{path}': the vector of '{words[positions[bad[0]]]}' holds NaN or infinity")
+    return positions, values
 
 
-def _from_npz(path: Path, place: dict[str, int], dimension: int) -> dict[int, NDArray[np.float32]]:
+def _read_npz_vectors(path: Path, place: dict[str, int], dimension: int) -> dict[int, NDArray[np.float32]]:
     data = load_npz(str(path.absolute()), None, ["words", "vectors"])
     words, vectors = data["words"], data["vectors"]
     if words.ndim != 1 or words.dtype.kind != "U":
@@ -71,7 +75,7 @@ def _from_npz(path: Path, place: dict[str, int], dimension: int) -> dict[int, ND
     return rows
 
 
-def _from_text(path: Path, place: dict[str, int], dimension: int) -> dict[int, NDArray[np.float32]]:
+def _read_text_vectors(path: Path, place: dict[str, int], dimension: int) -> dict[int, NDArray[np.float32]]:
     rows: dict[int, NDArray[np.float32]] = {}
     try:
         with path.open(encoding="utf-8") as file:
@@ -86,8 +90,8 @@ def _add_line(
     rows: dict[int, NDArray[np.float32]], line: str, place: dict[str, int], dimension: int, where: str
 ) -> None:
     word, *numbers = line.rsplit(" ", dimension)  # some files have words with spaces
-    before, _, last = word.rpartition(" ")
-    if before and _is_number(last):
+    word_start, _, last_part = word.rpartition(" ")
+    if word_start and _is_number(last_part):
         word = line.partition(" ")[0]
         raise PerfedError(f"{where}: more numbers behind '{word[:40]}' than dimension = {dimension}")
     if len(numbers) != dimension:
@@ -120,27 +124,27 @@ def lstm(
     vectors: str = "",
     words: Sequence[str] = (),
 ) -> StageFactory:
-    """Embedded tokens through bidirectional LSTM layers with dropout between them, then linear layers.
+    """Return a stage: an embedding of tokens, bidirectional LSTM layers with dropout between them, then linear layers.
 
-    Inputs are token ids ``(length,)``: 0 for padding, which changes no result wherever it stands (a text of nothing
-    else counts as one token), 1 for unknown words, 2 and up for words. The LSTM's ``2 * width`` outputs are the last
-    layer's states after the last token (forwards) and after the first one (backwards). Tziotis et al. 2023
+    Inputs are token ids ``(length,)``: 0 for padding, which changes no result wherever it is (a text of
+    padding only counts as one token), 1 for unknown words, 2 and up for words. The LSTM's ``2 * width`` outputs are the
+    last layer's states after the last token (forwards) and after the first one (backwards). Tziotis et al. 2023
     (appendix C) have ``lstm(10_000, 100, fc=(5,))`` with GloVe vectors.
 
     Args:
         vocabulary: number of words; ids are at most ``vocabulary + 1``.
-        dimension: of the embedding.
+        dimension: the size of the embedding.
         width: outputs of an LSTM layer in each direction.
         layers: number of LSTM layers.
-        dropout: on the outputs of each LSTM layer but the last.
+        dropout: the dropout probability for the outputs of each LSTM layer except the last.
         fc: sizes of linear layers behind the LSTM, each followed by ``activation``.
-        vectors: file of word vectors that the embedding starts from (:func:`perfed.model.lstm.read_vectors`);
-            words that are not in it, and all without a file, start from normal ones. The embedding is trained like any
-            other parameter; ``placement = { "*.embedding.weight" = "frozen" }`` keeps it.
-        words: what the ids from 2 on stand for; the experiment's data say it.
+        vectors: file of word vectors that initialise the embedding (:func:`perfed.model.lstm.read_vectors`);
+            words that are not in it, or all words without a file, are initialised with normal numbers. The embedding is
+            trained like any other parameter; ``placement = { "*.embedding.weight" = "frozen" }`` keeps it.
+        words: the words with the ids from 2 on, which the data set of the experiment provides.
 
     Raises:
-        PerfedError: inputs that are no vectors of token ids, or more words than ``vocabulary``.
+        PerfedError: if inputs are not vectors of token ids, or there are more words than ``vocabulary``.
     """
 
     def build(shape: Shape) -> nn.Module:
@@ -148,22 +152,24 @@ def lstm(
             raise PerfedError(f"lstm needs token ids (length,), got inputs of shape {shape}")
         if len(words) > vocabulary:
             raise PerfedError(f"lstm: vocabulary = {vocabulary} is less than the {len(words)} words of the data")
-        first = TextLSTM(vocabulary, dimension, width, layers, dropout)
+        embedding_and_lstm = TextLSTM(vocabulary, dimension, width, layers, dropout)
         if vectors:
-            found, values = read_vectors(vectors, tuple(words), dimension)
-            first.embedding.weight.data[FIRST_WORD + torch.from_numpy(found)] = torch.from_numpy(values)
-        rest: list[nn.Module] = []
+            positions, values = read_vectors(vectors, tuple(words), dimension)
+            embedding_and_lstm.embedding.weight.data[FIRST_WORD + torch.from_numpy(positions)] = torch.from_numpy(
+                values
+            )
+        linear_layers: list[nn.Module] = []
         size = 2 * width
         for outputs in fc:
-            rest += [nn.Linear(size, outputs), activation_layer(activation)]
+            linear_layers += [nn.Linear(size, outputs), activation_layer(activation)]
             size = outputs
-        return nn.Sequential(first, *rest)
+        return nn.Sequential(embedding_and_lstm, *linear_layers)
 
     return build
 
 
 class TextLSTM(nn.Module):
-    """Token ids ``(batch, length)`` to the last states of both directions ``(batch, 2 * width)``."""
+    """A module from token ids ``(batch, length)`` to the last states of both directions ``(batch, 2 * width)``."""
 
     def __init__(self, vocabulary: int, dimension: int, width: int, layers: int, dropout: float) -> None:
         super().__init__()
@@ -173,10 +179,10 @@ class TextLSTM(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` ``(batch, length)``, whole numbers of any type."""
+        """Return the last states for ``x`` ``(batch, length)``, whole numbers of any type."""
         if torch.compiler.is_compiling():  # a graph has no packed sequences, and no checks of values
-            return self._padded(*_to_the_front(x.long(), cut=False))
-        ids, lengths = _to_the_front(self._token_ids(x))
+            return self._forward_padded(*_move_padding_back(x.long(), cut=False))
+        ids, lengths = _move_padding_back(self._check_token_ids(x))
         packed = pack_padded_sequence(self.embedding(ids), lengths.cpu(), batch_first=True, enforce_sorted=False)
         last = torch.empty(0)
         for number, layer in enumerate(self.layers):
@@ -185,20 +191,24 @@ class TextLSTM(nn.Module):
             packed, (last, _) = layer(packed)
         return last.transpose(0, 1).flatten(1)
 
-    def _padded(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        """The same in evaluation mode, in steps over padding that no token and no last state hears of."""
+    def _forward_padded(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """Return the same as :meth:`forward` in evaluation mode, with steps over padding that affect no token and no
+        last state.
+        """
         steps, count = torch.arange(ids.shape[1], device=ids.device), lengths[:, None]
-        turned = torch.where(steps < count, count - 1 - steps, steps)  # tokens from last to first, then padding
+        reversed_order = torch.where(steps < count, count - 1 - steps, steps)  # tokens from last to first, then padding
         x, ends = self.embedding(ids), (lengths - 1)[:, None, None]
         last = []
         for layer in self.layers:
-            forwards = _one_way(layer, x, "")
-            backwards = _one_way(layer, x.gather(1, turned[:, :, None].expand(-1, -1, x.shape[2])), "_reverse")
+            forwards = _run_direction(layer, x, "")
+            backwards = _run_direction(
+                layer, x.gather(1, reversed_order[:, :, None].expand(-1, -1, x.shape[2])), "_reverse"
+            )
             last = [out.gather(1, ends.expand(-1, 1, out.shape[2])).squeeze(1) for out in (forwards, backwards)]
-            x = torch.cat([forwards, backwards.gather(1, turned[:, :, None].expand_as(backwards))], 2)
+            x = torch.cat([forwards, backwards.gather(1, reversed_order[:, :, None].expand_as(backwards))], 2)
         return torch.cat(last, 1)
 
-    def _token_ids(self, x: Tensor) -> Tensor:
+    def _check_token_ids(self, x: Tensor) -> Tensor:
         ids = x.long()
         wrong = (ids != x) | (ids < 0) | (ids >= self.embedding.num_embeddings)
         if bool(wrong.any()):
@@ -210,16 +220,18 @@ class TextLSTM(nn.Module):
         return ids
 
 
-def _one_way(layer: nn.Module, x: Tensor, direction: str) -> Tensor:
-    """Outputs ``(batch, length, width)`` of one direction of an LSTM layer, over ``x`` from front to back."""
+def _run_direction(layer: nn.Module, x: Tensor, direction: str) -> Tensor:
+    """Return the outputs ``(batch, length, width)`` of one direction of an LSTM layer over ``x``."""
     weights = [getattr(layer, f"{name}_l0{direction}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
     start = x.new_zeros(1, x.shape[0], weights[1].shape[1])
     outputs: Tensor = torch.lstm(x, (start, start), weights, True, 1, 0.0, False, False, True)[0]
     return outputs
 
 
-def _to_the_front(ids: Tensor, cut: bool = True) -> tuple[Tensor, Tensor]:
-    """Tokens first, in their order, padding behind them and cut off; the number of tokens of each text, at least 1."""
+def _move_padding_back(ids: Tensor, cut: bool = True) -> tuple[Tensor, Tensor]:
+    """Return the token ids with padding moved to the end (and removed if ``cut``), and the length of each text, at
+    least 1.
+    """
     length = ids.shape[1]
     order = (length * (ids == PADDING).long() + torch.arange(length, device=ids.device)).argsort(dim=1)
     lengths = (ids != PADDING).sum(1).clamp_min(1)

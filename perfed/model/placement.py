@@ -1,4 +1,4 @@
-"""Where parameters live: personal to a client, shared by all (also one set per domain), or frozen."""
+"""The placement of parameters: personal to a client, shared by all (also one set per domain), or frozen."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SENT = (SHARED, PER_DOMAIN)
 
 @dataclass(frozen=True)
 class Layout:
-    """One architecture: its modules, and where each of their tensors lives.
+    """An architecture: its modules, and the placement of each of their tensors.
 
     Attributes:
-        chain: the modules; their own values are not used.
-        places: of every parameter and buffer, by full name.
-        label: tells the architectures of a run apart in the names of kinds of work; empty for the first.
-        unstackable: why clients of this architecture run one at a time; ``None`` where they can be stacked.
+        chain: the modules; the values of their parameters are not used.
+        places: the placement of every parameter and buffer, by full name.
+        label: distinguishes the architectures of a run in the names of kinds of work; empty for the first.
+        unstackable: the reason why clients of this architecture run one at a time; ``None`` if they can be stacked.
     """
 
     chain: Chain
@@ -39,35 +39,37 @@ class Layout:
 
     @cached_property
     def shapes(self) -> dict[str, torch.Size]:
-        """Shape of every parameter and buffer."""
+        """Return the shape of every parameter and buffer."""
         return {name: tensor.shape for name, tensor in self.chain.tensors().items()}
 
     @cached_property
     def size(self) -> int:
-        """Bytes of all parameters and buffers."""
+        """Return the number of bytes of all parameters and buffers."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.chain.tensors().values())
 
 
-def place(chain: Chain, defaults: Mapping[str, Placement], rules: Mapping[str, Placement]) -> dict[str, Placement]:
-    """Placement of every parameter and buffer: a stage, then a module type, then a pattern on names.
+def place_parameters(
+    chain: Chain, defaults: Mapping[str, Placement], rules: Mapping[str, Placement]
+) -> dict[str, Placement]:
+    """Return the placement of every parameter and buffer: by stage, then by module type, then by a pattern on names.
 
     Args:
         chain: the model.
-        defaults: stage -> placement.
-        rules: overriding rules. A key that is a stage's name applies to the stage; one that is the name of a module
-            class (``"BatchNorm2d"``, or a prefix such as ``"BatchNorm"``) to the tensors of such modules; anything
-            else is a pattern with wildcards on parameter names, of which the longest wins.
+        defaults: the placement of each stage.
+        rules: placements that override the defaults. A key that is a stage's name applies to the stage; one that is the
+            name of a module class (``"BatchNorm2d"``, or a prefix such as ``"BatchNorm"``) to the tensors of such
+            modules; anything else is a pattern with wildcards on parameter names. The longest matching pattern applies.
 
-    Parameters that do not require gradients (a pre-trained layer of the user's) are frozen, whatever the rules say, and
-    weights of a client's own columns (:mod:`perfed.model.columns`) are personal where they would be shared.
+    Parameters that do not require gradients, such as those of a pre-trained layer, are always frozen. Weights of local
+    columns (:mod:`perfed.model.columns`) are personal where they would otherwise be shared.
 
     Raises:
-        PerfedError: a stage without a placement, a placement that there is not, or a rule that matches nothing.
+        PerfedError: if a stage has no placement, a placement does not exist, or a rule matches nothing.
 
     Example:
         >>> from perfed import Model, linear, mlp
         >>> chain = Model(body=mlp((), 4), head=linear(2)).build((3,))
-        >>> place(chain, {"body": SHARED, "head": PERSONAL}, {"*.bias": FROZEN})
+        >>> place_parameters(chain, {"body": SHARED, "head": PERSONAL}, {"*.bias": FROZEN})
         {'body.0.weight': 'shared', 'body.0.bias': 'frozen', 'head.weight': 'personal', 'head.bias': 'frozen'}
     """
     for stage in chain.stages:
@@ -79,18 +81,18 @@ def place(chain: Chain, defaults: Mapping[str, Placement], rules: Mapping[str, P
             raise PerfedError(f"placement.{rule} = '{placement}' is not allowed; allowed: {allowed}")
     result = {name: defaults[stage_of(name)] for name in chain.tensors()}
     owners = {name: type(chain.get_submodule(name.rpartition(".")[0])).__name__ for name in result}
-    ordered = sorted(rules, key=lambda rule: (_specificity(rule, owners), len(rule), rule))
+    ordered = sorted(rules, key=lambda rule: (_rank_rule(rule, owners), len(rule), rule))
     for rule in ordered:
-        level = _specificity(rule, owners)
+        level = _rank_rule(rule, owners)
         if level == 0:
-            hit = [name for name in result if stage_of(name) == rule]
+            matches = [name for name in result if stage_of(name) == rule]
         elif level == 1:
-            hit = [name for name in result if owners[name].startswith(rule)]
+            matches = [name for name in result if owners[name].startswith(rule)]
         else:
-            hit = [name for name in result if fnmatchcase(name, rule)]
-        if not hit and rule not in STAGES:
+            matches = [name for name in result if fnmatchcase(name, rule)]
+        if not matches and rule not in STAGES:
             raise PerfedError(f"placement.{rule} matches no parameter; parameters are: {', '.join(result)}")
-        for name in hit:
+        for name in matches:
             result[name] = rules[rule]
     for name, parameter in chain.named_parameters():
         if not parameter.requires_grad:
@@ -100,30 +102,34 @@ def place(chain: Chain, defaults: Mapping[str, Placement], rules: Mapping[str, P
     for name, owner in owners.items():
         if owner == "ColumnLinear" and name.endswith(".own") and result[name] in SENT:
             result[name] = PERSONAL
-    of_stage = {**defaults, **rules}
-    for name, found in result.items():
+    stage_rules = {**defaults, **rules}
+    for name, tensor_place in result.items():
         stage = stage_of(name)
-        if (found == PER_DOMAIN) != (of_stage[stage] == PER_DOMAIN):
+        if (tensor_place == PER_DOMAIN) != (stage_rules[stage] == PER_DOMAIN):
             raise PerfedError(
-                f"placement: '{PER_DOMAIN}' is for whole stages, by the stage's name; '{stage}' is {of_stage[stage]}, "
-                f"but '{name}' is {found}"
+                f"placement: '{PER_DOMAIN}' is for whole stages, by the stage's name; '{stage}' is "
+                f"{stage_rules[stage]}, but '{name}' is {tensor_place}"
             )
     return result
 
 
-def own_embedding(there: bool) -> str:
-    """The settings that give each client an embedding of its own, as assignments; ``there``: the model has one.
+def suggest_personal_embedding(has_embedding: bool) -> str:
+    """Return the settings that give each client a personal embedding, as a text of assignments.
+
+    Args:
+        has_embedding: whether the model has an embedding.
 
     Example:
-        >>> own_embedding(there=True)
+        >>> suggest_personal_embedding(has_embedding=True)
         'placement.embedding=personal'
     """
     personal = "placement.embedding=personal"
     images = "for images model.embedding=cnn model.body=hidden-layer"
-    return personal if there else f"model.embedding=mlp {personal} ({images})"
+    return personal if has_embedding else f"model.embedding=mlp {personal} ({images})"
 
 
-def _specificity(rule: str, owners: Mapping[str, str]) -> int:
+def _rank_rule(rule: str, owners: Mapping[str, str]) -> int:
+    """Return 0 for a rule on a stage, 1 for a rule on a module type, 2 for a pattern on names."""
     if rule in STAGES:
         return 0
     return 1 if any(owner.startswith(rule) for owner in owners.values()) else 2

@@ -13,21 +13,21 @@ from perfed.model.chain import Shape, StageFactory
 
 
 def activation_layer(name: str) -> nn.Module:
-    """The activation that presets call ``name``."""
-    known: dict[str, Callable[[], nn.Module]] = {
+    """Return a new activation layer by its name in presets."""
+    activations: dict[str, Callable[[], nn.Module]] = {
         "relu": nn.ReLU,
         "leaky-relu": nn.LeakyReLU,
         "sigmoid": nn.Sigmoid,
         "tanh": nn.Tanh,
         "gelu": nn.GELU,
     }
-    if name not in known:
-        raise PerfedError(f"unknown activation '{name}'; allowed: {', '.join(known)}")
-    return known[name]()
+    if name not in activations:
+        raise PerfedError(f"unknown activation '{name}'; allowed: {', '.join(activations)}")
+    return activations[name]()
 
 
 def linear(out: int) -> StageFactory:
-    """One linear layer to ``out`` outputs; inputs with several axes are flattened first.
+    """Return a stage of one linear layer with ``out`` outputs; inputs with several axes are flattened first.
 
     Example:
         >>> linear(3)((8,))
@@ -42,10 +42,10 @@ def linear(out: int) -> StageFactory:
 
 
 def logit(out: int = 2) -> StageFactory:
-    """One linear layer to the logit z of the second of two classes: outputs (0, z), whose cross-entropy is the binary.
+    """Return a stage whose outputs are (0, z) with a linear logit z, so that their cross-entropy is the binary one.
 
     Raises:
-        PerfedError: more than two classes.
+        PerfedError: if there are more than two classes.
 
     Example:
         >>> logit()((8,))(torch.zeros(3, 8)).shape
@@ -70,7 +70,9 @@ def mlp(
     batch_norm: bool = False,
     final_activation: bool = False,
 ) -> StageFactory:
-    """Fully connected layers with (batch-norm,) an activation (and dropout) after each hidden one.
+    """Return a stage of fully connected layers.
+
+    Each hidden one is followed by (batch-norm,) an activation (and dropout).
 
     FLIC's embedding for vectors is ``mlp((64, 64), 64)`` with a linear output (Rakotomamonjy et al. 2024, S3):
     a ReLU there could not reach anchors with negative coordinates. ``dropout=0.5, activation="leaky-relu"``
@@ -109,19 +111,20 @@ def cnn(
     batch_norm: bool = False,
     final_activation: bool = True,
 ) -> StageFactory:
-    """Convolutions, each followed by (batch-norm,) an activation and 2x2 max-pooling, then linear layers to ``out``.
+    """Return a stage of convolutions, each with (batch-norm,) an activation and 2x2 max-pooling, then linear layers.
 
-    ``hidden`` are sizes of linear layers before the last, each followed by an activation. ``kernel`` and ``padding``
-    are for all convolutions, or one number each. FedPAC's networks (Xu et al. 2023, appendix B; sizes from the authors'
-    program) are ``cnn((16, 32), 5, 128, padding=(0, 1), activation="leaky-relu")`` for 28x28 and
-    ``cnn((16, 32, 64), (5, 5, 3), 128, padding=(0, 1, 1), activation="leaky-relu")`` for 32x32x3; SRPFL's for CIFAR-10
-    (Tziotis et al. 2023, appendix C) is ``cnn((64, 64), 5, 64, hidden=(120,))``.
+    The last linear layer has ``out`` outputs; ``hidden`` are the sizes of those before it, each followed by an
+    activation. ``kernel`` and ``padding`` are one number for all convolutions, or one number for each. FedPAC's
+    networks (Xu et al. 2023, appendix B; sizes from the authors' program) are ``cnn((16, 32), 5, 128, padding=(0, 1),
+    activation="leaky-relu")`` for 28x28 and ``cnn((16, 32, 64), (5, 5, 3), 128, padding=(0, 1, 1),
+    activation="leaky-relu")`` for 32x32x3; SRPFL's for CIFAR-10 (Tziotis et al. 2023, appendix C) is ``cnn((64, 64), 5,
+    64, hidden=(120,))``.
 
     Example:
         >>> cnn((16, 32), 5, 128, padding=(0, 1))((1, 28, 28))(torch.zeros(2, 1, 28, 28)).shape
         torch.Size([2, 128])
     """
-    kernels, paddings = _one_each("kernel", kernel, channels), _one_each("padding", padding, channels)
+    kernels, paddings = _repeat_setting("kernel", kernel, channels), _repeat_setting("padding", padding, channels)
 
     def build(shape: Shape) -> nn.Module:
         if len(shape) != 3:
@@ -129,12 +132,12 @@ def cnn(
         layers: list[nn.Module] = []
         depth = shape[0]
         for width, size, pad in zip(channels, kernels, paddings, strict=True):
-            # The largest of a window stays the largest under a rising activation, which then has a quarter of the work.
-            after = [activation_layer(activation), nn.MaxPool2d(2)]
+            # A monotone activation preserves the maximum of a window, and has a quarter of the work after pooling.
+            activation_and_pool = [activation_layer(activation), nn.MaxPool2d(2)]
             layers += [
                 nn.Conv2d(depth, width, size, padding=pad),
                 *([nn.BatchNorm2d(width)] if batch_norm else []),
-                *(after if activation == "gelu" else reversed(after)),
+                *(activation_and_pool if activation == "gelu" else reversed(activation_and_pool)),
             ]
             depth = width
         layers.append(nn.Flatten())
@@ -151,7 +154,7 @@ def cnn(
     return build
 
 
-def _one_each(name: str, value: int | Sequence[int], channels: Sequence[int]) -> list[int]:
+def _repeat_setting(name: str, value: int | Sequence[int], channels: Sequence[int]) -> list[int]:
     values = [value] * len(channels) if isinstance(value, int) else list(value)
     if len(values) != len(channels):
         raise PerfedError(f"cnn: {name} has {len(values)} numbers for {len(channels)} convolutions; one, or one each")
@@ -159,7 +162,8 @@ def _one_each(name: str, value: int | Sequence[int], channels: Sequence[int]) ->
 
 
 def digits_cnn(out: int = 64, *, dropout: float = 0.0) -> StageFactory:
-    """FLIC's embedding for digits: conv 32 and 20 (5x5), each max-pooled and through a sigmoid, then linear.
+    """Return FLIC's embedding for digits: conv 32 and 20 (5x5), each with max-pooling and a sigmoid, then a linear
+    layer.
 
     ``dropout`` acts on whole channels after the second convolution; the authors' program has 0.5 there, which the
     paper does not mention. Source: Rakotomamonjy et al. 2024, S3.2.
@@ -190,7 +194,7 @@ def digits_cnn(out: int = 64, *, dropout: float = 0.0) -> StageFactory:
 
 
 def hidden_layer(out: int = 100) -> StageFactory:
-    """FLIC-HL's shared body: one linear layer and a LeakyReLU (100 outputs in the authors' program).
+    """Return the shared body of FLIC-HL: a linear layer and a LeakyReLU (100 outputs in the authors' program).
 
     Example:
         >>> hidden_layer(100)((64,))(torch.zeros(2, 64)).shape

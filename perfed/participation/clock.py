@@ -38,7 +38,7 @@ class Population:
 
     Attributes:
         ids: client ids, sorted.
-        words: the ids as words of random keys, int64 ``(N,)``; see :func:`perfed.rng.words`.
+        words: the ids as words of random keys, int64 ``(N,)``; see :func:`perfed.rng.encode_texts`.
         num_samples: training samples, int64 ``(N,)``.
         batches: mini-batches of an epoch, int64 ``(N,)``.
         group: label group of each client, int64 ``(N,)``; ``None`` where the data has no groups.
@@ -61,7 +61,7 @@ class Population:
         group = federation.notes.get("group")
         return cls(
             tuple(federation.ids),
-            rng.words(federation.ids),
+            rng.encode_texts(federation.ids),
             sizes,
             -(-sizes // batch_size) if epoch_steps is None else np.full_like(sizes, epoch_steps),
             None if group is None else np.array([group[client] for client in federation.ids], np.int64),
@@ -117,7 +117,7 @@ class Stragglers(BaseModel):
 
     def times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
         """Seconds of the clients in ``rows``."""
-        slow = rng.first(rng.key(seed, "straggler", who.words), round(self.share * len(who))).numpy()
+        slow = rng.draw_subset(rng.key(seed, "straggler", who.words), round(self.share * len(who))).numpy()
         mean: Seconds = np.full(len(who), self.fast)
         mean[slow] = self.slow
         return _exponential(seed, who.words[torch.from_numpy(rows)]) * mean[rows]

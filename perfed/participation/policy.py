@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from perfed import rng
-from perfed.errors import PerfedError, did_you_mean
+from perfed.errors import PerfedError, suggest_name
 from perfed.participation.clock import Population, Rows, Seconds
 from perfed.plugins import Registry, bare_name
 from perfed.settings import STRICT
@@ -196,7 +196,7 @@ class Policy(Generic[Settings]):
         if self.invites_everyone(round_) or count >= len(self.who):
             return np.arange(len(self.who))
         keys = rng.key(self.seed, "participation", *(words or (round_,)), self.who.words)
-        return np.sort(rng.first(keys, count).numpy())
+        return np.sort(rng.draw_subset(keys, count).numpy())
 
 
 def take_first(arrivals: Arrivals, count: int | None = None) -> tuple[Rows, float]:
@@ -300,9 +300,9 @@ def policy_id(name: str) -> str:
         'srpfl'
     """
     module, colon, _ = name.rpartition(":")
-    registered = POLICIES.own(name)
+    registered = POLICIES.resolve_name(name)
     if registered not in POLICIES:
-        hint = did_you_mean(registered, policy_names())
+        hint = suggest_name(registered, policy_names())
         raise PerfedError(
             f"participation.policy = '{name}': there is no such policy{hint}; allowed: {', '.join(policy_names())}, or "
             "module:NAME for one in a file of yours"

@@ -18,7 +18,7 @@ from perfed.method.exchange import Replies, Reply, ServerState
 from perfed.method.extension import Extension
 from perfed.method.method import Method
 from perfed.privacy.sample import check_classes, check_entries
-from perfed.settings import unless
+from perfed.settings import exclude_default
 from perfed.training.cohort import Cohort
 
 
@@ -45,9 +45,14 @@ class ClientPrivacy(Extension):
     noise: float = Field(0.0, ge=0, description="z, noise of the sum of changes in units of C")
     entries: tuple[str, ...] = Field((), description="what may leave, by name")
     shares: int = Field(
-        0, ge=0, description="fewest clients whose noise a sum has; 0: the server adds it", exclude_if=unless(0)
+        0,
+        ge=0,
+        description="fewest clients whose noise a sum has; 0: the server adds it",
+        exclude_if=exclude_default(0),
     )
-    of_classes: bool = Field(False, description="whether something that leaves is of classes", exclude_if=unless(False))
+    of_classes: bool = Field(
+        False, description="whether something that leaves is of classes", exclude_if=exclude_default(False)
+    )
     secret: bytes = Field(b"", description="of the server, where others know the seed", exclude=True, repr=False)
 
     def sets(self) -> dict[str, ParameterSet]:

@@ -10,7 +10,7 @@ from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo
 from perfed.method.exchange import Reply
 from perfed.method.extension import Extension
-from perfed.settings import unless
+from perfed.settings import exclude_default
 from perfed.training.cohort import Cohort
 from perfed.training.private import PrivateTraining
 
@@ -30,8 +30,12 @@ class SamplePrivacy(Extension):
     rows: float = Field(1.0, gt=0, description="R, largest norm of a row in sums of rows")
     poisson: bool = Field(False, description="whether rows are in mini-batches by coins")
     entries: tuple[str, ...] = Field((), description="what may leave, by name")
-    of_classes: bool = Field(False, description="whether something that leaves is of classes", exclude_if=unless(False))
-    noises: dict[int, float] = Field({}, description="z by number of rows; others: noise", exclude_if=unless({}))
+    of_classes: bool = Field(
+        False, description="whether something that leaves is of classes", exclude_if=exclude_default(False)
+    )
+    noises: dict[int, float] = Field(
+        {}, description="z by number of rows; others: noise", exclude_if=exclude_default({})
+    )
 
     def private(self) -> PrivateTraining:
         """Cut and noisy gradients wherever a client trains."""

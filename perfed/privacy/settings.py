@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from perfed.settings import STRICT, unless
+from perfed.settings import STRICT, exclude_default
 
 
 class Privacy(BaseModel):
@@ -47,19 +47,19 @@ class Privacy(BaseModel):
     clip: float = Field(1.0, gt=0, description="largest norm of a row's gradient, or of a client's change")
     noise: float | None = Field(None, gt=0, description="noise multiplier; none: found for epsilon")
     noises: dict[Annotated[int, Field(strict=False)], float] = Field(
-        {}, description="noise multipliers by number of rows", exclude_if=unless({})
+        {}, description="noise multipliers by number of rows", exclude_if=exclude_default({})
     )
     sampling: Literal["full", "poisson"] = Field(
-        "full", description="how mini-batches are drawn", exclude_if=unless("full")
+        "full", description="how mini-batches are drawn", exclude_if=exclude_default("full")
     )
-    rows: float = Field(1.0, gt=0, description="largest norm of a row in sums of rows", exclude_if=unless(1.0))
+    rows: float = Field(1.0, gt=0, description="largest norm of a row in sums of rows", exclude_if=exclude_default(1.0))
     metrics: Literal["none", "noisy"] = Field(
         "none",
         description="metrics that leave real sites: none, or means over test rows with noise",
-        exclude_if=unless("none"),
+        exclude_if=exclude_default("none"),
     )
     metrics_bound: float = Field(
-        4.0, gt=0, description="most that a test row counts in losses and errors", exclude_if=unless(4.0)
+        4.0, gt=0, description="most that a test row counts in losses and errors", exclude_if=exclude_default(4.0)
     )
 
     @model_validator(mode="after")

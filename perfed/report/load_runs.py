@@ -10,7 +10,7 @@ from pathlib import Path
 from perfed.errors import PerfedError
 from perfed.plugins import bare_name
 from perfed.report.run_results import RunResults, describe_evaluation, list_methods, load_run
-from perfed.settings import leaves, stated
+from perfed.settings import describe_value, flatten_keys
 
 _FREE = {"name", "description", "method", "seed", "device", "checkpoint_seconds", "plan", "snapshots"}
 _PATHS = {("data", "files"), ("data", "test_files")}  # the same tables may be in another place
@@ -100,7 +100,7 @@ def _find_difference(run: RunResults, earlier: RunResults, same_method: bool) ->
     """Return the first setting that differs: one of the data, or with the same method any setting."""
     if run.summary and earlier.summary and run.summary.dataset != earlier.summary.dataset:
         return f"data set '{run.summary.dataset}', not '{earlier.summary.dataset}' as"
-    settings, earlier_settings = leaves(run.config), leaves(earlier.config)
+    settings, earlier_settings = flatten_keys(run.config), flatten_keys(earlier.config)
     same_folder = run.directory.resolve().parent == earlier.directory.resolve().parent  # one may have more rounds
     for key in dict.fromkeys([*earlier_settings, *settings]):
         if same_folder and key == ("rounds",):
@@ -111,7 +111,8 @@ def _find_difference(run: RunResults, earlier: RunResults, same_method: bool) ->
         if key[0] != "data" and not (same_method and _is_setting_of(key, run.method)):
             continue
         if settings.get(key) != earlier_settings.get(key):
-            return f"{'.'.join(key)} is {stated(settings.get(key))}, not {stated(earlier_settings.get(key))} as"
+            earlier_value = describe_value(earlier_settings.get(key))
+            return f"{'.'.join(key)} is {describe_value(settings.get(key))}, not {earlier_value} as"
     return ""
 
 

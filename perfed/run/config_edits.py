@@ -8,7 +8,7 @@ from typing import Any
 
 from perfed.errors import PerfedError
 from perfed.run.directory import RunDirectory
-from perfed.settings import leaves
+from perfed.settings import flatten_keys
 
 
 def check_edits(directory: RunDirectory) -> None:
@@ -57,7 +57,7 @@ def find_edits(directory: RunDirectory) -> dict[str, tuple[Any, Any]]:
 
 
 def _flatten_keys(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {".".join(path): value for path, value in leaves(table).items()}
+    return {".".join(path): value for path, value in flatten_keys(table).items()}
 
 
 def _format_value(value: Any) -> str:

@@ -41,7 +41,7 @@ from perfed.run.checkpoint_files import Checkpoint, CheckpointFiles, WrittenFile
 from perfed.run.layout import FILE, Layout, check_layout, read_layout
 from perfed.run.records import Summary
 from perfed.run.round_log import RoundLog, matches_checksums
-from perfed.system import SCRATCH, locked, sweep, write_atomic
+from perfed.system import SCRATCH, lock_folder, remove_stale_folders, write_atomic
 from perfed.tree import Tree
 
 MARKER = "comparisons.toml"
@@ -164,10 +164,10 @@ class RunDirectory(CheckpointFiles):
         """
         with ExitStack() as stack:
             try:
-                stack.enter_context(locked(self.path))
+                stack.enter_context(lock_folder(self.path))
             except BlockingIOError:
                 raise PerfedError(f"{self.path}: another process is working on this run") from None
-            sweep(self.path)
+            remove_stale_folders(self.path)
             yield
 
     # Configuration and results -----------------------------------------------------------------------------

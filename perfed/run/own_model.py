@@ -143,7 +143,7 @@ class OwnModels:
         if type(method).predict is not Method.predict or method.changes_data or cohort.per_domain:
             raise PerfedError(f"{self.name} predicts with more than one chain of modules; use predict() of the run")
         kept = cohort.chain
-        parameters = tree.row_of(cohort.model, 0, {key: tensor.shape for key, tensor in kept.tensors().items()})
+        parameters = tree.select_row(cohort.model, 0, {key: tensor.shape for key, tensor in kept.tensors().items()})
         chain = self.server.model.build(kept.input_shape).to(cohort.dtype)
         chain.load_state_dict(parameters)
         return chain.eval(), parameters

@@ -23,7 +23,7 @@ from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.methods.build import build_method
 from perfed.model.chain import Model
-from perfed.model.columns import by_columns
+from perfed.model.columns import split_first_layer
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 from perfed.run.callback import Callback, check_installed, copied, named_once, recall
@@ -42,8 +42,8 @@ from perfed.run.rounds import Rounds
 from perfed.run.settings import Evaluation, Snapshots
 from perfed.run.summary import nothing_shared, summary_of, table_of
 from perfed.run.totals import RunProgress
-from perfed.system import frozen_objects, sigterm_as_exit
-from perfed.training.plan import Plan, limit_threads, usable_device
+from perfed.system import exit_on_sigterm, freeze_objects
+from perfed.training.plan import Plan, limit_threads, open_device
 
 
 class Run(OwnModels):
@@ -110,8 +110,8 @@ class Run(OwnModels):
         self.evaluation, self.snapshots = evaluation or Evaluation(), snapshots or Snapshots()
         self.federation, split, said = scored_split(method, federation, self.evaluation.split, self.name, seed)
         watched = federation.ids[: self.snapshots.clients] if self.snapshots.losses else ()
-        model = by_columns(model, federation.named_inputs)
-        device = usable_device(str(device), f"device = '{device}'")
+        model = split_first_layer(model, federation.named_inputs)
+        device = open_device(str(device), f"device = '{device}'")
         initialiser = Initialiser(method, model, seed, dtype, device, watched, secure, aggregation)
         if secure is not None:
             secure.check(participation or Participation(), len(federation), federation.clients[0].held is not None)
@@ -148,7 +148,7 @@ class Run(OwnModels):
         self.server.put_states_in(self.directory.path if self.directory else None)
         alone = self.directory.alone() if self.directory else nullcontext()
         behind = [self._checkpoints, EventLog(), *([ToldProgress(tell=progress)] if progress else [])]
-        with limit_threads(self.plan.untimed_threads), frozen_objects(), alone, sigterm_as_exit(), ExitStack() as held:
+        with limit_threads(self.plan.untimed_threads), freeze_objects(), alone, exit_on_sigterm(), ExitStack() as held:
             self.latest, started = None, time.perf_counter() - self.progress.wall
             try:
                 check_installed(self.callbacks)

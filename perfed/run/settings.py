@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from perfed.engine.metrics import chosen
-from perfed.settings import LISTED, STRICT, unless
+from perfed.settings import LISTED, STRICT, exclude_default
 
 
 class Evaluation(BaseModel):
@@ -48,11 +48,11 @@ class Evaluation(BaseModel):
     last: int = Field(1, ge=1)
     weights: Literal["uniform", "samples"] = "uniform"
     targets: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], LISTED] = ()
-    metrics: Annotated[tuple[str, ...], LISTED] = Field((), exclude_if=unless(()))
-    compare_by: str = Field("", exclude_if=unless(""))
-    classes: Literal["all", "held"] = Field("all", exclude_if=unless("all"))
-    stop: Literal["last", "validated", "targets"] = Field("last", exclude_if=unless("last"))
-    patience: int = Field(5, ge=1, exclude_if=unless(5))
+    metrics: Annotated[tuple[str, ...], LISTED] = Field((), exclude_if=exclude_default(()))
+    compare_by: str = Field("", exclude_if=exclude_default(""))
+    classes: Literal["all", "held"] = Field("all", exclude_if=exclude_default("all"))
+    stop: Literal["last", "validated", "targets"] = Field("last", exclude_if=exclude_default("last"))
+    patience: int = Field(5, ge=1, exclude_if=exclude_default(5))
 
     def is_due(self, number: int, rounds: int) -> bool:
         """Return whether round ``number`` of so many is one that is evaluated."""
@@ -113,7 +113,7 @@ class Blend(BaseModel):
 
     folds: int = Field(5, ge=2, le=100)
     prior_rows: Annotated[float, Field(ge=0)] | Literal["cv"] = 50.0
-    candidates: Annotated[tuple[str, ...], LISTED] = Field((), exclude_if=unless(()))
+    candidates: Annotated[tuple[str, ...], LISTED] = Field((), exclude_if=exclude_default(()))
 
 
 class Snapshots(BaseModel):
@@ -131,9 +131,9 @@ class Snapshots(BaseModel):
 
     clients: int = Field(3, ge=0)
     rounds: Annotated[tuple[NonNegativeInt, ...], LISTED] = ()
-    split: Literal["train", "test"] = Field("train", exclude_if=unless("train"))
-    losses: bool = Field(False, exclude_if=unless(False))
-    shown: Annotated[tuple[PositiveInt, ...], LISTED] = Field((), exclude_if=unless(()))
+    split: Literal["train", "test"] = Field("train", exclude_if=exclude_default("train"))
+    losses: bool = Field(False, exclude_if=exclude_default(False))
+    shown: Annotated[tuple[PositiveInt, ...], LISTED] = Field((), exclude_if=exclude_default(()))
 
     def shows(self, number: int, evaluated: bool) -> bool:
         """Return whether what methods show in round ``number`` is kept."""

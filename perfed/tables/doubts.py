@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.column import Column
-from perfed.data.partition.shards import generator
+from perfed.data.partition.shards import make_generator
 from perfed.errors import shorten_list
 from perfed.tables.checks import Checked, Part
 from perfed.tables.kinds import format_of_swapped, separates_thousands
@@ -79,7 +79,7 @@ class _Site:
 
 def _draw_rows(part: Part, options: TableOptions) -> Ints:
     """Rows of a site in random order, one of each group: those of a patient say nothing of other patients."""
-    rows = generator(0, f"doubts about {part.site}").permutation(len(part.frame))
+    rows = make_generator(0, f"doubts about {part.site}").permutation(len(part.frame))
     if options.group is not None:
         groups = part.table.groups(options.group)[rows]
         rows = rows[np.sort(np.unique(groups, return_index=True)[1])]

@@ -19,7 +19,7 @@ from perfed.data.names import LONGEST_NAME, compose_text
 from perfed.data.problems import raise_problems
 from perfed.data.reading import reason_of
 from perfed.errors import PerfedError
-from perfed.system import memory
+from perfed.system import available_memory
 from perfed.tables.cells import clean_frame, column_names
 from perfed.tables.conversions import groups_thousands
 from perfed.tables.excel import read_sheet
@@ -349,7 +349,7 @@ def refuse_too_large(path: Path, rows: int, columns: int) -> None:
     Raises:
         PerfedError: its cells would take more than this machine's memory, at :data:`CELL` bytes each.
     """
-    there, needed = memory(), rows * columns * CELL
+    there, needed = available_memory(), rows * columns * CELL
     if there is not None and needed > there:
         raise PerfedError(
             f"{path}: {rows:,} rows of {columns} columns need about {needed / 2**30:.3g} GiB of memory, and there are "

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from perfed.data.column import Column, Kind
 from perfed.errors import PerfedError
-from perfed.plugins import endings_refused, own_mistake, own_module
+from perfed.plugins import describe_user_error, import_user_module, refuse_exit
 from perfed.tables.problems import Frame
 
 _HUGE = 1e30  # stands for a missing value where the mask is made; below float32's largest number
@@ -114,11 +114,11 @@ def load_transformer(name: str) -> Any:
     if not colon:
         raise PerfedError(f"preprocess = '{name}' is not allowed; 'module:NAME' of a scikit-learn transformer is")
     try:
-        imported = getattr(own_module(module), attribute)
-        with endings_refused():
+        imported = getattr(import_user_module(module), attribute)
+        with refuse_exit():
             transformer = imported() if isinstance(imported, type) or not hasattr(imported, "fit") else clone(imported)
     except Exception as error:  # whatever a user's file does
-        raise PerfedError(f"preprocess = '{name}': cannot be loaded: {own_mistake(error) or error}") from None
+        raise PerfedError(f"preprocess = '{name}': cannot be loaded: {describe_user_error(error) or error}") from None
     if not (hasattr(transformer, "fit") and hasattr(transformer, "transform")):
         raise PerfedError(
             f"preprocess = '{name}' gives a {type(transformer).__name__}; a scikit-learn transformer is needed"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfed.data.partition.shards import generator
+from perfed.data.partition.shards import make_generator
 
 
 def assign_folds(strata: NDArray[Any], folds: int, seed: int, purpose: str) -> NDArray[np.int64]:
@@ -34,7 +34,7 @@ def draw_test_rows(strata: NDArray[Any], fraction: float, seed: int, purpose: st
     order, classes = _shuffle_by_class(strata, seed, purpose), strata.tolist()
     single_classes = {label for label, count in Counter(classes).items() if count == 1}
     candidates = np.array([row for row in order if classes[row] not in single_classes], dtype=np.int64)
-    start = generator(seed, f"start of {purpose}").uniform()
+    start = make_generator(seed, f"start of {purpose}").uniform()
     steps = np.floor(np.arange(len(candidates) + 1) * fraction + start)
     chosen = np.zeros(len(order), dtype=bool)
     chosen[candidates[np.diff(steps) > 0]] = True
@@ -44,5 +44,5 @@ def draw_test_rows(strata: NDArray[Any], fraction: float, seed: int, purpose: st
 def _shuffle_by_class(strata: NDArray[Any], seed: int, purpose: str) -> NDArray[np.int64]:
     """Return the row numbers in random order within each class, one class after the other."""
     _, codes = np.unique(strata, return_inverse=True)
-    shuffled = generator(seed, purpose).permutation(len(strata))
+    shuffled = make_generator(seed, purpose).permutation(len(strata))
     return shuffled[np.argsort(codes[shuffled], kind="stable")]

@@ -1,4 +1,4 @@
-"""Checks for methods that users write: those that all methods of perfed pass, on runs of a fraction of a second."""
+"""Checks for methods that users write, which all methods of perfed pass, in runs of a fraction of a second."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.method.registry import METHODS, Entry, entry
 from perfed.testing.checks import CHECKS, Make
-from perfed.testing.runs import quick_entry
+from perfed.testing.runs import make_quick_entry
 
 __all__ = ["check_method", "method_checks"]
 
@@ -104,4 +104,4 @@ def _entry_of(method: type[Method]) -> Entry:
 
 def _build(registered: Entry, **settings: Any) -> Method:
     rate = {} if "lr" in (registered.defaults or {}) else {"lr": 0.02}
-    return quick_entry(registered, **{**rate, **settings})
+    return make_quick_entry(registered, **{**rate, **settings})

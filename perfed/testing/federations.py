@@ -1,4 +1,4 @@
-"""Small federations that are awkward in one way each."""
+"""Small federations, each with an unusual property."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfed.data.client import SPLITS, Client, Split
 from perfed.data.federation import Federation
 
 
-def blobs(
+def make_blobs(
     sizes: Sequence[int] = (12, 7, 5),
     *,
     dims: Sequence[int] = (4,),
@@ -24,21 +24,23 @@ def blobs(
     seed: int = 0,
     regression: bool = False,
 ) -> Federation:
-    """Make blobs; client i has ``sizes[i]`` samples of dimension ``dims[i]`` (cyclic) and classes ``labels[i]``.
+    """Return Gaussian blobs.
+
+    Client i has ``sizes[i]`` samples of dimension ``dims[i]`` (cyclic) and classes ``labels[i]``.
 
     Samples belong to one of two domains at random.
     """
     generator = np.random.default_rng(seed)
     clients: dict[str, dict[str, Any]] = {}
     for i, size in enumerate(sizes):
-        dim, held = dims[i % len(dims)], list(range(num_classes)) if labels is None else labels[i % len(labels)]
+        dim, classes = dims[i % len(dims)], list(range(num_classes)) if labels is None else labels[i % len(labels)]
         centres = 2 * np.random.default_rng(dim).normal(size=(num_classes, dim))
         arrays: dict[str, Any] = {}
         parts = {"train": size, "validation": validation, "test": test[i] if isinstance(test, tuple) else test}
         for split, count in parts.items():
             if count == 0:
                 continue
-            y = generator.permutation(np.resize(held, count)).astype(np.int64)
+            y = generator.permutation(np.resize(classes, count)).astype(np.int64)
             x = centres[y] + generator.normal(size=(count, dim))
             arrays |= {f"x_{split}": x, f"y_{split}": x.sum(1) if regression else y}
             arrays[f"domain_{split}"] = np.random.default_rng([seed, i, len(split)]).integers(0, 2, count)
@@ -46,9 +48,11 @@ def blobs(
     return Federation.from_arrays(clients, num_classes=None if regression else num_classes)
 
 
-def awkward_domains() -> Federation:
-    """Make a client with one domain, a domain with one sample at one client, a domain in test data alone."""
-    one, two, three = blobs((6, 5, 4))
+def make_awkward_domains() -> Federation:
+    """Return a client with one domain, a domain with one sample at one client, and a domain that only occurs in test
+    data.
+    """
+    one, two, three = make_blobs((6, 5, 4))
 
     def with_domains(client: Client, train: list[int], test: list[int]) -> Client:
         assert client.test is not None
@@ -63,24 +67,24 @@ def awkward_domains() -> Federation:
     return Federation(clients, 3)
 
 
-def named_columns() -> Federation:
-    """Make three clients that share four columns by name: one lacks one of them, two have further ones of their own."""
-    held = ((True,) * 4, (True, False, True, True), (True,) * 4)
+def make_named_columns() -> Federation:
+    """Return three clients that share four columns by name: one lacks one of them, two have additional columns."""
+    available_columns = ((True,) * 4, (True, False, True, True), (True,) * 4)
     clients = []
-    for client, has in zip(blobs((8, 6, 5), dims=(4, 6, 5)), held, strict=True):
-        there = torch.tensor([*has, *([True] * (client.input_shape[0] - 4))]).double()
+    for client, has in zip(make_blobs((8, 6, 5), dims=(4, 6, 5)), available_columns, strict=True):
+        mask = torch.tensor([*has, *([True] * (client.input_shape[0] - 4))]).double()
         masked: dict[str, Any] = {
-            name: replace(part, x=part.x * there) for name in SPLITS if (part := client.split(name)) is not None
+            name: replace(part, x=part.x * mask) for name in SPLITS if (part := client.split(name)) is not None
         }
         clients.append(replace(client, held=has, **masked))
     return Federation(tuple(clients), 3)
 
 
-def survival() -> Federation:
-    """Make times and events: a client with one sample, one without events, one whose times are all the same."""
-    federation = blobs((9, 1, 4, 8), regression=True)
+def make_survival_data() -> Federation:
+    """Return times and events for a client with one sample, one without events, and one with equal times."""
+    federation = make_blobs((9, 1, 4, 8), regression=True)
 
-    def targets(row: int, split: Split) -> Split:
+    def make_targets(row: int, split: Split) -> Split:
         events = (torch.arange(len(split)) % 3 > 0) & torch.tensor(row != 2)
         time = torch.ones(len(split)) if row == 3 else split.y.abs() + 0.1
         return replace(split, y=torch.stack([time, events.to(time)], 1).double())
@@ -88,5 +92,5 @@ def survival() -> Federation:
     clients = []
     for row, client in enumerate(federation):
         assert client.test is not None
-        clients.append(replace(client, train=targets(row, client.train), test=targets(row, client.test)))
+        clients.append(replace(client, train=make_targets(row, client.train), test=make_targets(row, client.test)))
     return replace(federation, clients=tuple(clients), survival=True)

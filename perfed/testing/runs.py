@@ -1,4 +1,4 @@
-"""Runs of a fraction of a second, and how far two of them are apart."""
+"""Runs of a fraction of a second, and the difference between two of them."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from perfed.method.method import Method
 from perfed.method.registry import Entry
 from perfed.methods.fedbn import FedBN
 from perfed.model.chain import Model
-from perfed.model.columns import by_columns
+from perfed.model.columns import split_first_layer
 from perfed.model.presets import hidden_layer, linear, mlp
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 from perfed.training.plan import Plan
-from perfed.tree import leaves, split_path
+from perfed.tree import iterate_leaves, split_path
 
 
 class CodecEngine(InProcessEngine):
-    """Every payload, reply and client state becomes bytes and is read back, as it would over a network."""
+    """An engine that converts every payload, reply and client state to bytes and back, as a network would."""
 
     def perform(self, task: ExchangeTask) -> Iterator[ChunkResult]:
-        """Run one chunk after the other."""
+        """Yield the results of the chunks, one after the other."""
         for work in self.make_chunk_tasks(task):
-            rows, states = ({i: decode(encode(v)) for i, v in of.items()} for of in (work.rows, work.states))
-            done = self.executor.attempt(replace(work, shared=decode(encode(work.shared)), rows=rows, states=states))
-            received = replace(done, states={i: decode(encode(s)) for i, s in done.states.items()})
+            rows, states = ({i: decode(encode(v)) for i, v in trees.items()} for trees in (work.rows, work.states))
+            result = self.executor.attempt(replace(work, shared=decode(encode(work.shared)), rows=rows, states=states))
+            received = replace(result, states={i: decode(encode(s)) for i, s in result.states.items()})
             yield received.map_replies(lambda client, reply: decode(encode(reply)))
 
 
 class ForgetfulEngine(InProcessEngine):
-    """Every chunk of clients meets the method as it was before the run: as at a site that was begun anew."""
+    """An engine that gives every chunk of clients the method as it was before the run, as a restarted site would."""
 
     def __init__(self, federation: Federation, initialiser: Initialiser, plan: Plan) -> None:
         super().__init__(federation, initialiser, plan)
         self._before = copy.deepcopy(initialiser.method)
 
     def perform(self, task: ExchangeTask) -> Iterator[ChunkResult]:
-        """Run one chunk after the other."""
+        """Yield the results of the chunks, one after the other."""
         for work in self.make_chunk_tasks(task):
             initialiser = copy.copy(self.initialiser)
             initialiser.method = copy.deepcopy(self._before)
@@ -61,21 +61,21 @@ class ForgetfulEngine(InProcessEngine):
 
 
 class RecordingEngine(InProcessEngine):
-    """Keeps all that chunks of clients were to do, and what they did."""
+    """An engine that records all tasks of chunks of clients and their results."""
 
     def __init__(self, federation: Federation, initialiser: Initialiser, plan: Plan) -> None:
         super().__init__(federation, initialiser, plan)
         self.record: list[tuple[ChunkTask, ChunkResult]] = []
 
     def perform(self, task: ExchangeTask) -> Iterator[ChunkResult]:
-        """Run one chunk after the other."""
+        """Yield the results of the chunks, one after the other."""
         for work in self.make_chunk_tasks(task):
             self.record.append((work, self.executor.attempt(work)))
             yield self.record[-1][1]
 
 
 EngineName = Literal["stacked", "sequential"]
-# name -> arguments of ``serve``
+# name -> arguments of ``build_server``
 ENGINES: dict[str, dict[str, Any]] = {
     "sequential": {"engine": "sequential"},
     "stacked": {"engine": "stacked"},
@@ -83,18 +83,18 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 
 
-def network(num_classes: int = 3, *, dropout: float = 0.0, batch_norm: bool = False) -> Model:
-    """Return an embedding to 3 numbers, a body to 5, and a linear head."""
+def build_network(num_classes: int = 3, *, dropout: float = 0.0, batch_norm: bool = False) -> Model:
+    """Return a model with an embedding to 3 numbers, a body to 5, and a linear head."""
     embedding = mlp((6,), 3, dropout=dropout, batch_norm=batch_norm)
     return Model(embedding=embedding, body=hidden_layer(5), head=linear(num_classes))
 
 
-def network_for(method: Method, num_classes: int = 3, *, dropout: float = 0.0) -> Model:
-    """Return :func:`network`, with batch-norm for the method that is about it."""
-    return network(num_classes, dropout=dropout, batch_norm=isinstance(method, FedBN))
+def build_network_for(method: Method, num_classes: int = 3, *, dropout: float = 0.0) -> Model:
+    """Return :func:`build_network`, with batch-norm for the method FedBN."""
+    return build_network(num_classes, dropout=dropout, batch_norm=isinstance(method, FedBN))
 
 
-def quick(kind: type[Method] | type[Extension], **settings: Any) -> Any:
+def make_quick(kind: type[Method] | type[Extension], **settings: Any) -> Any:
     """Return a method or extension with its defaults, but at most two epochs, mini-batches of four, and six trees."""
     short: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
@@ -110,17 +110,19 @@ def quick(kind: type[Method] | type[Extension], **settings: Any) -> Any:
     return kind(**{**short, **settings})
 
 
-def quick_entry(registered: Entry, *more_extensions: Extension, **settings: Any) -> Method:
-    """Return :func:`quick` of a registered method, with the defaults and extensions of its entry."""
+def make_quick_entry(registered: Entry, *more_extensions: Extension, **settings: Any) -> Method:
+    """Return :func:`make_quick` of a registered method, with the defaults and extensions of its entry."""
     defaults, extensions = dict(registered.defaults or {}), []
     for kind in registered.extensions:
         values = {key: defaults.pop(key) for key in list(defaults) if key in kind.model_fields}
-        extensions.append(quick(kind, **values))
-    method: Method = quick(registered.method, **{**defaults, "extensions": (*extensions, *more_extensions), **settings})
+        extensions.append(make_quick(kind, **values))
+    method: Method = make_quick(
+        registered.method, **{**defaults, "extensions": (*extensions, *more_extensions), **settings}
+    )
     return method
 
 
-def serve(
+def build_server(
     method: Method,
     federation: Federation,
     *,
@@ -139,37 +141,37 @@ def serve(
     secure: SecureAggregation | None = None,
     aggregation: Aggregation | None = None,
 ) -> Server:
-    """Return a server before its preparation; ``participation`` is in place of ``rate``."""
-    model = by_columns(model or network_for(method, federation.num_classes or 1), federation.named_inputs)
+    """Return a server before its preparation; ``participation`` replaces ``rate``."""
+    model = split_first_layer(model or build_network_for(method, federation.num_classes or 1), federation.named_inputs)
     initialiser = Initialiser(method, model, seed, dtype, device, secure=secure, aggregation=aggregation)
     plan = plan or Plan(engine, chunk, remember=False)
     policy = participation or Participation(rate=rate)
     return Server(federation, initialiser, plan, policy, rounds, engine=runner, clock=clock)
 
 
-def train(server: Server, rounds: int) -> Server:
-    """Prepare the server and run ``rounds`` rounds."""
+def run_rounds(server: Server, rounds: int) -> Server:
+    """Prepare the server, run ``rounds`` rounds, and return the server."""
     server.prepare()
     for number in range(1, rounds + 1):
         server.round(number)
     return server
 
 
-def every_tensor(server: Server) -> dict[tuple[str, ...], Tensor]:
+def collect_tensors(server: Server) -> dict[tuple[str, ...], Tensor]:
     """Return all state of a run: the server's sets and every client's committed state."""
-    found = {("server", *split_path(path)): t for path, t in leaves(server.state.tree())}
+    tensors = {("server", *split_path(path)): t for path, t in iterate_leaves(server.state.tree())}
     for client, state in server.engine.states.items():
-        found |= {(client, *split_path(path)): t for path, t in leaves(dict(state))}
-    return found
+        tensors |= {(client, *split_path(path)): t for path, t in iterate_leaves(dict(state))}
+    return tensors
 
 
-def difference(one: Server, other: Server) -> float:
+def measure_difference(first_run: Server, second_run: Server) -> float:
     """Return the largest relative difference ``|a - b| / |b|`` over all tensors of two runs; 0 only for equal bits.
 
     Raises:
-        PerfedError: their tensors have other names, shapes or types, or values that are not finite.
+        PerfedError: if their tensors have other names, shapes or types, or values that are not finite.
     """
-    a, b = every_tensor(one), every_tensor(other)
+    a, b = collect_tensors(first_run), collect_tensors(second_run)
     if a.keys() != b.keys():
         raise PerfedError(f"two runs hold different tensors: {sorted(map('/'.join, a.keys() ^ b.keys()))}")
     worst = 0.0

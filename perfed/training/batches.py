@@ -1,7 +1,7 @@
-"""Mini-batches of many clients in lock-step, by index, a block of steps at a time.
+"""Mini-batches of many clients, as indices, a block of steps at a time.
 
-Step s of every client is done together. A client's mini-batches are those it would have alone: its own shuffles,
-its own number of steps, a smaller last batch. Clients come sorted by decreasing number of steps, so that the
+Step s is done for all clients together. The mini-batches of a client do not depend on the other clients: it has its
+shuffles, its number of steps and a smaller last batch. Clients are sorted by decreasing number of steps, so that the
 clients still active at a step are a prefix. Padded samples have weight 0.
 """
 
@@ -27,7 +27,7 @@ _BLOCK_STEPS = 256
 IntArray = NDArray[np.int64]
 
 POSITION = "mini-batches"
-"""The client's set that says how many it has seen, ``steps``, where settings count steps and not passes over data."""
+"""Name of the client's state that counts its mini-batches, ``steps``, if settings count steps instead of epochs."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Samples:
     Attributes:
         x: ``(total, ...)``; vectors of different lengths are padded with zeros to the longest.
         y: ``(total, ...)``.
-        counts: samples of each client, in order.
+        counts: number of samples of each client, in order.
         weight: ``(total,)``, factor of each sample in every loss; ``None`` for 1.
         domain: ``(total,)`` int64 domain ids; ``None`` where domains are unknown.
-        batch_size: of their mini-batches; ``"all"``: a client's samples are one; ``None``: the method's.
-        mark: ``(total,)`` int64, what a loss is to know of each sample beside its target; ``None``: nothing.
+        batch_size: size of mini-batches; ``"all"`` for one mini-batch per client, ``None`` for the method's setting.
+        mark: ``(total,)`` int64, a number for each sample that a loss uses besides the target; ``None`` for no marks.
     """
 
     x: Tensor
@@ -54,35 +54,39 @@ class Samples:
 
     @property
     def starts(self) -> IntArray:
-        """Index of each client's first sample."""
+        """Return the index of each client's first sample."""
         return np.concatenate([[0], np.cumsum(self.counts)[:-1]]).astype(np.int64)
 
     def take(self, rows: Tensor | slice, counts: IntArray) -> Samples:
-        """The samples at ``rows``, which belong to clients with ``counts`` samples each."""
+        """Return the samples at ``rows``, which belong to clients with ``counts`` samples each."""
         weight = None if self.weight is None else self.weight[rows]
         domain = None if self.domain is None else self.domain[rows]
         mark = None if self.mark is None else self.mark[rows]
         return Samples(self.x[rows], self.y[rows], counts, weight, domain, self.batch_size, mark)
 
     def select(self, parts: Sequence[IntArray]) -> Samples:
-        """The samples at ``parts``, one array of positions for each client."""
+        """Return the samples at ``parts``, one array of positions for each client."""
         index = torch.from_numpy(np.concatenate(parts)).to(self.x.device)
         return self.take(index, np.array([len(part) for part in parts], dtype=np.int64))
 
-    def part(self, share: float, keys: Tensor) -> Samples:
-        """A random ``share`` of each client's samples, rounded up, drawn by its key; ``keys`` ``(clients,)``."""
-        draws = [rng.bits(key, int(count)) for key, count in zip(keys.cpu(), self.counts, strict=True)]
+    def select_share(self, share: float, keys: Tensor) -> Samples:
+        """Return a random ``share`` of each client's samples, rounded up, selected by its key in ``keys``
+        ``(clients,)``.
+        """
+        draws = [rng.random_bits(key, int(count)) for key, count in zip(keys.cpu(), self.counts, strict=True)]
         sizes = np.ceil(share * self.counts - 1e-9).astype(np.int64)
-        chosen = [rng.first(draw, int(size)).sort().values.numpy() for draw, size in zip(draws, sizes, strict=True)]
-        return self.select([start + part for start, part in zip(self.starts, chosen, strict=True)])
+        selected = [
+            rng.draw_subset(draw, int(size)).sort().values.numpy() for draw, size in zip(draws, sizes, strict=True)
+        ]
+        return self.select([start + part for start, part in zip(self.starts, selected, strict=True)])
 
     def in_batches(self, size: int | Literal["all"] | None) -> Samples:
-        """The same samples in mini-batches of another size than the method's (``None``: the method's)."""
+        """Return the same samples in mini-batches of ``size`` instead of the method's (``None`` for the method's)."""
         return replace(self, batch_size=size)
 
     @classmethod
     def pack(cls, splits: Sequence[Split], width: int | None = None) -> Samples:
-        """Put the samples of ``splits`` one behind the other; vectors are padded to ``width``."""
+        """Return the concatenated samples of ``splits``, with vectors padded to ``width``."""
         xs = [s.x if width is None else F.pad(s.x, (0, width - s.x.shape[1])) for s in splits]
         x = xs[0] if len(xs) == 1 else torch.cat(xs)
         y = splits[0].y if len(splits) == 1 else torch.cat([s.y for s in splits])
@@ -94,17 +98,17 @@ class Samples:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which samples each client sees at each step.
+    """The samples that each client uses at each step.
 
     Attributes:
         samples: the data.
-        steps: number of steps per client, not increasing.
-        per_epoch: steps per epoch, per client.
-        order: flat sample indices, per client its shuffled epochs one behind the other.
-        base: where each client's part of ``order`` starts.
-        batch_size: largest mini-batch.
-        keys: int64 ``(clients,)``, randomness of this fit.
-        shift: mini-batches of the first shuffle that each client has seen in earlier fits.
+        steps: number of steps of each client, not increasing.
+        per_epoch: number of steps per epoch of each client.
+        order: flat sample indices: for each client its concatenated shuffled epochs.
+        base: the start of each client's part of ``order``.
+        batch_size: size of the largest mini-batch.
+        keys: int64 ``(clients,)``, the random keys of this fit.
+        shift: number of mini-batches of the first shuffle that each client used in earlier fits.
     """
 
     samples: Samples
@@ -119,65 +123,68 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Stream:
-    """Where each client goes on in an endless sequence of mini-batches of its own, shuffle after shuffle.
+    """The positions of clients in endless sequences of mini-batches, shuffle after shuffle.
 
     Attributes:
-        keys: int64 ``(clients,)``, randomness of the shuffles.
-        seen: mini-batches so far, ``(clients,)``.
+        keys: int64 ``(clients,)``, the random keys of the shuffles.
+        position: number of mini-batches so far, ``(clients,)``.
     """
 
     keys: Tensor
-    seen: IntArray
+    position: IntArray
 
-    def of(self, clients: slice | IntArray) -> Stream:
-        """Those of the clients at these positions."""
-        return Stream(self.keys[clients], self.seen[clients])
+    def for_clients(self, clients: slice | IntArray) -> Stream:
+        """Return the stream of the clients at these positions."""
+        return Stream(self.keys[clients], self.position[clients])
 
-    def apart(self, number: int) -> Stream:
-        """Another sequence of the same clients, independent of this one and as far on."""
+    def make_independent(self, number: int) -> Stream:
+        """Return another sequence of the same clients, independent of this one and at the same position."""
         return replace(self, keys=rng.key(self.keys, "stream", number))
 
 
-def stream_of(state: Mapping[str, Any], steps: Tensor, seed: int, ids: Sequence[str]) -> Stream | None:
-    """Where the clients ``ids`` are after ``steps`` ``(n,)`` in this exchange; ``None`` where passes are counted."""
+def continue_streams(state: Mapping[str, Any], steps: Tensor, seed: int, ids: Sequence[str]) -> Stream | None:
+    """Return the position of the clients ``ids`` after ``steps`` ``(n,)`` of this exchange.
+
+    It is ``None`` if settings count epochs.
+    """
     if POSITION not in state:
         return None
     base = rng.key(seed, POSITION)
-    return Stream(rng.key(base, rng.words(ids)), _seen(state, steps).cpu().numpy())
+    return Stream(rng.key(base, rng.encode_texts(ids)), _count_steps(state, steps).cpu().numpy())
 
 
-def moved_on(state: Mapping[str, Any], steps: Tensor) -> dict[str, Any]:
-    """The client's sets after an exchange with ``steps`` ``(n,)``."""
-    return {**state, POSITION: {"steps": _seen(state, steps)}} if POSITION in state else dict(state)
+def advance_position(state: Mapping[str, Any], steps: Tensor) -> dict[str, Any]:
+    """Return the client's state after an exchange with ``steps`` ``(n,)``."""
+    return {**state, POSITION: {"steps": _count_steps(state, steps)}} if POSITION in state else dict(state)
 
 
-def _seen(state: Mapping[str, Any], steps: Tensor) -> Tensor:
+def _count_steps(state: Mapping[str, Any], steps: Tensor) -> Tensor:
     before: Tensor = state[POSITION]["steps"]
     return before + steps.to(before)
 
 
-def steps_of(
+def count_steps(
     counts: IntArray,
     batch_size: int,
     epochs: int | IntArray | None = None,
     steps: int | None = None,
     epoch_steps: int | None = None,
 ) -> IntArray:
-    """Number of mini-batch steps of each client; one without samples has none.
+    """Return the number of mini-batch steps of each client; a client without samples has none.
 
     Args:
-        counts: samples of each client.
-        batch_size: of the mini-batches.
-        epochs: for all clients or one number each, or
-        steps: the same for all.
-        epoch_steps: steps of an epoch; ``None``: one pass over the client's samples.
+        counts: number of samples of each client.
+        batch_size: size of the mini-batches.
+        epochs: number of epochs, for all clients or one for each; if ``None``, ``steps`` is used.
+        steps: number of steps, the same for all clients.
+        epoch_steps: number of steps of an epoch; ``None`` for one pass over the client's samples.
     """
     if epochs is not None:
         return epochs * (-(-counts // batch_size) if epoch_steps is None else np.where(counts > 0, epoch_steps, 0))
     return np.where(counts > 0, steps or 0, 0)
 
 
-def schedule(
+def plan_batches(
     samples: Samples,
     keys: Tensor,
     *,
@@ -185,14 +192,14 @@ def schedule(
     steps: IntArray,
     stream: Stream | None = None,
 ) -> Schedule:
-    """Plan the mini-batches of one fit of ``steps`` steps, one number per client.
+    """Return the mini-batches of one fit with ``steps`` steps, one number per client.
 
-    Each epoch is a fresh shuffle keyed by (client key, epoch, sample), hence the same in every grouping of clients.
-    With ``stream`` each client goes on in its sequence of shuffles where it is.
+    Each epoch is a new shuffle keyed by (client key, epoch, sample) and therefore the same in every grouping of
+    clients. With ``stream``, each client continues its sequence of shuffles.
     """
     counts = samples.counts
     per_epoch = -(-counts // batch_size)
-    whole, shift = np.divmod(np.zeros_like(counts) if stream is None else stream.seen, per_epoch.clip(1))
+    completed_epochs, shift = np.divmod(np.zeros_like(counts) if stream is None else stream.position, per_epoch.clip(1))
     passes = np.where(steps > 0, -(-(shift + steps) // per_epoch.clip(1)), 0)
     sizes = counts * passes
     base = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
@@ -200,7 +207,7 @@ def schedule(
     within = np.arange(int(sizes.sum())) - base[client]
     epoch, sample = within // counts[client], within % counts[client]
     shuffles = (keys if stream is None else stream.keys).cpu()[torch.from_numpy(client)]
-    hashes = rng.key(shuffles, torch.from_numpy(whole[client] + epoch), torch.from_numpy(sample)).numpy()
+    hashes = rng.key(shuffles, torch.from_numpy(completed_epochs[client] + epoch), torch.from_numpy(sample)).numpy()
     first_segment = np.concatenate([[0], np.cumsum(passes)[:-1]])
     segment = first_segment[client] + epoch
     width = 62 - int(segment[-1]).bit_length() if len(segment) else 62
@@ -219,9 +226,10 @@ class Block:
         x, y: ``(steps, clients, width, ...)``.
         index: ``(steps, clients, width)`` flat sample indices.
         valid: the same shape, False for padding (numpy, on the host).
-        weight: the same shape, 1 / batch size (times the sample's own weight) for samples and 0 for padding.
-        keys: ``(steps, clients)`` int64 randomness.
-        unit: ``(steps, clients)``, 1 / size of a mini-batch that is no smaller last one; ``None``: as in ``weight``.
+        weight: the same shape, 1 / batch size (times the sample's weight) for samples and 0 for padding.
+        keys: ``(steps, clients)`` int64 random keys.
+        unit: ``(steps, clients)``, 1 / size of a full mini-batch, also for a smaller last one; ``None``: as in
+            ``weight``.
     """
 
     first_step: int
@@ -236,22 +244,22 @@ class Block:
 
     @property
     def clients(self) -> int:
-        """Number of active clients."""
+        """Return the number of active clients."""
         return self.x.shape[1]
 
     def widths(self) -> list[int]:
-        """Size of the largest mini-batch of each step; 1 where all are empty."""
+        """Return the size of the largest mini-batch of each step; 1 if all are empty."""
         return [max(1, int(w)) for w in self.valid.sum(2).max(1)]
 
-    def cached(self, key: Any, make: Callable[[], Any]) -> Any:
-        """``make()``, computed once for the block: what a loss needs for all its steps together."""
+    def compute_once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return ``make()``, computed once for the block, such as values that a loss needs for all its steps."""
         if key not in self._cache:
             self._cache[key] = make()
         return self._cache[key]
 
 
-def blocks(plan: Schedule) -> Iterator[Block]:
-    """The mini-batches of ``plan``, in order."""
+def iterate_blocks(plan: Schedule) -> Iterator[Block]:
+    """Yield the mini-batches of ``plan`` in order."""
     samples = plan.samples
     last = int(plan.steps[0])
     width = min(plan.batch_size, int(samples.counts.max()))
@@ -261,11 +269,11 @@ def blocks(plan: Schedule) -> Iterator[Block]:
         row = prod(samples.x.shape[1:]) * samples.x.element_size() + 8
         room = max(1, _BLOCK_BYTES // max(1, active * width * row))
         stop = min(last, int(plan.steps[active - 1]), step + min(room, _BLOCK_STEPS))
-        yield _block(plan, step, stop, active)
+        yield _build_block(plan, step, stop, active)
         step = stop
 
 
-def _block(plan: Schedule, first: int, stop: int, active: int) -> Block:
+def _build_block(plan: Schedule, first: int, stop: int, active: int) -> Block:
     samples = plan.samples
     steps = np.arange(first, stop)[:, None] + plan.shift[:active]
     per_epoch, counts = plan.per_epoch[:active], samples.counts[:active]

@@ -1,4 +1,4 @@
-"""The leading-axis view of clients: what a client program works on."""
+"""Clients of one architecture with their states and local training: the object that a client program works on."""
 
 from __future__ import annotations
 
@@ -20,47 +20,49 @@ from perfed.errors import ClientsDiverged, Diverged, PerfedError
 from perfed.model.chain import STAGES, Parameters, stage_of
 from perfed.model.placement import SENT, Layout
 from perfed.training import fit as fitting
-from perfed.training.batches import IntArray, Samples, steps_of, stream_of
+from perfed.training.batches import IntArray, Samples, continue_streams, count_steps
 from perfed.training.fit import Task
-from perfed.training.optim import Optimizer, optimizer_for
+from perfed.training.optim import Optimizer, build_optimizer
 from perfed.training.plan import Plan
-from perfed.training.private import PrivateTraining, ReleaseCounter, check_rows_apart
+from perfed.training.private import PrivateTraining, ReleaseCounter, check_rows_are_separate
 from perfed.training.settings import LocalTraining
-from perfed.training.step import Loss, Penalty, mean_loss, with_penalties
+from perfed.training.step import Loss, Penalty, add_penalties, mean_loss
 from perfed.training.steprules import GradientTransform, StepRule, StepRules, Transform
 from perfed.training.trials import Trial, is_faster
 from perfed.training.view import ExchangeId, View
 
 
 class Extensions(Protocol):
-    """What travels with a program: the extensions of the method."""
+    """The extensions of the method, which travel with a program."""
 
     def penalties(self, cohort: Cohort) -> Sequence[Penalty]:
-        """What they add to the loss of local training."""
+        """Return the terms that the extensions add to the loss of local training."""
 
     def transforms(self, cohort: Cohort) -> Sequence[Transform]:
-        """What they make of gradients."""
+        """Return the functions that the extensions apply to gradients."""
 
     def reply(self, cohort: Cohort) -> dict[str, Any]:
-        """What they add to the program's reply."""
+        """Return what the extensions add to the program's reply."""
 
 
 class Cohort(View):
     """A view with the clients' states and local training.
 
     Attributes:
-        model: working parameters and buffers by full name ``(n, ...)``. Personal ones start from the client's state
-            and are committed when the round ends; shared ones are there after :meth:`load`.
-        state: the method's and extensions' other parameter sets at home on the client, by name; assign to change them.
-        received: the shared parameters as :meth:`load` got them.
+        model: working parameters and buffers by full name ``(n, ...)``. Personal ones are initialised from the client's
+            state and saved when the round ends; shared ones are available after :meth:`load`.
+        state: the other parameter sets of the method and its extensions that stay on the client, by name; assign to
+            change them.
+        received: the shared parameters that were passed to :meth:`load`.
         carried: what the server sent for each of the method's extensions, by the extension's name.
-        delivered: the payload of the exchange, by name, as it came; empty where no extension replaces replies.
+        delivered: the payload of the exchange, by name; empty if no extension replaces replies.
         extensions: the extensions, in an exchange that carries them.
-        scratch: what a program leaves for the method's ``predict``, nested dictionaries of tensors ``(n, ...)``.
-        watch: sees what is fitted before it is (:class:`perfed.training.fit.LossCurve`).
-        private: how rows are kept private in all that is fitted and counted; ``None``: not at all.
-        noise: where noise on what leaves comes from.
-        counter: counts what is released of a single client; ``None``: nobody counts it.
+        scratch: results of a program for the method's ``predict``, nested dictionaries of tensors ``(n, ...)``.
+        watch: is called with each task before it is fitted, and returns the task to fit
+            (:class:`perfed.training.fit.LossCurve`).
+        private: differential privacy of rows in everything that is fitted and counted; ``None`` without it.
+        noise: the source of noise on everything that leaves the client.
+        counter: counts the releases of a single client; ``None`` without counting.
         discreet: whether losses stay at the client, so that no error message may reveal a loss that is not finite.
     """
 
@@ -100,30 +102,36 @@ class Cohort(View):
 
     @property
     def train_loss(self) -> Tensor:
-        """Mean loss over all training steps of this exchange, float64 ``(n,)``; NaN where none were done."""
+        """Return the mean loss over all training steps of this exchange, float64 ``(n,)``; NaN without steps."""
         return self._loss_sum / self._loss_steps
 
     def key(self, purpose: str, *words: int) -> Tensor:
-        """Randomness of this exchange for ``purpose``, int64 ``(n,)``, one key per client."""
+        """Return random keys of this exchange for ``purpose``, int64 ``(n,)``, one per client."""
         base = rng.key(self.where.seed, purpose, self.where.round, self.where.exchange, *words)
-        return rng.key(base, rng.words(self.ids)).to(self.device)
+        return rng.key(base, rng.encode_texts(self.ids)).to(self.device)
 
-    # What is counted of rows -------------------------------------------------------------------------------
+    # Counts of rows ----------------------------------------------------------------------------------------
 
     @property
     def num_samples(self) -> Tensor:
-        """Training samples per client, ``(n,)``; in a private run with noise, at least 1."""
+        """Return the number of training samples per client, ``(n,)``; in a private run with noise, and at least 1."""
         exact = super().num_samples
-        return exact if self.private is None else self._noisy(self.private, exact, "rows").clamp_min(1)
+        return exact if self.private is None else self._add_count_noise(self.private, exact, "rows").clamp_min(1)
 
     @property
     def class_counts(self) -> Tensor:
-        """Training samples per client and class, ``(n, C)``; in a private run with noise, absent classes too."""
+        """Return the training samples per client and class, ``(n, C)``.
+
+        In a private run the counts have noise, also those of absent classes.
+        """
         exact = super().class_counts
-        return exact if self.private is None else self._noisy(self.private, exact, "classes")
+        return exact if self.private is None else self._add_count_noise(self.private, exact, "classes")
 
     def class_means(self, stage: str | None = None) -> Tensor:
-        """Mean output of ``stage`` for each class (:meth:`View.class_means`); in a private run of noisy sums."""
+        """Return the mean output of ``stage`` per class (:meth:`View.class_means`).
+
+        In a private run it is computed from noisy sums.
+        """
         if self.private is None:
             return super().class_means(stage)
         samples, classes = self.samples(), self.num_classes or 0
@@ -133,14 +141,14 @@ class Cohort(View):
         sums = self.private.noisy_sums(features, self.client_of(samples) * classes + samples.y, classes, keys)
         return sums / self.class_counts.clamp_min(1)[:, :, None]
 
-    def _noisy(self, private: PrivateTraining, counts: Tensor, what: str) -> Tensor:
-        return private.noisy_counts(counts, self.where.seed, self.ids, what)
+    def _add_count_noise(self, private: PrivateTraining, counts: Tensor, purpose: str) -> Tensor:
+        return private.noisy_counts(counts, self.where.seed, self.ids, purpose)
 
     # Parameters --------------------------------------------------------------------------------------------
 
     def load(self, *parameters: Mapping[str, Tensor]) -> None:
         """Copy received parameters (full name -> ``(n, ...)``) into the working model."""
-        self.forget()
+        self.drop_features()
         self._penalties = self._transforms = None
         for tree in parameters:
             for name, tensor in tree.items():
@@ -148,50 +156,50 @@ class Cohort(View):
                 self.model[name] = tensor.clone(memory_format=torch.contiguous_format)
 
     def shared(self) -> Parameters:
-        """The working values of the shared parameters (those per domain among them), for a reply."""
+        """Return the working values of the shared and per-domain parameters, for a reply."""
         return {name: tensor.detach() for name, tensor in self.model.items() if self.places[name] in SENT}
 
     def personal(self) -> Parameters:
-        """The working values of the personal parameters."""
+        """Return the working values of the personal parameters."""
         return {name: tensor.detach() for name, tensor in self.model.items() if self.places[name] == "personal"}
 
     @property
     def personal_parameters(self) -> tuple[str, ...]:
-        """Names of the trainable personal parameters: what a method trains whenever it trains its personal part."""
-        return tuple(name for name in self.trainable(self.chain.stages) if self.places[name] == "personal")
+        """Return the names of the trainable personal parameters."""
+        return tuple(name for name in self.trainable_names(self.chain.stages) if self.places[name] == "personal")
 
     @property
     def shared_parameters(self) -> tuple[str, ...]:
-        """Names of the trainable shared parameters, those per domain among them."""
-        return tuple(name for name in self.trainable(self.chain.stages) if self.places[name] in SENT)
+        """Return the names of the trainable shared and per-domain parameters."""
+        return tuple(name for name in self.trainable_names(self.chain.stages) if self.places[name] in SENT)
 
-    def trainable(self, train: str | Sequence[str]) -> tuple[str, ...]:
-        """Full names of the parameters (not buffers) in ``train``, stages or full names, that are not frozen.
+    def trainable_names(self, train: str | Sequence[str]) -> tuple[str, ...]:
+        """Return the names of the parameters (not buffers) in ``train``, stages or full names, that are not frozen.
 
-        Stages that the model does not have have none.
+        Stages that the model does not have contribute no parameters.
 
         Raises:
-            PerfedError: neither a stage's name nor a parameter's.
+            PerfedError: if a name is neither a stage nor a parameter.
         """
-        wanted = {train} if isinstance(train, str) else set(train)
+        requested = {train} if isinstance(train, str) else set(train)
         names = [name for name, _ in self.chain.named_parameters()]
-        unknown = sorted(wanted.difference(names, STAGES))
+        unknown = sorted(requested.difference(names, STAGES))
         if unknown:
             raise PerfedError(f"'{unknown[0]}' is no stage and no parameter; stages: {', '.join(STAGES)}")
-        return tuple(n for n in names if (stage_of(n) in wanted or n in wanted) and self.places[n] != "frozen")
+        return tuple(n for n in names if (stage_of(n) in requested or n in requested) and self.places[n] != "frozen")
 
     @property
     def steps_done(self) -> Tensor:
-        """Mini-batch steps of each client in this exchange so far, float64 ``(n,)``."""
+        """Return the number of mini-batch steps of each client in this exchange so far, float64 ``(n,)``."""
         return self._loss_steps.clone()
 
     # Extensions -------------------------------------------------------------------------------------------------
 
     @property
     def penalties(self) -> Sequence[Penalty]:
-        """What every fit adds to the loss: that of the extensions, unless a program assigns others.
+        """The terms that every fit adds to the loss: those of the extensions, unless a program assigns others.
 
-        Those of the extensions are for the model as it was when they were first asked for, made anew by :meth:`load`.
+        The terms of the extensions refer to the model at their first use; :meth:`load` resets them.
         """
         if self._penalties is None:
             self._penalties = [] if self.extensions is None else self.extensions.penalties(self)
@@ -203,17 +211,17 @@ class Cohort(View):
 
     @property
     def transforms(self) -> Sequence[Transform]:
-        """What the extensions make of every gradient, one after the other; made anew after :meth:`load`."""
+        """The functions that the extensions apply to every gradient, in order; :meth:`load` resets them."""
         if self._transforms is None:
             self._transforms = [] if self.extensions is None else self.extensions.transforms(self)
         return self._transforms
 
     def close_extensions(self) -> None:
-        """Let the extensions look at the model as it is now; else they do once the program has ended."""
+        """Compute the extensions' reply from the model as it is now, instead of at the end of the program."""
         self.extensions_reply()
 
     def extensions_reply(self) -> dict[str, Any]:
-        """What the extensions add to the reply; made once."""
+        """Return what the extensions add to the reply; computed once."""
         if self._extensions_reply is None:
             self._extensions_reply = {} if self.extensions is None else self.extensions.reply(self)
         return self._extensions_reply
@@ -232,7 +240,7 @@ class Cohort(View):
         samples: Samples | None = None,
         update: StepRule | Sequence[StepRule] = (),
     ) -> None:
-        """Train some stages of each client's model on its own data, as if each client were alone.
+        """Train some stages of each client's model on its data, independently of the other clients.
 
         Optimiser, learning rates, weight decay and batch size are the method's settings. Stages that are not trained
         run in evaluation mode (no dropout, running batch-norm statistics); if all stages before the first trained one
@@ -242,91 +250,101 @@ class Cohort(View):
         Args:
             train: a stage, or stages or full parameter names trained together; stages that the model does not have
                 are skipped.
-            epochs: for all or one number per client, each ceil(n_i / batch size) steps or as ``local_steps`` says, or
-            steps: mini-batch steps, the same number for every client.
+            epochs: number of epochs, for all clients or one per client; an epoch has ceil(n_i / batch size) steps,
+                unless ``local_steps`` is set. Either ``epochs`` or ``steps`` is required.
+            steps: number of mini-batch steps, the same for every client.
             params: train this set ``{name: (n, ...)}`` in place of the working model, in place.
-            also: further sets ``{set: {name: (n, ...)}}`` that are trained along, in place; the loss finds them with
-                :meth:`Step.of_set <perfed.training.step.Step.of_set>`. Buffers among them (statistics of batch-norm)
-                are not trained; a pass with them moves them in place.
-            loss: one value per client, to which :attr:`penalties` are added; default ``step.mean_loss``.
-                They may be called for different clients at the same time: what they keep must be in the step's block.
-            samples: data in place of the training split, or in mini-batches of another size
+            also: further sets ``{set: {name: (n, ...)}}`` that are also trained, in place; the loss gets them with
+                :meth:`Step.set_parameters <perfed.training.step.Step.set_parameters>`. Buffers among them (statistics
+                of batch-norm) are not trained; a pass with them moves them in place.
+            loss: returns one value per client, to which :attr:`penalties` are added; default ``step.mean_loss``. It may
+                be called for different clients at the same time: values to reuse must be stored in the step's block.
+            samples: data in place of the training split, or the same data in mini-batches of another size
                 (:meth:`Samples.in_batches <perfed.training.batches.Samples.in_batches>`).
-            update: how a step departs from the optimiser's own, a rule or several
-                (:mod:`perfed.training.steprules`); gradients are those that :attr:`transforms` have made.
+            update: one or several rules that change the optimiser's step (:mod:`perfed.training.steprules`); they act
+                on gradients after :attr:`transforms`.
 
         Raises:
-            ClientsDiverged: clients' losses became NaN or infinite.
-            PerfedError: rules that do not combine.
+            ClientsDiverged: if clients' losses became NaN or infinite.
+            PerfedError: if rules do not combine.
         """
         if (epochs is None) == (steps is None):
             raise ValueError("fit needs either epochs or steps")
-        own = self.trainable(train)
+        names = self.trainable_names(train)
         extra: Parameters = {}
         for group, values in (also or {}).items():
             for name, tensor in values.items():
                 values[name] = extra[f"{group}/{name}"] = tensor.contiguous()
-        learnt = self.trainable(self.chain.stages) if extra else ()
-        trained = (*own, *(name for name in extra if name.rpartition("/")[2] in learnt))
+        all_names = self.trainable_names(self.chain.stages) if extra else ()
+        trained = (*names, *(name for name in extra if name.rpartition("/")[2] in all_names))
         self._fits += 1
         if not trained or steps == 0 or (epochs is not None and not np.any(epochs)):
             return
         target = self.model if params is None else params
-        for name in own:
+        for name in names:
             target[name] = target[name].contiguous()
-        task = self._task(trained, {**target, **extra}, loss, samples or self.samples())
-        length = steps_of(task.samples.counts, task.batch_size, epochs, steps, self.settings.epoch_steps)
+        task = self._make_task(trained, {**target, **extra}, loss, samples or self.samples())
+        length = count_steps(task.samples.counts, task.batch_size, epochs, steps, self.settings.epoch_steps)
         if not length.any():
             return
-        self._run(replace(task, steps=length, rules=self._rules(update, own)))
+        self._run_task(replace(task, steps=length, rules=self._combine_rules(update, names)))
 
-    def _rules(self, update: StepRule | Sequence[StepRule], own: Sequence[str]) -> StepRules | None:
-        """What the extensions make of gradients, then the rules of a fit, whose pull is on the parameters ``own``."""
-        own_rules = update if isinstance(update, Sequence) else [update]
-        given = [*map(GradientTransform, self.transforms), *own_rules]
-        if not given:
+    def _combine_rules(self, update: StepRule | Sequence[StepRule], names: Sequence[str]) -> StepRules | None:
+        """Return the rules of the extensions followed by those of a fit, with the pull limited to the parameters
+        ``names``.
+        """
+        fit_rules = update if isinstance(update, Sequence) else [update]
+        all_rules = [*map(GradientTransform, self.transforms), *fit_rules]
+        if not all_rules:
             return None
-        rules = StepRules.of(given)
-        return replace(rules, near=rules.near.only(own)) if rules.near else rules
+        rules = StepRules.combine(all_rules)
+        return replace(rules, near=rules.near.limit_to(names)) if rules.near else rules
 
-    def _run(self, task: Task) -> None:
-        """Do ``task`` by the plan, and count its losses and steps."""
+    def _run_task(self, task: Task) -> None:
+        """Run ``task`` according to the plan, and record its losses and steps."""
         if self.counter is not None:
             self.counter.begin_fit(int(task.samples.counts.sum()))
-        task = self._in_precision(task)
-        trial, kind, task = self._trial(task), task.kind(self.layout.label), self.watch(task)
+        task = self._choose_precision(task)
+        trial, kind, task = self._make_trial(task), task.kind(self.layout.label), self.watch(task)
         try:
             stackable = self.layout.unstackable is None
             path = self.plan.path(kind, self.n, trial, stackable=stackable, parallel=self.parallel)
-            parts = self.plan.spread(
-                path, self.n, lambda first, stop: fitting.run(task.part(first, stop)), parallel=self.parallel
+            parts = self.plan.run_chunks(
+                path,
+                self.n,
+                lambda first, stop: fitting.run_task(task.slice_clients(first, stop)),
+                parallel=self.parallel,
             )
         except Diverged as error:
             if not (self.discreet and self.n == 1):
-                raise self.diverged(error.row, error.reason) from None
+                raise self.make_divergence_error(error.row, error.reason) from None
             for name in task.trained:  # as if a loss were not finite; an error would tell of the client's rows
                 task.params[name].fill_(torch.nan)
-            return self.forget()
-        self._check(torch.cat([losses for _, _, (losses, _) in parts]))
-        for first, stop, (losses, done) in parts:
+            return self.drop_features()
+        self._check_losses(torch.cat([losses for _, _, (losses, _) in parts]))
+        for first, stop, (losses, steps) in parts:
             self._loss_sum[first:stop] += losses.cpu().double()
-            self._loss_steps[first:stop] += torch.from_numpy(done)
-        self.forget()  # fused optimisers change tensors without raising their versions
+            self._loss_steps[first:stop] += torch.from_numpy(steps)
+        self.drop_features()  # fused optimisers change tensors without raising their versions
 
-    def _trial(self, task: Task) -> Trial:
-        return Trial(partial(fitting.rehearsal, task), int(task.steps.sum()), partial(self._workload, task))
+    def _make_trial(self, task: Task) -> Trial:
+        return Trial(
+            partial(fitting.rehearse_steps, task), int(task.steps.sum()), partial(self._describe_workload, task)
+        )
 
-    def _in_precision(self, task: Task) -> Task:
-        """``task``, with numbers of 16 bits where they are asked for and no trial finds that they are slower."""
+    def _choose_precision(self, task: Task) -> Task:
+        """Return ``task``, with numbers of 16 bits if the settings request them and no trial shows that they are
+        slower.
+        """
         if self.settings.precision == "full":
             return task
         fast, label = replace(task, bf16=True), self.layout.label
-        found = partial(is_faster, self._trial(fast), self._trial(task))
+        compare_speed = partial(is_faster, self._make_trial(fast), self._make_trial(task))
         untried = self.n == 1 or self.layout.unstackable
-        return fast if untried or self.plan.prefers(fast.kind(label), task.kind(label), found) else task
+        return fast if untried or self.plan.prefers(fast.kind(label), task.kind(label), compare_speed) else task
 
-    def _workload(self, task: Task) -> dict[str, Any]:
-        """What the time of a step of ``task`` depends on beside machine, threads and clients, as plain values."""
+    def _describe_workload(self, task: Task) -> dict[str, Any]:
+        """Return, as plain values, what determines the time of a step besides machine, threads and clients."""
         method, rules = type(self.settings), task.rules or StepRules()
         return self.workload(task.samples.x, task.params) | {
             "method": f"{method.__module__}.{method.__qualname__}",
@@ -340,26 +358,28 @@ class Cohort(View):
         }
 
     def count(self, losses: Tensor) -> None:
-        """Count ``losses`` ``(n,)`` as those of one training step, for parameters found otherwise than by :meth:`fit`.
+        """Record ``losses`` ``(n,)`` as those of one training step, for parameters that were not trained by
+        :meth:`fit`.
 
         Raises:
-            ClientsDiverged: they are NaN or infinite.
+            ClientsDiverged: if a loss is NaN or infinite.
         """
-        self._check(losses)
+        self._check_losses(losses)
         self._loss_sum += losses.detach().cpu().double()
         self._loss_steps += 1
-        self.forget()
+        self.drop_features()
 
-    def diverged(self, row: int, reason: str) -> ClientsDiverged:
-        """What to raise where the function ``reason`` cannot factorise a matrix of the client in ``row``."""
-        said = f"training of client '{self.ids[row]}' diverged: {reason} failed on values that are no longer finite"
-        return ClientsDiverged(str(self.where), {self.ids[row]: said})
+    def make_divergence_error(self, row: int, reason: str) -> ClientsDiverged:
+        """Return the error for a matrix of the client in ``row`` that the function ``reason`` cannot factorise."""
+        message = f"training of client '{self.ids[row]}' diverged: {reason} failed on values that are no longer finite"
+        return ClientsDiverged(str(self.where), {self.ids[row]: message})
 
     @contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        """Fits inside count neither for :attr:`train_loss` and :attr:`steps_done` nor for the keys of later fits.
+    def trial_fits(self) -> Iterator[None]:
+        """Open a context in which fits change neither :attr:`train_loss`, :attr:`steps_done` nor the keys of later
+        fits.
 
-        Extensions leave their gradients as they are. For trying things out on copies, as often as it takes.
+        Extensions do not change gradients in it. It is meant for trial fits on copies of parameters.
         """
         if self.private:
             raise PerfedError("privacy.unit = 'sample': what is tried out on rows and chosen by them has no mechanism")
@@ -371,17 +391,21 @@ class Cohort(View):
             self._fits, self._loss_sum, self._loss_steps, self.watch, self._transforms = before
 
     def optimizer(self, names: Sequence[str]) -> Optimizer:
-        """The method's local optimiser for the parameters ``names``, also those of other sets (``set/name``)."""
+        """Return the method's local optimiser for the parameters ``names``, including those of other sets
+        (``set/name``).
+        """
         ranks = {name: t.ndim for name, t in self.chain.named_parameters()}
-        return optimizer_for({name: ranks[name.rpartition("/")[2]] for name in names}, self.settings)
+        return build_optimizer({name: ranks[name.rpartition("/")[2]] for name in names}, self.settings)
 
-    def _task(self, trained: tuple[str, ...], target: Parameters, loss: Loss | None, samples: Samples) -> Task:
+    def _make_task(self, trained: tuple[str, ...], target: Parameters, loss: Loss | None, samples: Samples) -> Task:
         start = min(self.chain.stages.index(stage_of(name)) for name in trained) if self.augment is None else 0
         raw = samples.x
         if start > 0:
             samples = replace(samples, x=self._features(samples, start, target))
         if self.private:
-            check_rows_apart(self.chain, samples, self.task, self.per_domain, self.settings.class_weights == "balanced")
+            check_rows_are_separate(
+                self.chain, samples, self.task, self.per_domain, self.settings.class_weights == "balanced"
+            )
         batch_size = int(samples.counts.max()) if samples.batch_size == "all" else samples.batch_size
         return Task(
             chain=self.chain,
@@ -390,9 +414,9 @@ class Cohort(View):
             samples=samples,
             keys=self.key("fit", self._fits),
             optimizer=self.optimizer(trained),
-            loss=with_penalties(loss or mean_loss, self.penalties),
+            loss=add_penalties(loss or mean_loss, self.penalties),
             batch_size=batch_size or self.settings.batch_size,
-            stream=stream_of(self.state, self._loss_steps, self.where.seed, self.ids),
+            stream=continue_streams(self.state, self._loss_steps, self.where.seed, self.ids),
             augment=self.augment,
             per_domain=self.per_domain,
             objective=self.objective(self.settings.class_weights),
@@ -402,11 +426,13 @@ class Cohort(View):
             private=self.private,
         )
 
-    def _check(self, losses: Tensor) -> None:
+    def _check_losses(self, losses: Tensor) -> None:
         """Raise an error if some of the ``losses`` ``(clients,)`` are not finite, unless the cohort is discreet."""
         if self.discreet:
             return
         bad = torch.nonzero(~torch.isfinite(losses)).flatten().tolist()
         if bad:
-            found = {self.ids[r]: f"the training loss of client '{self.ids[r]}' became {losses[r].item()}" for r in bad}
-            raise ClientsDiverged(str(self.where), found)
+            messages = {
+                self.ids[r]: f"the training loss of client '{self.ids[r]}' became {losses[r].item()}" for r in bad
+            }
+            raise ClientsDiverged(str(self.where), messages)

@@ -1,4 +1,4 @@
-"""How many epochs are enough: each client decides, on held-out samples of its own or by its training loss."""
+"""The number of epochs that suffices for each client, from held-out samples or from its training loss."""
 
 from __future__ import annotations
 
@@ -20,80 +20,83 @@ _BLOCK, _MOST, _GAIN = 5, 100, 0.01
 
 
 def hold_out(cohort: Cohort) -> tuple[Samples, Samples]:
-    """Split each client's training samples into a kept and a held-out part.
+    """Split each client's training samples into a remaining and a held-out part.
 
-    The held-out part is a quarter of each class (of all samples, for values), chosen by key; a class with one sample
-    keeps it. A client's own
-    validation split is not used, so that what is chosen on it has not seen it.
+    The held-out part is a quarter of each class (of all samples, for regression), selected by key; a class with one
+    sample is not split. A client's validation split is not used, so that it remains unseen by choices made with this
+    part.
+
+    Returns:
+        The remaining and the held-out samples.
     """
     train = cohort.samples()
     values = train.y.is_floating_point()
     labels: IntArray = np.zeros(len(train.y), np.int64) if values else train.y.cpu().numpy()
     keys = cohort.key("hold out")
-    kept, held = [], []
+    remaining, held_out = [], []
     for row, (start, count) in enumerate(zip(train.starts, train.counts, strict=True)):
-        everything = np.arange(start, start + count)
-        draw = rng.bits(keys[row], int(count)).cpu().numpy()
-        chosen = _quarter_of_each_class(labels[start : start + count], draw)
-        kept.append(everything[~chosen])
-        held.append(everything[chosen])
-    return train.select(kept), train.select(held)
+        positions = np.arange(start, start + count)
+        draw = rng.random_bits(keys[row], int(count)).cpu().numpy()
+        is_held_out = _select_quarter_of_classes(labels[start : start + count], draw)
+        remaining.append(positions[~is_held_out])
+        held_out.append(positions[is_held_out])
+    return train.select(remaining), train.select(held_out)
 
 
-def _quarter_of_each_class(labels: IntArray, draw: IntArray) -> NDArray[np.bool_]:
-    chosen = np.zeros(len(labels), dtype=bool)
+def _select_quarter_of_classes(labels: IntArray, draw: IntArray) -> NDArray[np.bool_]:
+    selected = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
-        mine = np.nonzero(labels == label)[0]
-        number = min(int(len(mine) * _HELD_OUT + 0.5), len(mine) - 1)
-        chosen[mine[np.argsort(draw[mine], kind="stable")][:number]] = True
-    return chosen
+        members = np.nonzero(labels == label)[0]
+        number = min(int(len(members) * _HELD_OUT + 0.5), len(members) - 1)
+        selected[members[np.argsort(draw[members], kind="stable")][:number]] = True
+    return selected
 
 
-def best_epochs(train: Callable[[int], None], score: Callable[[], Tensor], limit: int) -> IntArray:
-    """The number of epochs after which each client's held-out score was lowest; at most ``limit``.
+def choose_epochs(train: Callable[[int], None], score: Callable[[], Tensor], limit: int) -> IntArray:
+    """Return the number of epochs after which each client's held-out score was lowest; at most ``limit``.
 
-    Looks after 1, 2, 3, 5, 7, 10, 15, 20, 30, ... epochs; a client stops looking when it has not improved at the last
-    three looks.
+    Scores are computed after 1, 2, 3, 5, 7, 10, 15, 20, 30, ... epochs; a client stops when its last three scores did
+    not improve.
 
     Args:
-        train: ``train(epochs)`` trains all clients on their kept samples for that many more epochs.
-        score: held-out score of each client, ``(n,)``; lower is better, NaN where a client holds nothing out: it
-            then trains for 10 epochs.
-        limit: most epochs.
+        train: ``train(epochs)`` trains all clients on their remaining samples for that many more epochs.
+        score: returns the held-out score of each client, ``(n,)``; lower is better, NaN for a client without held-out
+            samples, which then trains for 10 epochs.
+        limit: the largest number of epochs.
     """
-    looks = [epochs for epochs in _CHECKS if epochs < limit] + [limit]
+    checks = [epochs for epochs in _CHECKS if epochs < limit] + [limit]
     best, lowest = np.zeros(0, dtype=np.int64), np.zeros(0)
-    done = 0
-    for look, epochs in enumerate(looks):
-        train(epochs - done)
-        done = epochs
-        found = score().cpu().double().nan_to_num(nan=float("inf")).numpy()
-        if look == 0:
-            best, lowest = np.zeros(len(found), dtype=np.int64), np.full(len(found), np.inf)
-        # Each client stops looking when its own patience is over, however long others in the stack go on.
-        better = (look - 1 - best < _PATIENCE) & (found < lowest)
-        best, lowest = np.where(better, look, best), np.where(better, found, lowest)
-        if (look - best >= _PATIENCE).all():
+    trained_epochs = 0
+    for check, epochs in enumerate(checks):
+        train(epochs - trained_epochs)
+        trained_epochs = epochs
+        scores = score().cpu().double().nan_to_num(nan=float("inf")).numpy()
+        if check == 0:
+            best, lowest = np.zeros(len(scores), dtype=np.int64), np.full(len(scores), np.inf)
+        # Each client stops by its own patience, independently of the other clients in the stack.
+        better = (check - 1 - best < _PATIENCE) & (scores < lowest)
+        best, lowest = np.where(better, check, best), np.where(better, scores, lowest)
+        if (check - best >= _PATIENCE).all():
             break
-    chosen: IntArray = np.array(looks, dtype=np.int64)[best]
-    chosen[~np.isfinite(lowest)] = min(_DEFAULT, limit)
-    return chosen
+    epochs_by_client: IntArray = np.array(checks, dtype=np.int64)[best]
+    epochs_by_client[~np.isfinite(lowest)] = min(_DEFAULT, limit)
+    return epochs_by_client
 
 
-def until_converged(cohort: Cohort, fit: Callable[..., None], going: NDArray[np.bool_]) -> None:
-    """Train clients five epochs at a time, until five more lower a client's mean training loss by less than 0.01.
+def train_until_converged(cohort: Cohort, fit: Callable[..., None], active: NDArray[np.bool_]) -> None:
+    """Train clients five epochs at a time, until five more reduce a client's mean training loss by less than 0.01.
 
     Args:
-        cohort: whose losses count.
+        cohort: the cohort whose training losses are used.
         fit: ``fit(epochs=epochs)`` trains every client for that many more epochs, ``(n,)``.
-        going: ``(n,)``, the clients to train. Each has at most 100 epochs.
+        active: ``(n,)``, whether to train each client, for at most 100 epochs.
     """
-    before = np.full(cohort.n, np.inf)
+    previous_loss = np.full(cohort.n, np.inf)
     for _ in range(_MOST // _BLOCK):
-        if not going.any():
+        if not active.any():
             break
-        done, total = cohort.steps_done, cohort.train_loss.nan_to_num() * cohort.steps_done
-        fit(epochs=_BLOCK * going.astype(np.int64))
-        loss = ((cohort.train_loss * cohort.steps_done - total) / (cohort.steps_done - done)).numpy()
-        going = going & (loss < before - _GAIN)  # false for those who did not train, whose loss is NaN
-        before = loss
+        steps_before, loss_sum = cohort.steps_done, cohort.train_loss.nan_to_num() * cohort.steps_done
+        fit(epochs=_BLOCK * active.astype(np.int64))
+        loss = ((cohort.train_loss * cohort.steps_done - loss_sum) / (cohort.steps_done - steps_before)).numpy()
+        active = active & (loss < previous_loss - _GAIN)  # false for clients that did not train, whose loss is NaN
+        previous_loss = loss

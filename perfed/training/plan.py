@@ -1,10 +1,10 @@
-"""How work is cut into chunks of clients, the execution plan; and the devices that torch computes on.
+"""The execution plan, which divides work into chunks of clients, and the devices that torch computes on.
 
-A plan is chosen once and recorded; with the same plan a run gives the same bits. Results of different plans agree to
+A plan is chosen once and recorded; with the same plan a run gives the same bits. Results of different plans agree up to
 rounding. ``chunk`` is the number of clients computed together (0: all), ``threads`` the number of torch threads of one
-chunk. Threads that are left over work on other chunks at the same time, which changes no bit of any result.
+chunk. Remaining threads work on other chunks at the same time, which changes no bit of any result.
 
-Unless the user sets a number of threads, work uses one thread, and more only where a short trial shows that they save
+Unless the user sets a number of threads, work uses one thread, and more only if a short trial shows that they save
 time: threads of small models mostly wait for each other, and beside other programs they wait many times as long.
 """
 
@@ -22,8 +22,8 @@ from pydantic import ConfigDict, Field
 from threadpoolctl import threadpool_limits
 
 from perfed.errors import PerfedError
-from perfed.settings import Table, unless
-from perfed.system import processor
+from perfed.settings import Table, exclude_default
+from perfed.system import read_processor_name
 from perfed.training import choices
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -38,14 +38,14 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 HOLD = 1 << 30
-"""Bytes of clients' states that are in memory by default."""
+"""Default number of bytes of clients' states in memory."""
 
 
 @dataclass(frozen=True)
 class Path:
-    """How one kind of work runs."""
+    """The chunk size and number of threads of one kind of work."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=False)  # strict ones refuse dictionaries
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=False)  # a strict model would refuse dictionaries
 
     chunk: Annotated[int, Field(ge=0, strict=True)]
     threads: Annotated[int, Field(ge=1, strict=True)]
@@ -54,7 +54,7 @@ class Path:
         """Return the number of clients per chunk when there are ``clients`` in all."""
         return clients if self.chunk == 0 else min(self.chunk, clients)
 
-    def spans(self, clients: int) -> list[tuple[int, int]]:
+    def chunk_ranges(self, clients: int) -> list[tuple[int, int]]:
         """Return the positions ``(first, stop)`` of the clients of each chunk."""
         size = self.size(clients)
         return [(first, min(first + size, clients)) for first in range(0, clients, size)]
@@ -65,12 +65,12 @@ class Tryable(Protocol):
 
     @property
     def workload(self) -> Callable[[], Mapping[str, Any]]:
-        """What the time of a step depends on besides kind, threads and clients, as plain values."""
+        """Return, as plain values, what determines the time of a step besides kind, threads and clients."""
 
     def find_fastest(self, clients: int, threads: int, *, parallel: bool, chunk: int | None = None) -> tuple[int, int]:
         """Return the chunk of clients (0: all) and its torch threads that take the least time.
 
-        ``chunk``: the only chunk to consider.
+        If ``chunk`` is set, only this chunk is considered.
         """
 
 
@@ -91,12 +91,12 @@ class Plan:
             (``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS``). A number below ``threads`` lets trials choose between one and
             ``threads`` on every engine; an equal one leaves no choice to them outside ``"auto"``.
         paths: choices already made.
-        hold: bytes of clients' states in memory; beyond it those that were made first are on disk. No result depends
-            on it.
-        remember: whether what trials choose is kept for later runs of this user, and what they chose is taken.
-        on_choice: called after each new choice, e.g. to write it down.
-        trying: entered while ways are tried, e.g. to say so.
-        reasons: what must run one client at a time, and why.
+        hold: number of bytes of clients' states in memory; beyond it the oldest states are on disk. Results do not
+            depend on it.
+        remember: whether choices of trials are saved for later runs of this user, and saved choices are used.
+        on_choice: called after each new choice, for example to record it.
+        trying: a context that is entered during trials, for example to report them.
+        reasons: the kinds of work that must run one client at a time, and why.
     """
 
     engine: EngineName = "auto"
@@ -125,14 +125,14 @@ class Plan:
         self.untimed_threads = min(self.untimed_threads or self.threads, self.threads)
 
     def path(self, kind: str, clients: int, trial: Tryable, *, stackable: bool = True, parallel: bool = False) -> Path:
-        """Return the path for ``kind`` of work with ``clients`` clients at hand; the first time, trials may choose it.
+        """Return the path for ``kind`` of work with ``clients`` clients; at its first occurrence trials may choose it.
 
         Args:
-            kind: of work, a key of ``paths``.
-            clients: how many there are.
-            trial: the work on copies, which has no lasting effect.
+            kind: the kind of work, a key of ``paths``.
+            clients: the number of clients.
+            trial: the work on copies, without lasting effect.
             stackable: whether several clients can be computed together.
-            parallel: whether the work will be given to :meth:`spread` with the same value.
+            parallel: the argument with which the work will be passed to :meth:`run_chunks`.
         """
         chunk = self._fixed_chunk(clients, stackable)
         if chunk is not None and self.untimed_threads == self.threads:
@@ -141,7 +141,7 @@ class Plan:
             # The choice for one client must not depend on whether work with several clients came before.
             kind = f"{kind} (one client)"
         path = self.paths.get(kind)
-        if path is None or chunk not in (None, path.chunk):  # such as of a plan that was recorded with another engine
+        if path is None or chunk not in (None, path.chunk):  # the plan may have been recorded with another engine
             path = self.paths[kind] = self._choose(kind, clients, trial, parallel, chunk)
             self.on_choice()
         return Path(path.chunk, min(path.threads, self.threads))
@@ -155,7 +155,7 @@ class Plan:
         return 1 if clients == 1 else None
 
     def prefers(self, kind: str, to: str, is_faster: Callable[[], bool]) -> bool:
-        """Return whether work is of ``kind``, not of the kind ``to``; ``is_faster`` tries it under ``"auto"``."""
+        """Return whether to use ``kind`` instead of the kind ``to``; ``is_faster`` is called under ``"auto"``."""
         fixed = self.engine in ("stacked", "sequential")
         return fixed or kind in self.paths or (to not in self.paths and is_faster())
 
@@ -164,33 +164,33 @@ class Plan:
         work = {"kind": kind, "clients": clients, "threads": self.threads, "parallel": parallel, **trial.workload()}
         if chunk is not None:
             work["chunk"] = chunk
-        choice = choices.find(work) if self.remember else None
+        choice = choices.find_choice(work) if self.remember else None
         if choice is None:
             with self.trying(), torch.random.fork_rng(devices=[]):  # modules may draw from torch's global generator
                 choice = trial.find_fastest(clients, self.threads, parallel=parallel, chunk=chunk)
             if self.remember:
-                choices.keep(work, *choice)
+                choices.save_choice(work, *choice)
         return Path(*choice)
 
-    def spread(
+    def run_chunks(
         self, path: Path, clients: int, work: Callable[[int, int], Result], *, parallel: bool
     ) -> list[tuple[int, int, Result]]:
-        """Call ``work(first, stop)`` for each chunk of clients, several at the same time where threads are free.
+        """Call ``work(first, stop)`` for each chunk of clients, several at the same time if threads are free.
 
         Args:
-            path: how the clients are cut up, and the torch threads of each chunk.
-            clients: how many.
-            work: must touch only what belongs to the clients ``first .. stop - 1``.
+            path: the chunk size, and the torch threads of each chunk.
+            clients: the number of clients.
+            work: a function that only changes data of the clients ``first .. stop - 1``.
             parallel: whether ``work`` may run in several threads.
 
         Returns:
             ``(first, stop, result)`` of each chunk, in order.
         """
-        spans = path.spans(clients)
+        ranges = path.chunk_ranges(clients)
         workers = count_parallel_chunks(path.chunk, path.threads, clients, self.threads) if parallel else 1
-        with map_in_threads(path.threads, workers) as each:
-            results = each(lambda span: work(*span), spans)
-        return [(first, stop, result) for (first, stop), result in zip(spans, results, strict=True)]
+        with map_in_threads(path.threads, workers) as map_items:
+            results = map_items(lambda span: work(*span), ranges)
+        return [(first, stop, result) for (first, stop), result in zip(ranges, results, strict=True)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for configuration files and checkpoints, which :class:`PlanSettings` reads."""
@@ -209,7 +209,7 @@ class Plan:
         }
 
     def describe(self) -> list[str]:
-        """Return a line for each choice and for each reason, for people."""
+        """Return a readable line for each choice and for each reason."""
         lines = [f"engine: {self.engine}, {self.threads} threads"]
         if self.untimed_threads < self.threads:
             lines[0] += f" at most, {self.untimed_threads} where no trial chose more"
@@ -221,25 +221,31 @@ class Plan:
 
 
 class PlanSettings(Table):
-    """The ``[plan]`` table of an experiment: the attributes that a :class:`Plan` starts with.
+    """The ``[plan]`` table of an experiment: the initial attributes of a :class:`Plan`.
 
-    ``paths`` and ``untimed_threads`` are choices that a run has recorded.
+    ``paths`` and ``untimed_threads`` are recorded by runs.
     """
 
     engine: EngineName = "auto"
     chunk: int = Field(0, ge=0)
     threads: int = Field(0, ge=0, le=MOST_THREADS)
     untimed_threads: int = Field(
-        0, ge=0, le=MOST_THREADS, description="torch threads of work that no trial has timed", exclude_if=unless(0)
+        0,
+        ge=0,
+        le=MOST_THREADS,
+        description="torch threads of work that no trial has timed",
+        exclude_if=exclude_default(0),
     )
     hold_megabytes: int = Field(
         HOLD >> 20,
         ge=0,
         description="of clients' states in memory; the others are on disk",
-        exclude_if=unless(HOLD >> 20),
+        exclude_if=exclude_default(HOLD >> 20),
     )
     remember: bool = Field(
-        True, description="whether later runs of this user take over what trials choose", exclude_if=unless(True)
+        True,
+        description="whether later runs of this user take over what trials choose",
+        exclude_if=exclude_default(True),
     )
     paths: dict[str, Path] = Field(default_factory=dict)
 
@@ -304,11 +310,11 @@ def map_in_threads(
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
-def usable_device(name: str, where: str) -> torch.device:
-    """The torch device called ``name``.
+def open_device(name: str, where: str) -> torch.device:
+    """Return the torch device called ``name``.
 
     Raises:
-        PerfedError: there is no such kind, or this machine has none; starts with ``where``.
+        PerfedError: if the kind does not exist or this machine has none; the message starts with ``where``.
     """
     if name.partition(":")[0] not in _DEVICES:
         raise PerfedError(f"{where}: unknown device; allowed: {', '.join(_DEVICES)}, or one with a number")
@@ -320,9 +326,9 @@ def usable_device(name: str, where: str) -> torch.device:
     return device
 
 
-def arithmetic(device: torch.device) -> str:
-    """What the last digits of results depend on besides plan and cohort: processor, its instructions in use, torch."""
-    parts = [processor(), torch.backends.cpu.get_cpu_capability()]
+def describe_arithmetic(device: torch.device) -> str:
+    """Return what the last digits of results depend on besides plan and cohort: processor, instruction set, torch."""
+    parts = [read_processor_name(), torch.backends.cpu.get_cpu_capability()]
     if limit := os.environ.get("ONEDNN_MAX_CPU_ISA"):
         parts.append(f"oneDNN up to {limit}")
     if device.type != "cpu":

@@ -1,8 +1,9 @@
-"""Training under differential privacy of the rows: gradients clipped row by row, and noisy statistics of them.
+"""Training with differential privacy of rows: gradients clipped row by row, and noisy statistics of rows.
 
-Every gradient of local training goes through :meth:`PrivateTraining.gradients`, also that of personal parameters: what
-is fitted without noise on the same rows would carry a row into the gradients of all others. Neighbours are data sets
-that differ in one row of one client, which counts nothing in one of them; how many rows a client has is the same.
+Every gradient of local training is computed by :meth:`PrivateTraining.compute_gradients`, also that of personal
+parameters: parameters fitted without noise on the same rows would carry a row into the gradients of all others.
+Neighbouring data sets differ in one row of one client, which contributes nothing in one of them; the number of rows of
+a client is the same in both.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from perfed import rng
 from perfed.errors import PerfedError
 from perfed.model.chain import BATCH_NORM, Chain, Parameters
 from perfed.training.batches import Block, IntArray, Samples
-from perfed.training.per_layer import clipped_by_layers
+from perfed.training.per_layer import sum_clipped_by_layer
 from perfed.training.step import Loss, Step
 
 _ROWS_BYTES = 16 << 20
@@ -27,13 +28,13 @@ _POISSON_STEPS = 64
 
 
 class ReleaseCounter:
-    """Counts what one exchange of a client releases: Gaussian mechanisms of its rows, each with noise of its own.
+    """A counter of the releases of one client in one exchange: Gaussian mechanisms of its rows with independent noise.
 
-    A fit counts as often as the row that is in most of its gradients, so that a pass over the rows counts once however
-    many mini-batches it has. Fits of one exchange add up.
+    A fit counts as often as the row that is in most of its gradients, so that a pass over the rows counts once for any
+    number of mini-batches. The releases of several fits are added.
 
     Attributes:
-        counts: names of the numbers of rows that were released with noise that a run draws once.
+        counts: names of the released numbers of rows, whose noise a run draws only once.
 
     Example:
         >>> counter = ReleaseCounter()
@@ -52,36 +53,36 @@ class ReleaseCounter:
 
     @property
     def releases(self) -> int:
-        """The number of releases so far, without those of :attr:`counts`."""
+        """Return the number of releases so far, without those of :attr:`counts`."""
         return self._finished + int(self._gradients_by_row.max(initial=0))
 
     def add(self) -> None:
-        """Count one release that every row may be in."""
+        """Count one release that may contain every row."""
         self._finished += 1
 
     def begin_fit(self, rows: int) -> None:
-        """Add up the fits so far, and begin one on so many rows."""
+        """Start counting a fit on ``rows`` rows, after adding the releases of the previous fit."""
         self._finished = self.releases
         self._gradients_by_row = np.zeros(rows, dtype=np.int64)
 
     def add_batch(self, rows: IntArray) -> None:
-        """Count a gradient that is a sum over ``rows``, each of which is in it once."""
+        """Count a gradient that is a sum over ``rows``, each of which occurs once."""
         self._gradients_by_row[rows] += 1
 
 
 @dataclass(frozen=True)
 class PrivateTraining:
-    """How the rows of clients are kept private in local training (DP-SGD; Abadi et al. 2016, Algorithm 1).
+    """Settings and state of differentially private training of rows (DP-SGD; Abadi et al. 2016, Algorithm 1).
 
     Attributes:
-        clip: C, largest norm of what one row adds to a gradient.
+        clip: C, the largest norm of the contribution of a row to a gradient.
         noise: z; the sum of the clipped gradients of a step gets noise of standard deviation ``z C``.
-        rows: R, largest norm of a row in sums of rows.
-        poisson: whether a row is in each mini-batch by a coin of its own, instead of in one of each pass.
-        source: of the noise; with a secret where others know the seed of the run.
-        noises: z of clients by their number of rows; those that are not named have ``noise``.
-        each: z of the clients of a cohort, ``(n,)``, in its order.
-        counter: counts the releases of a single client; ``None``: nobody counts them.
+        rows: R, the largest norm of a row in sums of rows.
+        poisson: whether mini-batches are Poisson samples, instead of a partition of the rows in each pass.
+        source: the source of the noise; with a secret if others know the seed of the run.
+        noises: z of clients by their number of rows; all others have ``noise``.
+        client_noise: z of the clients of a cohort, ``(n,)``, in its order.
+        counter: counts the releases of a single client; ``None`` without counting.
     """
 
     clip: float
@@ -90,80 +91,80 @@ class PrivateTraining:
     poisson: bool = False
     source: rng.Noise = rng.PLAIN
     noises: Mapping[int, float] = field(default_factory=dict)
-    each: Tensor | None = None
+    client_noise: Tensor | None = None
     counter: ReleaseCounter | None = None
 
-    def at(self, counts: Tensor, source: rng.Noise, counter: ReleaseCounter | None = None) -> PrivateTraining:
-        """Return the same for a cohort whose clients have so many rows, ``counts`` ``(n,)``."""
-        each = torch.tensor([self.noises.get(int(n), self.noise) for n in counts]) if self.noises else None
-        return replace(self, source=source, each=each, counter=counter)
+    def for_cohort(self, counts: Tensor, source: rng.Noise, counter: ReleaseCounter | None = None) -> PrivateTraining:
+        """Return the settings for a cohort whose clients have ``counts`` ``(n,)`` rows."""
+        client_noise = torch.tensor([self.noises.get(int(n), self.noise) for n in counts]) if self.noises else None
+        return replace(self, source=source, client_noise=client_noise, counter=counter)
 
-    def _noise_of(self, like: Tensor, of: IntArray | None = None) -> Tensor | float:
-        """The z of each client, as wide as ``like`` ``(clients, ...)``; ``of``: their positions in the cohort."""
-        if self.each is None:
+    def _broadcast_noise(self, like: Tensor, positions: IntArray | None = None) -> Tensor | float:
+        """Return z of each client, or of those at ``positions``, with as many axes as ``like`` ``(clients, ...)``."""
+        if self.client_noise is None:
             return self.noise
-        each = self.each if of is None else self.each[torch.from_numpy(of)]
-        return each.to(like).view(-1, *[1] * (like.ndim - 1))
+        client_noise = self.client_noise if positions is None else self.client_noise[torch.from_numpy(positions)]
+        return client_noise.to(like).view(-1, *[1] * (like.ndim - 1))
 
-    def gradients(self, loss: Loss, step: Step, params: Parameters, count: int) -> tuple[Tensor, Parameters]:
-        """Return losses ``(clients,)`` and the noisy means of the rows' clipped gradients at ``params``.
+    def compute_gradients(self, loss: Loss, step: Step, params: Parameters, count: int) -> tuple[Tensor, Parameters]:
+        """Return losses ``(clients,)`` and the noisy means of the rows' clipped gradients by ``params``.
 
-        ``w (sum_b g_b min(1, C / |g_b|) + z C N(0, 1))``, w = 1 / size of a whole mini-batch, also in a smaller last
-        one, whose mean would have more noise; the norm is over all trained parameters together, and g_b the gradient
-        of the loss of row b alone, which counts as zero where it is not finite. Noise depends on the randomness of the
-        step, and on ``count``, the number of the gradient within it.
+        The mean is ``w (sum_b g_b min(1, C / |g_b|) + z C N(0, 1))`` with w = 1 / size of a full mini-batch, also for a
+        smaller last one, whose mean would otherwise have more noise. The norm is over all trained parameters together,
+        and g_b is the gradient of the loss of row b, which counts as zero if it is not finite. Noise depends on the
+        random key of the step and on ``count``, the index of the gradient within the step.
 
         Raises:
-            PerfedError: a layer or a loss that is not of rows one by one.
+            PerfedError: if a layer or a loss does not treat rows separately.
         """
         if self.counter is not None:
             valid = step.block.valid[step.at]
             self.counter.add_batch(step.block.index[step.at].cpu().numpy()[valid])
-        found = clipped_by_layers(loss, step, params, self.clip)
-        losses, sums = self._by_rows(loss, step, params) if found is None else found
+        clipped = sum_clipped_by_layer(loss, step, params, self.clip)
+        losses, sums = self._sum_clipped_by_row(loss, step, params) if clipped is None else clipped
         sizes = [tensor[0].numel() for tensor in sums.values()]
         key = rng.key(step.keys, "privacy", 0, count)
         weight = step.weight.amax(1)
         unit = weight if step.block.unit is None else step.block.unit[step.at]
-        less = torch.where(weight > 0, unit / weight, 1)  # a smaller last mini-batch takes a smaller step
-        scale = self._noise_of(unit, step.rows) * self.clip * unit  # also where a mini-batch is empty
+        step_scale = torch.where(weight > 0, unit / weight, 1)  # a smaller last mini-batch takes a smaller step
+        scale = self._broadcast_noise(unit, step.rows) * self.clip * unit  # also for an empty mini-batch
         noise = self.source.draw(key, sum(sizes), self._noise_dtype(step.weight)).split(sizes, 1)
 
-        def add_noise(tensor: Tensor, drawn: Tensor) -> Tensor:
+        def add_noise(tensor: Tensor, noise_values: Tensor) -> Tensor:
             shape = (-1, *[1] * (tensor.ndim - 1))
-            return self._add(tensor * less.view(shape), drawn.view(tensor.shape), scale.view(shape))
+            return self._add_noise(tensor * step_scale.view(shape), noise_values.view(tensor.shape), scale.view(shape))
 
         noisy = {name: add_noise(sums[name], values) for name, values in zip(sums, noise, strict=True)}
         return losses, noisy
 
-    def _by_rows(self, loss: Loss, step: Step, params: Parameters) -> tuple[Tensor, Parameters]:
-        """Losses and sums of clipped gradients, of any loss: each row is a mini-batch of its own."""
+    def _sum_clipped_by_row(self, loss: Loss, step: Step, params: Parameters) -> tuple[Tensor, Parameters]:
+        """Return losses and sums of clipped gradients for any loss, with each row as a separate mini-batch."""
         numbers = sum(tensor[0].numel() for tensor in step.params.values()) * step.weight.element_size()
         rows = max(1, _ROWS_BYTES // (numbers * step.weight.shape[0]))
         losses = step.weight.new_zeros(step.weight.shape[0])
         sums = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
         for first in range(0, step.width, rows):
-            of = slice(first, min(first + rows, step.width))
-            found, grads = _row_gradients(loss, step, params, of)
-            squares = sum((g.flatten(2).square().sum(2) for g in grads.values()), torch.zeros_like(found))
-            overflowed = ~(torch.isfinite(squares) & torch.isfinite(found))
-            factor = ((self.clip / squares.sqrt()).clamp(max=1) * step.weight[:, of]).masked_fill(overflowed, 0)
-            losses = losses + (found.masked_fill(overflowed, 0) * step.weight[:, of]).sum(1)
+            chunk = slice(first, min(first + rows, step.width))
+            row_losses, grads = _compute_row_gradients(loss, step, params, chunk)
+            squares = sum((g.flatten(2).square().sum(2) for g in grads.values()), torch.zeros_like(row_losses))
+            overflowed = ~(torch.isfinite(squares) & torch.isfinite(row_losses))
+            factor = ((self.clip / squares.sqrt()).clamp(max=1) * step.weight[:, chunk]).masked_fill(overflowed, 0)
+            losses = losses + (row_losses.masked_fill(overflowed, 0) * step.weight[:, chunk]).sum(1)
             for name, g in grads.items():
                 finite = g.flatten(2).masked_fill(overflowed.unsqueeze(2), 0)
                 sums[name] += torch.bmm(factor.unsqueeze(1), finite).view_as(sums[name])
         return losses, sums
 
-    def noisy_counts(self, counts: Tensor, seed: int, ids: Sequence[str], what: str) -> Tensor:
-        """Return ``counts`` ``(n, ...)`` of rows, one of which a row is in, with noise that a run draws once.
+    def noisy_counts(self, counts: Tensor, seed: int, ids: Sequence[str], purpose: str) -> Tensor:
+        """Return ``counts`` ``(n, ...)`` of rows, each in one count, plus noise that a run draws once.
 
-        Asked again, the answer is the same, so that a run spends for it once.
+        Later calls return the same values, so that a run spends privacy for them once.
         """
         if self.counter is not None:
-            self.counter.counts.add(what)
-        keys = rng.key(seed, "privacy", 0, what, rng.words(ids))
-        noise = self._noise(counts, keys, once=True)
-        return self._add(counts, noise, self._noise_of(counts)).clamp_min(0)
+            self.counter.counts.add(purpose)
+        keys = rng.key(seed, "privacy", 0, purpose, rng.encode_texts(ids))
+        noise = self._draw_noise(counts, keys, once=True)
+        return self._add_noise(counts, noise, self._broadcast_noise(counts)).clamp_min(0)
 
     def noisy_sums(self, rows: Tensor, place: Tensor, places: int, keys: Tensor) -> Tensor:
         """Return noisy sums of ``rows`` ``(total, k)`` by ``place`` ``(total,)``, with noise ``z R``.
@@ -171,10 +172,10 @@ class PrivateTraining:
         Each row is clipped to the norm R; a row whose norm is not finite is left out.
 
         Args:
-            rows: of all clients.
-            place: of each row among the clients' places.
-            places: of each client.
-            keys: int64 ``(clients,)``; each call needs others.
+            rows: the rows of all clients.
+            place: the position of each row's sum among the sums of all clients.
+            places: the number of sums of each client.
+            keys: int64 ``(clients,)``, different in each call.
 
         Returns:
             ``(clients, places, k)``; a row is in one of the sums.
@@ -182,103 +183,107 @@ class PrivateTraining:
         if self.counter is not None:
             self.counter.add()
         norms = rows.norm(dim=1, keepdim=True)
-        cut = rows * (self.rows / norms.clamp_min(1e-12)).clamp(max=1)
-        cut = cut.masked_fill(~torch.isfinite(norms), 0)
-        sums = rows.new_zeros(len(keys) * places, rows.shape[1]).index_add_(0, place, cut).view(len(keys), places, -1)
-        noise = self._noise(sums, rng.key(keys, "privacy", 0))
-        return self._add(sums, noise, self._noise_of(sums) * self.rows)
+        clipped = rows * (self.rows / norms.clamp_min(1e-12)).clamp(max=1)
+        clipped = clipped.masked_fill(~torch.isfinite(norms), 0)
+        sums = (
+            rows.new_zeros(len(keys) * places, rows.shape[1]).index_add_(0, place, clipped).view(len(keys), places, -1)
+        )
+        noise = self._draw_noise(sums, rng.key(keys, "privacy", 0))
+        return self._add_noise(sums, noise, self._broadcast_noise(sums) * self.rows)
 
-    def _noise(self, like: Tensor, keys: Tensor, *, once: bool = False) -> Tensor:
+    def _draw_noise(self, like: Tensor, keys: Tensor, *, once: bool = False) -> Tensor:
         noise = self.source.draw(keys.to(like.device), like[0].numel(), self._noise_dtype(like), once=once)
         return noise.view(like.shape)
 
     def _noise_dtype(self, like: Tensor) -> torch.dtype:
-        """Return the type of the noise: with a secret all bits of what is drawn."""
+        """Return the type of the noise: float64 with a secret, to keep all bits of the noise."""
         return torch.float64 if self.source.secret else like.dtype
 
-    def _add(self, values: Tensor, noise: Tensor, scale: Tensor | float) -> Tensor:
-        """Return ``values + scale * noise``; where the noise has a secret, without the bits that would undo it."""
+    def _add_noise(self, values: Tensor, noise: Tensor, scale: Tensor | float) -> Tensor:
+        """Return ``values + scale * noise``; with a secret, rounded so that low bits do not reveal the values."""
         if not self.source.secret:
             return values + scale * noise
         scale = torch.as_tensor(scale, dtype=torch.float64, device=values.device)
         return rng.round_to_grid(values.double() + scale * noise, scale).to(values.dtype)
 
-    def blocks(self, samples: Samples, keys: Tensor, batch_size: int, steps: IntArray) -> Iterator[Block]:
-        """Return mini-batches in which each row is with probability ``batch_size / n``, or 1 where that is more.
+    def iterate_blocks(self, samples: Samples, keys: Tensor, batch_size: int, steps: IntArray) -> Iterator[Block]:
+        """Yield mini-batches that contain each row with probability ``batch_size / n``, or 1 if that is greater.
 
-        The weight of a row is one over the expected size. Clients come sorted by decreasing ``steps``.
+        The weight of a row is one over the expected size. Clients are sorted by decreasing ``steps``.
         """
         first = 0
         while first < int(steps.max(initial=0)):
             active = int((steps > first).sum())
             stop = min(int(steps[active - 1]), first + _POISSON_STEPS)
-            yield _poisson_block(samples, rng.key(keys[:active], "poisson", 0), batch_size, first, stop)
+            yield _build_poisson_block(samples, rng.key(keys[:active], "poisson", 0), batch_size, first, stop)
             first = stop
 
 
-def _poisson_block(samples: Samples, keys: Tensor, batch_size: int, first: int, stop: int) -> Block:
+def _build_poisson_block(samples: Samples, keys: Tensor, batch_size: int, first: int, stop: int) -> Block:
     counts = samples.counts[: len(keys)]
-    each = rng.key(keys.unsqueeze(0), torch.arange(first, stop, device=keys.device).unsqueeze(1))
-    draws = rng.uniform(each, int(counts.max()), torch.float64).cpu().numpy()
+    step_keys = rng.key(keys.unsqueeze(0), torch.arange(first, stop, device=keys.device).unsqueeze(1))
+    draws = rng.uniform(step_keys, int(counts.max()), torch.float64).cpu().numpy()
     share = np.minimum(1, batch_size / counts)
-    drawn = (draws < share[:, None]) & (np.arange(draws.shape[2]) < counts[:, None])
-    width = max(1, int(drawn.sum(2).max()))
-    order = np.argsort(~drawn, axis=2, kind="stable")[:, :, :width]
-    valid = np.take_along_axis(drawn, order, 2)
+    selected = (draws < share[:, None]) & (np.arange(draws.shape[2]) < counts[:, None])
+    width = max(1, int(selected.sum(2).max()))
+    order = np.argsort(~selected, axis=2, kind="stable")[:, :, :width]
+    valid = np.take_along_axis(selected, order, 2)
     index = torch.from_numpy(samples.starts[: len(keys), None] + np.where(valid, order, 0)).to(samples.x.device)
-    unit = torch.from_numpy(np.broadcast_to(1 / (share * counts), each.shape).copy()).to(samples.x)
+    unit = torch.from_numpy(np.broadcast_to(1 / (share * counts), step_keys.shape).copy()).to(samples.x)
     weight = torch.from_numpy(valid).to(samples.x) * unit.unsqueeze(2)
     flat = index.flatten()
     x = samples.x.index_select(0, flat).view(*index.shape, *samples.x.shape[1:])
     y = samples.y.index_select(0, flat).view(*index.shape, *samples.y.shape[1:])
-    return Block(first, x, y, index, valid, weight, rng.key(each, "step"), unit)
+    return Block(first, x, y, index, valid, weight, rng.key(step_keys, "step"), unit)
 
 
-def _row_gradients(loss: Loss, step: Step, params: Parameters, of: slice) -> tuple[Tensor, Parameters]:
-    """Loss ``(clients, rows)`` and gradients ``(clients, rows, ...)`` of the rows ``of``, each alone."""
-    rows = of.stop - of.start
+def _compute_row_gradients(loss: Loss, step: Step, params: Parameters, chunk: slice) -> tuple[Tensor, Parameters]:
+    """Return the loss ``(clients, rows)`` and gradients ``(clients, rows, ...)`` of each of the rows ``chunk``."""
+    rows = chunk.stop - chunk.start
     clients = step.weight.shape[0]
 
-    def apart(tensor: Tensor) -> Tensor:
+    def repeat_for_rows(tensor: Tensor) -> Tensor:
         return tensor.detach().unsqueeze(1).expand(clients, rows, *tensor.shape[1:]).flatten(0, 1)
 
-    leaves = {name: apart(tensor).requires_grad_(True) for name, tensor in params.items()}
-    fixed = {name: apart(tensor) for name, tensor in step.params.items() if name not in params}
-    losses = loss(_alone(step, fixed | leaves, of))
+    leaves = {name: repeat_for_rows(tensor).requires_grad_(True) for name, tensor in params.items()}
+    fixed = {name: repeat_for_rows(tensor) for name, tensor in step.params.items() if name not in params}
+    losses = loss(_split_rows(step, fixed | leaves, chunk))
     ones = torch.ones_like(losses)
     grads = torch.autograd.grad(losses, list(leaves.values()), ones, materialize_grads=True)
-    back = {name: g.view(clients, rows, *g.shape[1:]) for name, g in zip(leaves, grads, strict=True)}
-    return losses.detach().view(clients, rows), back
+    row_gradients = {name: g.view(clients, rows, *g.shape[1:]) for name, g in zip(leaves, grads, strict=True)}
+    return losses.detach().view(clients, rows), row_gradients
 
 
-def _alone(step: Step, params: Parameters, of: slice) -> Step:
-    """The rows ``of`` of each client's mini-batch as clients of their own, with a mini-batch of one."""
-    block, at, rows = step.block, step.at, of.stop - of.start
-    position = torch.arange(of.start, of.stop, device=step.x.device)
-    one = partial(_as_clients, of=of)
-    alone = Block(
-        block.first_step + at,
-        one(step.x),
-        one(step.y),
-        one(block.index[at]),
+def _split_rows(step: Step, params: Parameters, chunk: slice) -> Step:
+    """Return a step in which the rows ``chunk`` of each client's mini-batch are separate clients with one row each."""
+    block, index, rows = step.block, step.at, chunk.stop - chunk.start
+    position = torch.arange(chunk.start, chunk.stop, device=step.x.device)
+    to_clients = partial(_rows_to_clients, chunk=chunk)
+    row_block = Block(
+        block.first_step + index,
+        to_clients(step.x),
+        to_clients(step.y),
+        to_clients(block.index[index]),
         np.ones((1, len(step.rows) * rows, 1), dtype=np.bool_),
-        torch.ones_like(one(step.weight)),
+        torch.ones_like(to_clients(step.weight)),
         rng.key(step.keys.unsqueeze(1), "row", position).flatten().unsqueeze(0),
     )
-    own = np.repeat(step.rows, rows)
-    return replace(step, block=alone, at=0, width=1, params=params, rows=own, augment=None, _outputs={})
+    client_rows = np.repeat(step.rows, rows)
+    return replace(step, block=row_block, at=0, width=1, params=params, rows=client_rows, augment=None, _outputs={})
 
 
-def _as_clients(tensor: Tensor, of: slice) -> Tensor:
-    """``(clients, batch, ...)`` as one step of clients with one row each, ``(1, clients * rows, 1, ...)``."""
-    return tensor[:, of].flatten(0, 1).unsqueeze(0).unsqueeze(2)
+def _rows_to_clients(tensor: Tensor, chunk: slice) -> Tensor:
+    """Return ``(clients, batch, ...)`` as one step of clients with one row each, ``(1, clients * rows, 1, ...)``."""
+    return tensor[:, chunk].flatten(0, 1).unsqueeze(0).unsqueeze(2)
 
 
-def check_rows_apart(chain: Chain, samples: Samples, task: str, per_domain: frozenset[str], balanced: bool) -> None:
-    """Refuse what makes a gradient depend on several rows at once.
+def check_rows_are_separate(
+    chain: Chain, samples: Samples, task: str, per_domain: frozenset[str], balanced: bool
+) -> None:
+    """Check that the gradient of a row does not depend on other rows.
 
     Raises:
-        PerfedError: batch-norm, recurrent layers, survival, parameters per domain, weights of samples or balanced
+        PerfedError: for batch-norm, recurrent layers, survival, parameters per domain, weights of samples or balanced
             classes.
     """
     kinds = {type(layer) for layer in chain.modules()}
@@ -290,6 +295,6 @@ def check_rows_apart(chain: Chain, samples: Samples, task: str, per_domain: froz
         "weights of samples": samples.weight is not None,
         "class_weights = 'balanced', which counts all rows": balanced,
     }
-    for what, found in refused.items():
-        if found:
-            raise PerfedError(f"privacy.unit = 'sample' clips the gradient of each row alone, and refuses {what}")
+    for reason, is_refused in refused.items():
+        if is_refused:
+            raise PerfedError(f"privacy.unit = 'sample' clips the gradient of each row alone, and refuses {reason}")

@@ -1,4 +1,4 @@
-"""Schedules: numbers among the settings that change from round to round, each a pure function of the round."""
+"""Schedules: settings that change from round to round, each a function of the round."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from perfed.settings import LISTED, STRICT
 
 
 class Kind(BaseModel):
-    """Base of all kinds: a number for each round from 1 on; ``start`` is that of round 1."""
+    """Base class of all schedules: a number for each round from 1 on; ``start`` is that of round 1."""
 
     model_config = STRICT
 
     start: float
 
-    def at(self, round_: int) -> float:
+    def value_in_round(self, round_: int) -> float:
         """Return the number in round ``round_``."""
         raise NotImplementedError
 
     @property
-    def last(self) -> int:
-        """A round by which the number has been at both its ends, or fallen below ``start``."""
+    def last_round(self) -> int:
+        """Return a round by which the number has reached both its ends, or fallen below ``start``."""
         rounds = getattr(self, "rounds", 2)
         return 1 + (max(rounds, default=0) if isinstance(rounds, tuple) else rounds)
 
@@ -40,42 +40,42 @@ class Constant(Kind):
 
     kind: Literal["constant"]
 
-    def at(self, round_: int) -> float:
+    def value_in_round(self, round_: int) -> float:
         """Return the number in round ``round_``, from 1 on."""
         return self.start
 
 
 class Step(Kind):
-    """``start``, multiplied by ``factor`` behind each of ``rounds``."""
+    """``start``, multiplied by ``factor`` after each of ``rounds``."""
 
     kind: Literal["step"]
     rounds: Annotated[tuple[PositiveInt, ...], LISTED]
     factor: float = Field(0.1, ge=0)
 
-    def at(self, round_: int) -> float:
+    def value_in_round(self, round_: int) -> float:
         """Return the number in round ``round_``, from 1 on."""
         return self.start * self.factor ** sum(round_ > drop for drop in self.rounds)
 
 
 class Exponential(Kind):
-    """``start`` in round 1, and in each round ``factor`` times that of the round before."""
+    """``start`` in round 1, and in each round ``factor`` times the number of the previous round."""
 
     kind: Literal["exponential"]
     factor: float = Field(gt=0, le=1)
 
-    def at(self, round_: int) -> float:
+    def value_in_round(self, round_: int) -> float:
         """Return the number in round ``round_``, from 1 on."""
         return float(self.start * self.factor ** (round_ - 1))
 
 
 class Cosine(Kind):
-    """From ``start`` in round 1 along half a wave to ``end`` in round ``rounds``, where it stays."""
+    """Half a cosine wave from ``start`` in round 1 to ``end`` in round ``rounds``, and ``end`` afterwards."""
 
     kind: Literal["cosine"]
     end: float = 0.0
     rounds: int = Field(ge=2)
 
-    def at(self, round_: int) -> float:
+    def value_in_round(self, round_: int) -> float:
         """Return the number in round ``round_``, from 1 on."""
         if round_ >= self.rounds:
             return self.end
@@ -83,14 +83,14 @@ class Cosine(Kind):
 
 
 class WarmUp(Kind):
-    """From ``start`` in round 1 along a line to ``end`` in round ``rounds``, where it stays."""
+    """A line from ``start`` in round 1 to ``end`` in round ``rounds``, and ``end`` afterwards."""
 
     kind: Literal["warm-up"]
     start: float = 0.0
     end: float
     rounds: int = Field(ge=2)
 
-    def at(self, round_: int) -> float:
+    def value_in_round(self, round_: int) -> float:
         """Return the number in round ``round_``, from 1 on."""
         if round_ >= self.rounds:
             return self.end
@@ -101,17 +101,17 @@ Schedule = Constant | Step | Exponential | Cosine | WarmUp
 _SCHEDULE: TypeAdapter[Schedule] = TypeAdapter(Annotated[Schedule, Field(discriminator="kind")])
 
 
-def schedules_in(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[tuple[str, ...], Schedule]:
+def find_schedules(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[tuple[str, ...], Schedule]:
     """Return the schedules among the values of settings, by name, or name and stage.
 
     Args:
-        cls: the class of the settings, which says what may be one.
-        values: as they are given, by name.
+        cls: the class of the settings, whose field types determine which may be a schedule.
+        values: the values of the settings by name.
 
     Raises:
-        ValueError: no such schedule, or a setting that cannot be one.
+        ValueError: if a schedule is not valid, or a setting cannot be a schedule.
     """
-    found: dict[tuple[str, ...], Schedule] = {}
+    schedules: dict[tuple[str, ...], Schedule] = {}
     for name, value in values.items():
         if name not in cls.model_fields:
             continue
@@ -119,15 +119,15 @@ def schedules_in(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[tuple[
         parts |= {(name, stage): item for stage, item in value.items()} if isinstance(value, Mapping) else {}
         for path, item in parts.items():
             if isinstance(item, Schedule):
-                found[path] = item
+                schedules[path] = item
             elif isinstance(item, Mapping) and "kind" in item:
-                if not takes_schedule(cls.model_fields[name].annotation):
+                if not accepts_schedule(cls.model_fields[name].annotation):
                     raise ValueError(f"{name}: cannot be a schedule; fractions among the settings can")
-                found[path] = _schedule(item, path)
-    return found
+                schedules[path] = _parse_schedule(item, path)
+    return schedules
 
 
-def _schedule(table: Mapping[str, Any], path: tuple[str, ...]) -> Schedule:
+def _parse_schedule(table: Mapping[str, Any], path: tuple[str, ...]) -> Schedule:
     try:
         return _SCHEDULE.validate_python(dict(table))
     except ValidationError as error:
@@ -136,6 +136,6 @@ def _schedule(table: Mapping[str, Any], path: tuple[str, ...]) -> Schedule:
         raise ValueError(f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
 
 
-def takes_schedule(annotation: Any) -> bool:
+def accepts_schedule(annotation: Any) -> bool:
     """Return whether a setting of this type may be a schedule: a fraction, or fractions by stage."""
-    return annotation is float or any(map(takes_schedule, get_args(annotation)))
+    return annotation is float or any(map(accepts_schedule, get_args(annotation)))

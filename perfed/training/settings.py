@@ -1,4 +1,4 @@
-"""Settings of local training, and numbers among settings that follow a schedule."""
+"""Settings of local training, and settings that follow a schedule."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pydantic import (
 )
 
 from perfed.model.chain import STAGES
-from perfed.settings import LISTED, STRICT, check_whole_numbers, unless
-from perfed.training.schedule import Schedule, Step, schedules_in
+from perfed.settings import LISTED, STRICT, check_whole_numbers, exclude_default
+from perfed.training.schedule import Schedule, Step, find_schedules
 
 
 class Scheduled(BaseModel):
-    """Settings of which every fraction (``float``) may be a schedule: a table with its ``kind``.
+    """Settings in which every fraction (``float``) may be a schedule: a table with its ``kind``.
 
-    As they are, they hold the numbers of round 1; what a field allows, a schedule's first and last numbers must be.
+    The attributes have the values of round 1. The first and last numbers of a schedule must be allowed for its field.
     """
 
     model_config = STRICT
@@ -34,31 +34,33 @@ class Scheduled(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _of_round_1(cls, value: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+    def _parse_schedules(cls, value: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
         if isinstance(value, Mapping):
             check_whole_numbers(value)
-        found = schedules_in(cls, value) if isinstance(value, Mapping) else {}
-        if found:
-            cls.model_validate(_with(value, found, max(schedule.last for schedule in found.values())))
-        made = check(_with(value, found, 1) if found else value)
-        if found:
-            made._schedules = found
-        return made
+        schedules = find_schedules(cls, value) if isinstance(value, Mapping) else {}
+        if schedules:
+            cls.model_validate(
+                _insert_numbers(value, schedules, max(schedule.last_round for schedule in schedules.values()))
+            )
+        settings = check(_insert_numbers(value, schedules, 1) if schedules else value)
+        if schedules:
+            settings._schedules = schedules
+        return settings
 
     def in_round(self, round_: int) -> Self:
-        """Return the settings of round ``round_``, in a tuple of settings too; before round 1 those of round 1."""
-        changed: dict[str, Any] = {}
+        """Return the settings of round ``round_``, also inside a tuple of settings; before round 1 those of round 1."""
+        changes: dict[str, Any] = {}
         for name, value in self:
             if isinstance(value, tuple) and value and isinstance(value[0], Scheduled):
                 parts = tuple(part.in_round(round_) for part in value)
-                changed |= {name: parts} if any(map(operator.is_not, parts, value)) else {}
+                changes |= {name: parts} if any(map(operator.is_not, parts, value)) else {}
         if self._schedules:
-            now = {name: getattr(self, name) for name, *_ in self._schedules}
-            changed |= {name: _with(now, self._schedules, max(round_, 1))[name] for name in now}
-        return self.model_copy(update=changed) if changed else self
+            current = {name: getattr(self, name) for name, *_ in self._schedules}
+            changes |= {name: _insert_numbers(current, self._schedules, max(round_, 1))[name] for name in current}
+        return self.model_copy(update=changes) if changes else self
 
-    def stated(self, name: str) -> Any:
-        """Return the setting ``name`` as files say it: a number, or the table of its schedule."""
+    def to_plain_setting(self, name: str) -> Any:
+        """Return the setting ``name`` as in files: a number, or the table of its schedule."""
         value = getattr(self, name)
         for (owner, *stage), schedule in self._schedules.items():
             if owner == name:
@@ -67,24 +69,28 @@ class Scheduled(BaseModel):
         return value
 
 
-def _with(values: Mapping[str, Any], schedules: Mapping[tuple[str, ...], Schedule], round_: int) -> dict[str, Any]:
-    """Return ``values`` with the numbers of round ``round_`` where schedules are."""
-    made = dict(values)
+def _insert_numbers(
+    values: Mapping[str, Any], schedules: Mapping[tuple[str, ...], Schedule], round_: int
+) -> dict[str, Any]:
+    """Return ``values`` with schedules replaced by their numbers in round ``round_``."""
+    updated = dict(values)
     for (name, *stage), schedule in schedules.items():
-        number = schedule.at(round_)
-        made[name] = {**made[name], stage[0]: number} if stage else number
-    return made
+        number = schedule.value_in_round(round_)
+        updated[name] = {**updated[name], stage[0]: number} if stage else number
+    return updated
 
 
 class LocalTraining(Scheduled):
-    """How a client trains: settings that every method has."""
+    """Settings of local training, which every method has."""
 
     optimizer: Literal["adam", "sgd"] = Field("adam", description="local optimiser")
     lr: float | dict[str, float] = Field(1e-3, description="learning rate, or one per stage (missing stages: 1e-3)")
     lr_drops: Annotated[tuple[PositiveInt, ...], LISTED] = Field(
-        (), description="rounds after which every local learning rate is multiplied by lr_factor", exclude_if=unless(())
+        (),
+        description="rounds after which every local learning rate is multiplied by lr_factor",
+        exclude_if=exclude_default(()),
     )
-    lr_factor: float = Field(0.1, ge=0, description="see lr_drops", exclude_if=unless(0.1))
+    lr_factor: float = Field(0.1, ge=0, description="see lr_drops", exclude_if=exclude_default(0.1))
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float | dict[str, float] = Field(0.0, description="weight decay, or one per stage (others: 0)")
     decay: Literal["weights", "all"] = Field("weights", description="what weight decay acts on; biases only with 'all'")
@@ -92,13 +98,13 @@ class LocalTraining(Scheduled):
         "none",
         description="of a sample's class in the loss of classification: 1, or n / (classes held x n of the class), so "
         "that rare classes count as much",
-        exclude_if=unless("none"),
+        exclude_if=exclude_default("none"),
     )
     precision: Literal["full", "bf16"] = Field(
         "full",
         description="of the network's layers in local training; with 'bf16' numbers of 16 bits, where a trial of "
         "engine = 'auto' finds that they are faster",
-        exclude_if=unless("full"),
+        exclude_if=exclude_default("full"),
     )
     batch_size: int = Field(100, ge=1, description="samples of a local mini-batch")
     local_epochs: int = Field(10, ge=0, description="local epochs per round")
@@ -107,14 +113,14 @@ class LocalTraining(Scheduled):
         ge=1,
         description="mini-batch steps per round in place of passes over the data: an epoch of any phase is then "
         "local_steps / local_epochs steps, which go on in a client's data where its last ones stopped",
-        exclude_if=unless(None),
+        exclude_if=exclude_default(None),
     )
 
     _lr_scale: float = PrivateAttr(1.0)
 
     @field_validator("lr", "weight_decay")
     @classmethod
-    def _known_stages(cls, value: float | dict[str, float]) -> float | dict[str, float]:
+    def _check_stages(cls, value: float | dict[str, float]) -> float | dict[str, float]:
         for name, number in value.items() if isinstance(value, dict) else (("", value),):
             if name and name not in STAGES:
                 raise ValueError(f"'{name}' is not a stage; allowed: {', '.join(STAGES)}")
@@ -124,7 +130,7 @@ class LocalTraining(Scheduled):
 
     @field_validator("local_steps")
     @classmethod
-    def _whole_epochs(cls, value: int | None, info: ValidationInfo) -> int | None:
+    def _check_local_steps(cls, value: int | None, info: ValidationInfo) -> int | None:
         epochs = info.data.get("local_epochs", 1)
         if value is not None and (epochs == 0 or value % epochs):
             raise ValueError(
@@ -134,19 +140,26 @@ class LocalTraining(Scheduled):
 
     @property
     def epoch_steps(self) -> int | None:
-        """Mini-batch steps of an epoch, the same for every client; ``None``: one pass over the client's data."""
+        """Return the mini-batch steps of an epoch, the same for every client.
+
+        It is ``None`` for one pass over the client's data.
+        """
         return None if self.local_steps is None else self.local_steps // self.local_epochs
 
     def in_round(self, round_: int) -> Self:
-        """Return the settings of round ``round_`` (from 1): schedules' numbers, and rates behind their drops."""
-        made = super().in_round(round_)
+        """Return the settings of round ``round_`` (from 1), with the numbers of schedules and the learning rate after
+        its drops.
+        """
+        settings = super().in_round(round_)
         if self.lr_drops:
-            made = made.model_copy()
-            made._lr_scale = Step(kind="step", start=1.0, rounds=self.lr_drops, factor=self.lr_factor).at(round_)
-        return made
+            settings = settings.model_copy()
+            settings._lr_scale = Step(
+                kind="step", start=1.0, rounds=self.lr_drops, factor=self.lr_factor
+            ).value_in_round(round_)
+        return settings
 
     def lr_of(self, stage: str) -> float:
-        """Return the learning rate of ``stage``, in the round that these are the settings of."""
+        """Return the learning rate of ``stage`` in the round of these settings."""
         return self.first_lr_of(stage) * self._lr_scale
 
     def first_lr_of(self, stage: str) -> float:
@@ -154,5 +167,5 @@ class LocalTraining(Scheduled):
         return self.lr.get(stage, 1e-3) if isinstance(self.lr, dict) else self.lr
 
     def weight_decay_of(self, stage: str) -> float:
-        """Weight decay of ``stage``."""
+        """Return the weight decay of ``stage``."""
         return self.weight_decay.get(stage, 0.0) if isinstance(self.weight_decay, dict) else self.weight_decay

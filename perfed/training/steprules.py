@@ -1,8 +1,8 @@
-"""How the step on a mini-batch departs from the optimiser's own: rules, and what several of them mean together.
+"""Rules that change the optimiser's step on a mini-batch, and the meaning of combinations of rules.
 
-A step goes through four places, in this order: the gradient of the loss; what :class:`GradientTransform` makes of it;
-a :class:`DirectionStep` in its place, or a :class:`CustomStep` in the place of all that follows; the optimiser's step,
-with the pull of a :class:`ProximalStep`.
+A step is computed in this order: the gradient of the loss; its changes by each :class:`GradientTransform`; a
+:class:`DirectionStep` that replaces the gradient, or a :class:`CustomStep` that replaces everything that follows; the
+optimiser's step, with the pull of a :class:`ProximalStep`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,26 @@ from perfed.training.step import Step
 
 
 class Gradient(Protocol):
-    """Gradient of the loss of a mini-batch; what a :data:`Rule` may call as often as it likes."""
+    """The gradient of the loss of a mini-batch, which a :data:`Rule` may call any number of times."""
 
     def __call__(self, params: Parameters, batch: Step) -> Parameters:
-        """Return gradients at ``params`` (the trained parameters, ``(clients, ...)``) by name; zeros where unused."""
+        """Return the gradients at ``params`` (the trained parameters, ``(clients, ...)``) by name.
 
-    def along(self, vector: Parameters, params: Parameters, batch: Step) -> Parameters:
+        The gradients of unused parameters are zero.
+        """
+
+    def multiply_hessian(self, vector: Parameters, params: Parameters, batch: Step) -> Parameters:
         """Return the Hessian of the loss at ``params`` times ``vector``, by differentiation of the gradient.
 
         Raises:
-            PerfedError: a layer or an extension has no second derivative, or an extension changes gradients.
+            PerfedError: if a layer or an extension has no second derivative, or an extension changes gradients.
         """
 
 
 Transform = Callable[[Step, Parameters], Parameters]
-"""From a step and the gradients at it, ``{name: (clients, ...)}``, to those that are used."""
+"""A function from a step and its gradients ``{name: (clients, ...)}`` to the gradients to use."""
 Rule = Callable[[Parameters, Gradient, Sequence[Step]], Parameters]
-"""From the trained parameters, the gradient and independent mini-batches to new parameters or a direction."""
+"""A function from trained parameters, gradient and independent mini-batches to new parameters or a direction."""
 
 
 @dataclass(frozen=True)
@@ -44,39 +47,39 @@ class ProximalStep:
     """The optimiser's step on the loss with ``pull / 2 |w - to|^2`` (Ditto, FedAMP).
 
     Attributes:
-        to: some of the parameters, ``(clients, ...)`` by name.
-        pull: weight of the term.
-        proximal: the step on it: by its gradient, or with SGD ``"implicit"``, stable for any strength, which it is also
-            where the gradient's would diverge (:func:`perfed.training.optim.explicit_is_stable`).
+        to: the target values of some parameters, ``(clients, ...)`` by name.
+        pull: the weight of the term.
+        proximal: the step on the term: by its gradient, or with SGD ``"implicit"``, which is stable for any weight and
+            is always used if the gradient's step would diverge (:func:`perfed.training.optim.explicit_is_stable`).
     """
 
     to: Parameters
     pull: float
     proximal: Proximal = "explicit"
 
-    def only(self, names: Iterable[str]) -> ProximalStep:
-        """Return the pull on the parameters ``names`` alone."""
+    def limit_to(self, names: Iterable[str]) -> ProximalStep:
+        """Return the pull on the parameters ``names`` only."""
         return replace(self, to={name: self.to[name] for name in names if name in self.to})
 
-    def of(self, clients: slice | Tensor) -> ProximalStep:
+    def for_clients(self, clients: slice | Tensor) -> ProximalStep:
         """Return the pull of the clients at these positions."""
         return replace(self, to={name: tensor[clients] for name, tensor in self.to.items()})
 
 
 @dataclass(frozen=True)
 class GradientTransform:
-    """The optimiser's step along edited gradients (SCAFFOLD, and what extensions make of gradients)."""
+    """The optimiser's step along changed gradients (SCAFFOLD, and extensions that change gradients)."""
 
     by: Transform
 
 
 @dataclass(frozen=True)
 class DirectionStep:
-    """The optimiser's step along what ``by`` makes, in place of the gradient (HF-MAML).
+    """The optimiser's step along the result of ``by`` instead of the gradient (HF-MAML).
 
     Attributes:
-        by: from parameters, gradient and mini-batches to a direction.
-        streams: how many independent mini-batches it gets.
+        by: a function from parameters, gradient and mini-batches to a direction.
+        streams: the number of independent mini-batches that it gets.
     """
 
     by: Rule
@@ -85,11 +88,11 @@ class DirectionStep:
 
 @dataclass(frozen=True)
 class CustomStep:
-    """New values that ``by`` makes itself, in place of the optimiser's step (pFedMe).
+    """A step to the result of ``by`` instead of the optimiser's step (pFedMe).
 
     Attributes:
-        by: from parameters, gradient and mini-batches to the new parameters.
-        streams: how many independent mini-batches it gets.
+        by: a function from parameters, gradient and mini-batches to the new parameters.
+        streams: the number of independent mini-batches that it gets.
     """
 
     by: Rule
@@ -101,12 +104,12 @@ StepRule = ProximalStep | GradientTransform | DirectionStep | CustomStep
 
 @dataclass(frozen=True)
 class StepRules:
-    """Rules of one fit, in the places where they act.
+    """The rules of one fit, by the place where they act.
 
     Attributes:
-        transforms: of every gradient of the loss, one after the other.
-        rule: in the place of the gradient or of the optimiser's step.
-        near: what the optimiser's step is pulled to.
+        transforms: functions that change every gradient of the loss, in order.
+        rule: the rule that replaces the gradient or the optimiser's step.
+        near: the pull that is added to the optimiser's step.
     """
 
     transforms: tuple[Transform, ...] = ()
@@ -114,36 +117,37 @@ class StepRules:
     near: ProximalStep | None = None
 
     @classmethod
-    def of(cls, rules: Iterable[StepRule]) -> StepRules:
-        """Return the rules in their places; gradients are transformed in the order given.
+    def combine(cls, rules: Iterable[StepRule]) -> StepRules:
+        """Return the combination of ``rules``; gradients are transformed in their order.
 
         Raises:
-            PerfedError: two rules would have the same place, or nothing is left for one of them to act on.
+            PerfedError: if two rules would act in the same place, or a rule would have no effect because of another
+                one.
         """
-        given = list(rules)
-        replacing = [rule for rule in given if isinstance(rule, DirectionStep | CustomStep)]
-        near = [rule for rule in given if isinstance(rule, ProximalStep)]
-        custom = any(isinstance(rule, CustomStep) for rule in replacing)
-        if len(replacing) > 1 or len(near) > 1 or (custom and near):
-            names = " and ".join(type(rule).__name__ for rule in (*near, *replacing))
+        all_rules = list(rules)
+        replacements = [rule for rule in all_rules if isinstance(rule, DirectionStep | CustomStep)]
+        near = [rule for rule in all_rules if isinstance(rule, ProximalStep)]
+        custom = any(isinstance(rule, CustomStep) for rule in replacements)
+        if len(replacements) > 1 or len(near) > 1 or (custom and near):
+            names = " and ".join(type(rule).__name__ for rule in (*near, *replacements))
             raise PerfedError(
                 f"a step has {names}, which do not combine; allowed: any number of GradientTransform with at most one "
                 "ProximalStep and one DirectionStep, or with one CustomStep"
             )
-        transforms = tuple(rule.by for rule in given if isinstance(rule, GradientTransform))
-        return cls(transforms, replacing[0] if replacing else None, near[0] if near else None)
+        transforms = tuple(rule.by for rule in all_rules if isinstance(rule, GradientTransform))
+        return cls(transforms, replacements[0] if replacements else None, near[0] if near else None)
 
     @property
     def streams(self) -> int:
-        """Number of independent mini-batches that a step gets."""
+        """Return the number of independent mini-batches that a step gets."""
         return self.rule.streams if self.rule else 1
 
     def for_clients(self, clients: slice | Tensor) -> StepRules:
         """Return the rules of the clients at these positions."""
-        return replace(self, near=self.near.of(clients)) if self.near else self
+        return replace(self, near=self.near.for_clients(clients)) if self.near else self
 
-    def transformed(self, step: Step, grads: Parameters) -> Parameters:
-        """Return what the transforms make of the gradients at a step."""
+    def transform_gradients(self, step: Step, grads: Parameters) -> Parameters:
+        """Return the gradients of a step after all transforms."""
         for transform in self.transforms:
             grads = transform(step, grads)
         return grads

@@ -1,4 +1,4 @@
-"""Clients of one architecture: their data, and forward passes with their parameters, a client axis in front."""
+"""Clients of one architecture: their data, and forward passes with parameters that have a leading client axis."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from perfed.data.lazy import loaded
 from perfed.errors import PerfedError
 from perfed.model.chain import Parameters, stage_of
 from perfed.model.placement import PER_DOMAIN, Layout
-from perfed.model.stacked import Pass, apply_module, apply_per_domain, shareable
+from perfed.model.stacked import Pass, apply_module, apply_per_domain, is_thread_safe
 from perfed.system import installed_version
 from perfed.training.batches import Samples
 from perfed.training.cox import client_cox_losses
-from perfed.training.plan import Plan, arithmetic
-from perfed.training.step import Objective, balanced, by_turns, sample_losses
+from perfed.training.plan import Plan, describe_arithmetic
+from perfed.training.step import Objective, assign_domains_in_turn, balance_classes, sample_losses
 from perfed.training.trials import Trial
 
 _WINDOW_BYTES = 64 << 20
@@ -31,7 +31,7 @@ _WINDOW_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class ExchangeId:
-    """Which exchange a program runs in; part of every random key."""
+    """The identity of the exchange in which a program runs, which is part of every random key."""
 
     seed: int
     round: int
@@ -46,14 +46,15 @@ class View:
 
     Attributes:
         ids: client ids, in the view's order.
-        layout: the architecture that they have in common.
+        layout: the architecture of the clients.
         chain: its modules.
         model: parameters and buffers by full name ``(n, ...)``.
-        places: where each of them lives.
+        places: the placement of each of them.
         task: classification, regression or survival.
-        num_classes: ``None`` where targets are no labels.
-        num_domains: M; 0 where domains are unknown.
-        domain: ``(n, batch)`` domain ids of the inputs that :meth:`forward` is applied to; :meth:`windows` sets it.
+        num_classes: the number C of classes; ``None`` if targets are not labels.
+        num_domains: the number M of domains; 0 if domains are unknown.
+        domain: ``(n, batch)`` domain ids of the inputs that :meth:`forward` is applied to; :meth:`iterate_windows` sets
+            it.
     """
 
     def __init__(
@@ -79,51 +80,51 @@ class View:
         self.ids = [c.id for c in self.clients]
         self.domain: Tensor | None = None
         self._packed: dict[str, Samples] = {}
-        self._kept: tuple[Any, list[Tensor], Samples, Tensor] | None = None
+        self._cached_features: tuple[Any, list[Tensor], Samples, Tensor] | None = None
 
     @property
     def n(self) -> int:
-        """Number of clients in the view."""
+        """Return the number of clients in the view."""
         return len(self.clients)
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """Of inputs and parameters."""
+        """Return the type of inputs and parameters."""
         return self.clients[0].train.x.dtype
 
     @cached_property
     def device(self) -> torch.device:
-        """Where the data and the parameters are."""
+        """Return the device of the data and the parameters."""
         return self.clients[0].train.x.device
 
     @property
     def num_samples(self) -> Tensor:
-        """Training samples per client, ``(n,)``, in the dtype of the inputs."""
+        """Return the number of training samples per client, ``(n,)``, in the dtype of the inputs."""
         return torch.tensor([len(c.train) for c in self.clients], dtype=self.dtype, device=self.device)
 
     @property
     def class_counts(self) -> Tensor:
-        """Training samples per client and class, ``(n, C)``."""
+        """Return the number of training samples per client and class, ``(n, C)``."""
         if self.num_classes is None:
             raise no_labels("class counts need", self.task)
         counts = [c.train.class_counts(self.num_classes) for c in self.clients]
         return torch.tensor(counts, device=self.device).to(self.dtype)
 
     def objective(self, class_weights: str) -> Objective:
-        """What the plain loss is, with classes weighed as the setting ``class_weights`` says."""
+        """Return the settings of the plain loss, with class weights according to the setting ``class_weights``."""
         weighted = class_weights == "balanced" and self.task == "classification"
-        return Objective(self.task, balanced(self.class_counts) if weighted else None)
+        return Objective(self.task, balance_classes(self.class_counts) if weighted else None)
 
     # Data --------------------------------------------------------------------------------------------------
 
     def samples(self, split: str = "train") -> Samples:
-        """All samples of one split, vectors padded to the cohort's longest; clients without it have none."""
+        """Return all samples of one split, with vectors padded to the longest; clients without the split have none."""
         if split not in self._packed:
             shapes = {c.input_shape for c in self.clients}
             width = max(s[0] for s in shapes) if len(shapes) > 1 else None
-            none = torch.arange(0, device=self.device)
-            own = ((c, c.split(split)) for c in self.clients)
-            parts = [c.train.take(none) if part is None else part for c, part in own]
+            no_rows = torch.arange(0, device=self.device)
+            client_splits = ((c, c.split(split)) for c in self.clients)
+            parts = [c.train.take(no_rows) if part is None else part for c, part in client_splits]
             if any(part.deferred for part in parts):
                 parts = loaded(parts)
             self._packed[split] = Samples.pack(parts, width)
@@ -133,17 +134,21 @@ class View:
 
     @cached_property
     def parallel(self) -> bool:
-        """Whether several threads may work on different clients: on a CPU, with layers that threads can share."""
-        return self.device.type == "cpu" and all(shareable(self.chain.get_submodule(s)) for s in self.chain.stages)
+        """Return whether several threads may work on different clients: on a CPU, with layers that threads can
+        share.
+        """
+        return self.device.type == "cpu" and all(is_thread_safe(self.chain.get_submodule(s)) for s in self.chain.stages)
 
     @property
     def per_domain(self) -> frozenset[str]:
-        """Stages that have parameters for each domain, ``(n, domains, ...)``."""
+        """Return the stages that have parameters for each domain, ``(n, domains, ...)``."""
         return frozenset(stage_of(name) for name, place in self.places.items() if place == PER_DOMAIN)
 
     @property
     def domain_cells(self) -> Tensor:
-        """``client M + domain`` of every training sample, ``(total,)``: its cell in a table of clients and domains."""
+        """Return ``client * M + domain`` of every training sample, ``(total,)``, its cell in a table of clients and
+        domains.
+        """
         domain = self.samples().domain
         if domain is None:
             raise PerfedError("this method needs the domain of every sample; the data do not say it")
@@ -151,11 +156,13 @@ class View:
 
     @property
     def domain_counts(self) -> Tensor:
-        """Training samples per client and domain, ``(n, M)``."""
+        """Return the number of training samples per client and domain, ``(n, M)``."""
         return torch.bincount(self.domain_cells, minlength=self.n * self.num_domains).view(self.n, -1).to(self.dtype)
 
     def forward(self, x: Tensor, *, stages: Sequence[str] | None = None, params: Parameters | None = None) -> Tensor:
-        """Apply ``stages`` (default: all) in evaluation mode to ``x`` ``(n, batch, ...)``, without gradients."""
+        """Return the output of ``stages`` (default: all) in evaluation mode for ``x`` ``(n, batch, ...)``, without
+        gradients.
+        """
         stages = self.chain.stages if stages is None else tuple(stages)
         params = self.model if params is None else {**self.model, **params}
         if not stages:
@@ -163,7 +170,7 @@ class View:
 
         domain = self.domain
 
-        @torch.no_grad()  # which is each thread's own affair
+        @torch.no_grad()  # the gradient mode is local to a thread
         def apply(first: int, stop: int) -> Tensor:
             inputs = x[first:stop]
             run = Pass({name: t[first:stop] for name, t in params.items() if stage_of(name) in stages})
@@ -180,13 +187,15 @@ class View:
         trial = Trial(begin, self.n, partial(self.workload, x[0], params))
         stackable = self.layout.unstackable is None
         path = self.plan.path(kind, self.n, trial, stackable=stackable, parallel=self.parallel)
-        parts = [part for _, _, part in self.plan.spread(path, self.n, apply, parallel=self.parallel)]
+        parts = [part for _, _, part in self.plan.run_chunks(path, self.n, apply, parallel=self.parallel)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def workload(self, x: Tensor, params: Parameters) -> dict[str, Any]:
-        """What the time of work on ``x`` ``(samples, ...)`` depends on beside threads and clients, as plain values."""
+        """Return, as plain values, what determines the time of work on ``x`` ``(samples, ...)`` besides threads and
+        clients.
+        """
         return {
-            "machine": arithmetic(self.device),
+            "machine": describe_arithmetic(self.device),
             "perfed": installed_version(),
             "model": repr(self.chain),
             "parameters": {name: list(tensor.shape[1:]) for name, tensor in sorted(params.items())},
@@ -200,13 +209,13 @@ class View:
         assert domain is not None
         return apply_per_domain(module, stage, x, run, domain)
 
-    def windows(self, samples: Samples) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Samples as ``x (n, width, ...)``, flat index ``(n, width)`` and validity ``(n, width)``, a part at a time."""
+    def iterate_windows(self, samples: Samples) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield the samples in parts: ``x (n, width, ...)``, flat index ``(n, width)`` and validity ``(n, width)``."""
         counts = samples.counts
         row = prod(samples.x.shape[1:]) * samples.x.element_size()
         longest = int(counts.max(initial=0))
         width = max(1, min(longest, _WINDOW_BYTES // max(1, row * len(counts))))
-        before = self.domain  # a method may look at its training data in the middle of a prediction
+        before = self.domain  # a method may iterate over training data during a prediction
         for begin in range(0, longest, width):
             position = np.arange(begin, min(begin + width, longest))
             valid = position < counts[:, None]
@@ -218,36 +227,43 @@ class View:
         self.domain = before
 
     def features(self, stage: str, split: str | Samples = "train", params: Parameters | None = None) -> Tensor:
-        """Output of ``stage`` for every sample of ``split``, ``(total, ...)`` in the order of :meth:`samples`."""
+        """Return the output of ``stage`` for every sample of ``split``, ``(total, ...)`` in the order of
+        :meth:`samples`.
+        """
         samples = self.samples(split) if isinstance(split, str) else split
         return self._features(samples, self.chain.stages.index(stage) + 1, params)
 
     def representation(self, split: str = "train", params: Parameters | None = None) -> Tensor:
-        """What the head gets, for every sample of ``split``: ``(total, ...)`` in the order of :meth:`samples`."""
-        return self._features(self.samples(split), len(self.chain.before("head")), params)
+        """Return the inputs of the head for every sample of ``split``, ``(total, ...)`` in the order of
+        :meth:`samples`.
+        """
+        return self._features(self.samples(split), len(self.chain.stages_before("head")), params)
 
     def client_of(self, samples: Samples) -> Tensor:
-        """Position in the view of the client that each sample belongs to, ``(total,)``."""
+        """Return the position in the view of the client of each sample, ``(total,)``."""
         return torch.from_numpy(np.repeat(np.arange(self.n), samples.counts)).to(self.device)
 
     def _features(self, samples: Samples, stages: int, params: Parameters | None) -> Tensor:
-        """Output of the first ``stages`` stages; the last result is kept until a parameter under it changes."""
-        values = {**self.model, **(params or {})}
-        used = [t for name, t in values.items() if stage_of(name) in self.chain.stages[:stages]]
-        # A change in place raises a tensor's version, except by a fused optimiser: local training forgets by itself.
-        # The kept tensors stay alive, so that their ids stay theirs.
-        mark = (stages, id(samples.x), id(samples.domain), *((id(t), t._version) for t in used))
-        if self._kept is None or self._kept[0] != mark:
-            self._kept = (mark, used, samples, self._forward_all(samples, stages, params))
-        return self._kept[-1]
+        """Return the output of the first ``stages`` stages.
 
-    def forget(self) -> None:
-        """Drop kept features: parameters have changed."""
-        self._kept = None
+        The last result is cached until a parameter in them changes.
+        """
+        values = {**self.model, **(params or {})}
+        parameters_used = [t for name, t in values.items() if stage_of(name) in self.chain.stages[:stages]]
+        # A change in place increases a tensor's version, except by a fused optimiser; training then calls forget().
+        # The cached tensors stay alive, so that their ids are not reused.
+        cache_key = (stages, id(samples.x), id(samples.domain), *((id(t), t._version) for t in parameters_used))
+        if self._cached_features is None or self._cached_features[0] != cache_key:
+            self._cached_features = (cache_key, parameters_used, samples, self._forward_all(samples, stages, params))
+        return self._cached_features[-1]
+
+    def drop_features(self) -> None:
+        """Drop the cached features, after parameters have changed."""
+        self._cached_features = None
 
     def _forward_all(self, samples: Samples, stages: int, params: Parameters | None) -> Tensor:
         out: Tensor | None = None
-        for x, index, valid in self.windows(samples):
+        for x, index, valid in self.iterate_windows(samples):
             y = self.forward(x, stages=self.chain.stages[:stages], params=params)
             if out is None:
                 out = y.new_empty((samples.x.shape[0], *y.shape[2:]))
@@ -257,7 +273,8 @@ class View:
         return out
 
     def class_means(self, stage: str | None = None) -> Tensor:
-        """Mean output of ``stage`` (default: of what the head gets) for each class of the training data.
+        """Return the mean output of ``stage`` (default: the mean input of the head) for each class of the training
+        data.
 
         Returns:
             ``(n, C, k)``; zero for absent classes.
@@ -269,33 +286,38 @@ class View:
         sums.index_add_(0, self.client_of(samples) * classes + samples.y, features)
         return sums.view(self.n, classes, -1) / self.class_counts.clamp_min(1)[:, :, None]
 
-    def after(self, stage: str, z: Tensor, params: Parameters | None = None, turn: int = 0) -> Tensor:
-        """Apply the stages behind ``stage`` in evaluation mode to ``z`` ``(n, batch, ...)``, with gradients.
+    def apply_after(self, stage: str, z: Tensor, params: Parameters | None = None, turn: int = 0) -> Tensor:
+        """Return the output of the stages after ``stage`` in evaluation mode for ``z`` ``(n, batch, ...)``, with
+        gradients.
 
-        Parameters per domain are taken by turns, from ``turn`` on.
+        Samples use the parameters of the domains in turn, starting from ``turn``.
         """
         run = Pass({**self.model, **(params or {})})
-        domain = by_turns(z, run.params, self.per_domain, turn)
+        domain = assign_domains_in_turn(z, run.params, self.per_domain, turn)
         for name in self.chain.stages[self.chain.stages.index(stage) + 1 :]:
             z = self._apply(name, z, run, domain)
         return z
 
     def losses(self, params: Parameters | None = None, split: str = "train") -> Tensor:
-        """Mean loss of each client on ``split``, forward only: ``(n,)``; with a bank axis in ``params``, ``(n, bank)``.
+        """Return the mean loss of each client on ``split`` without gradients: ``(n,)``, or ``(n, bank)`` with a bank
+        axis.
 
         Args:
             params: parameters to use in place of the working ones, ``(n, ...)`` or ``(n, bank, ...)``.
-            split: which data.
+            split: the name of the split.
         """
-        samples, each = self.samples(split), self.sample_losses(params, split)
-        total = each.new_zeros(self.n, *each.shape[1:]).index_add_(0, self.client_of(samples), each)
+        samples, sample_values = self.samples(split), self.sample_losses(params, split)
+        total = sample_values.new_zeros(self.n, *sample_values.shape[1:]).index_add_(
+            0, self.client_of(samples), sample_values
+        )
         counts = torch.from_numpy(samples.counts).to(total)
         return total / counts.view(-1, *([1] * (total.ndim - 1)))
 
     def sample_losses(self, params: Parameters | None = None, split: str = "train") -> Tensor:
-        """Loss of every sample of ``split``, forward only: ``(total,)``; with a bank axis, ``(total, bank)``.
+        """Return the loss of every sample of ``split`` without gradients: ``(total,)``, or ``(total, bank)`` with a
+        bank axis.
 
-        Survival's risk sets are of all samples that the client has in the split.
+        The risk sets of survival contain all samples of the client in the split.
         """
         if params and self._has_bank(params):
             size = next(iter(params.values())).shape[1]
@@ -305,9 +327,9 @@ class View:
         if self.task == "survival" and len(samples.y):
             return client_cox_losses(self._forward_all(samples, len(self.chain.stages), params), samples)
         total = samples.x.new_zeros(samples.x.shape[0])
-        for x, index, valid in self.windows(samples):
-            found = sample_losses(self.forward(x, params=params), samples.y[index], self.task)
-            total[index[valid]] = found[valid]
+        for x, index, valid in self.iterate_windows(samples):
+            batch_losses = sample_losses(self.forward(x, params=params), samples.y[index], self.task)
+            total[index[valid]] = batch_losses[valid]
         return total
 
     def _has_bank(self, params: Parameters) -> bool:

@@ -23,8 +23,8 @@ from perfed.method.extension import Extension
 from perfed.methods.fedavg import FedAvg
 from perfed.privacy.client import ClientPrivacy
 from perfed.privacy.sample import SamplePrivacy
-from perfed.testing.federations import named_columns
-from perfed.testing.runs import network_for
+from perfed.testing.federations import make_named_columns
+from perfed.testing.runs import build_network_for
 
 KINDS = {
     "mean": Aggregation(),
@@ -166,7 +166,7 @@ def test_what_a_robust_kind_does_not_go_with_is_refused_in_one_line(kind):
     assert masked.startswith(start_) and "single clients" in masked
     private = fedavg.model_copy(update={"extensions": (ClientPrivacy(entries=("shared", "num_samples")),)})
     assert "privacy.unit = 'client'" in refusal(private, blobs(), aggregation=aggregation)
-    lacking = named_columns()
+    lacking = make_named_columns()
     assert "some lack a column" in refusal(fedavg, lacking, aggregation=aggregation)
     for quiet in (Aggregation(), None):
         serve(fedavg, lacking, aggregation=quiet)
@@ -214,7 +214,7 @@ class OtherTraining(FedAvg):
 def test_a_method_that_does_not_declare_what_it_needs_has_the_mean_alone():
     median = KINDS["median"]
     for method in (Plain(), OtherRound()):
-        assert "does not declare" in refusal(method, blobs(), aggregation=median, model=network_for(method))
+        assert "does not declare" in refusal(method, blobs(), aggregation=median, model=build_network_for(method))
         serve(method, blobs())
     train(serve(OtherTraining(), blobs(), aggregation=median), 1)
 

@@ -191,7 +191,9 @@ def test_no_space_for_the_original_or_the_result(publisher, home):
 def test_the_second_address_where_the_first_is_gone(publisher, home, monkeypatch):
     publisher.files["/good.csv"] = TWEETS
     original = Original("Tweets.csv", (f"{publisher.url}/gone.csv", f"{publisher.url}/good.csv"))
-    monkeypatch.setitem(SOURCES, "tweets", Source("t.npz", "", originals=(original,), made_by="tables.airline_tweets"))
+    monkeypatch.setitem(
+        SOURCES, "tweets", Source("t.npz", "", originals=(original,), converter="tables.read_airline_tweets")
+    )
     assert perfed("data", "get", "tweets").code == 0 and set(publisher.asked) == {"/gone.csv", "/good.csv"}
 
 
@@ -248,7 +250,7 @@ def test_everything_has_an_address_a_licence_and_a_word_on_checksums():
     listed = json.loads(perfed("data", "list", "--json").out)
     assert list(listed) == list(SOURCES)
     for name, facts in listed.items():
-        assert bool(facts["why_not"]) != bool(SOURCES[name].made_by), name
+        assert bool(facts["why_not"]) != bool(SOURCES[name].converter), name
         assert facts["why_not"] or facts["licence"]
         for original in facts["originals"]:
             assert all(url.startswith(("https://", "http://")) for url in original["urls"]) and original["urls"]

@@ -73,7 +73,7 @@ CASES = [(name, case) for name in METHODS for case in (FOR_PROXIMAL if name in W
 @pytest.mark.in_turns(3)
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_two_rounds_leave_finite_states_and_metrics(name, case):
-    checks.trains_on(case, METHODS[name], ENGINES if name == "fedavg" else TWO_ENGINES)
+    checks.check_training(case, METHODS[name], ENGINES if name == "fedavg" else TWO_ENGINES)
 
 
 EXTENSIONS = {
@@ -126,12 +126,12 @@ def test_a_head_for_each_domain_is_trained_or_refused_in_one_line(name, engine):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_evaluation_changes_no_state(name):
-    checks.evaluation_changes_nothing(METHODS[name])
+    checks.check_evaluation(METHODS[name])
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_kind_of_aggregation_replaces_the_mean_or_is_refused_in_one_line(name):
-    checks.aggregation_is_replaced_or_refused(METHODS[name])
+    checks.check_aggregation_kinds(METHODS[name])
 
 
 def normed(shape):
@@ -155,7 +155,7 @@ def test_models_of_other_kinds_end_the_same_in_both_engines(name, model):
 def test_training_is_better_than_guessing(name):
     lr = 0.1 if name.startswith(("scaffold", "fedgate")) else 0.02  # plain SGD needs longer steps than Adam
     more = {"eta": 0.1} if name.startswith("pfedme") else {}  # w goes all the way to theta
-    checks.learns(partial(METHODS[name], lr=lr, **more))
+    checks.check_learning(partial(METHODS[name], lr=lr, **more))
 
 
 NO_LABELS = dict.fromkeys(("fedpac-cc", "fedrod", "gpfl", "knnper"), "class labels; these targets are")
@@ -176,7 +176,7 @@ def test_other_tasks(name, task):
         refused = "the prototypes extension needs class labels; these targets are"
     elif "anchors" in extensions and task == "survival":
         refused = "the anchors extension needs values or class labels; these targets are"
-    said = checks.deals_with(task, METHODS[name])
+    said = checks.check_task(task, METHODS[name])
     assert re.search(refused, said) if refused else not said, said
 
 
@@ -211,6 +211,6 @@ def test_the_client_whose_data_make_training_diverge_is_named(name, engine):
     with pytest.raises(ClientsDiverged) as error:
         train(serve(method, federation, rounds=3, dtype=torch.float32, **TWO_ENGINES[engine]), 3)
     told = str(error.value)
-    alone = list(error.value.found) == [guilty.id]
+    alone = list(error.value.messages) == [guilty.id]
     assert alone or f"; before, client '{guilty.id}' sent values up to " in told
     assert "\n" not in told

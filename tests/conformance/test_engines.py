@@ -23,43 +23,43 @@ VARIANTS = {
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_float64_runs_and_their_metrics_agree_to_rounding_after_three_rounds(name):
-    checks.engines_agree(VARIANTS[name])
+    checks.check_engines(VARIANTS[name])
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_float32_runs_agree_to_rounding_after_one_round_of_sgd(name):
-    checks.engines_agree_in_float32(METHODS[name])
+    checks.check_engines_in_float32(METHODS[name])
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_recorded_plan_of_an_automatic_run_gives_the_same_bits_again(name):
-    checks.a_recorded_plan_gives_the_same_bits(METHODS[name])
+    checks.check_recorded_plan(METHODS[name])
 
 
 @pytest.mark.in_turns(2)
 @pytest.mark.parametrize("name", METHODS)
 def test_chunks_that_run_at_the_same_time_give_the_same_bits(name):
-    checks.chunks_side_by_side_give_the_same_bits(METHODS[name])
+    checks.check_parallel_chunks(METHODS[name])
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_clients_are_not_mixed(name):
-    checks.clients_are_not_mixed(METHODS[name])
+    checks.check_clients_are_separate(METHODS[name])
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_all_state_is_declared(name):
-    checks.state_is_declared(METHODS[name])
+    checks.check_state_is_declared(METHODS[name])
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_seed_decides(name):
-    checks.the_seed_decides(METHODS[name])
+    checks.check_seed(METHODS[name])
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_resumed_run_ends_with_the_same_bits(name):
-    checks.a_resumed_run_ends_with_the_same_bits(METHODS[name])
+    checks.check_resumed_run(METHODS[name])
 
 
 def test_the_seed_matters():

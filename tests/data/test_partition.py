@@ -10,7 +10,14 @@ from data_files import require_file
 
 from perfed.data.files import load_npz
 from perfed.data.partition import pfllib
-from perfed.data.partition.shards import deal, draw_classes, generator, share_among_holders, subsample, subseed
+from perfed.data.partition.shards import (
+    deal_samples,
+    derive_seed,
+    draw_classes,
+    make_generator,
+    share_among_holders,
+    subsample_clients,
+)
 from perfed.errors import PerfedError
 
 AWKWARD = [
@@ -66,16 +73,18 @@ def test_impossible_draws_are_refused(arguments, message):
 
 
 def test_purposes_are_independent_and_stable_across_processes():
-    assert subseed(0, "a") != subseed(0, "b") != subseed(1, "b")
-    assert not np.array_equal(generator(0, "a").integers(1000, size=8), generator(0, "b").integers(1000, size=8))
-    subseed(-1, "a")  # any integer is a seed
-    code = "from perfed.data.partition.shards import subseed; print(subseed(3, 'x'))"
+    assert derive_seed(0, "a") != derive_seed(0, "b") != derive_seed(1, "b")
+    assert not np.array_equal(
+        make_generator(0, "a").integers(1000, size=8), make_generator(0, "b").integers(1000, size=8)
+    )
+    derive_seed(-1, "a")  # any integer is a seed
+    code = "from perfed.data.partition.shards import derive_seed; print(derive_seed(3, 'x'))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(run.stdout) == subseed(3, "x")  # Python's own hash would differ
+    assert int(run.stdout) == derive_seed(3, "x")  # Python's own hash would differ
 
 
 def test_shards_are_disjoint_even_and_of_the_clients_classes():
-    labels = generator(0, "labels").integers(6, size=1000)
+    labels = make_generator(0, "labels").integers(6, size=1000)
     classes = draw_classes(6, 9, 2, seed=3)
     parts = share_among_holders(labels, classes, seed=3)
     together = np.concatenate(parts)
@@ -149,18 +158,18 @@ def test_malformed_arguments_are_refused(labels, classes, message):
 
 def test_subsample_keeps_a_random_part_without_replacement():
     given = [np.arange(1000, 2000), np.arange(1000), np.array([7])]
-    kept = subsample(given, low=0.05, high=0.5, seed=0)
+    kept = subsample_clients(given, low=0.05, high=0.5, seed=0)
     for before, after in zip(given, kept, strict=True):
         assert set(after) <= set(before)
         assert len(set(after)) == len(after) >= 1
     assert 50 <= len(kept[0]) <= 500 and len(kept[0]) != len(kept[1])
-    assert np.array_equal(kept[1], subsample(given, low=0.05, high=0.5, seed=0)[1])
-    assert not np.array_equal(kept[1], subsample(given, low=0.05, high=0.5, seed=1)[1])
-    assert np.array_equal(subsample(given, low=1, high=1, seed=0)[0], given[0])
+    assert np.array_equal(kept[1], subsample_clients(given, low=0.05, high=0.5, seed=0)[1])
+    assert not np.array_equal(kept[1], subsample_clients(given, low=0.05, high=0.5, seed=1)[1])
+    assert np.array_equal(subsample_clients(given, low=1, high=1, seed=0)[0], given[0])
 
 
 def test_subsample_draws_the_fraction_uniformly():
-    sizes = [len(k) for k in subsample([np.arange(200)] * 2000, low=0.05, high=1.0, seed=0)]
+    sizes = [len(k) for k in subsample_clients([np.arange(200)] * 2000, low=0.05, high=1.0, seed=0)]
     assert abs(np.mean(sizes) / 200 - 0.525) < 0.02
     assert min(sizes) < 14 and max(sizes) > 196
 
@@ -168,52 +177,52 @@ def test_subsample_draws_the_fraction_uniformly():
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0.5, 0.4), (-0.1, 0.5), (0.5, 1.5), (float("nan"), 1)])
 def test_subsample_refuses_impossible_fractions(low, high):
     with pytest.raises(PerfedError, match="0 < low <= high <= 1 is needed"):
-        subsample([np.arange(3)], low=low, high=high, seed=0)
+        subsample_clients([np.arange(3)], low=low, high=high, seed=0)
     with pytest.raises(PerfedError, match="client 1 has no samples"):
-        subsample([np.arange(3), np.arange(0)], low=0.5, high=1, seed=0)
+        subsample_clients([np.arange(3), np.arange(0)], low=0.5, high=1, seed=0)
 
 
 # deal --------------------------------------------------------------------------------------------------------
 
 
 def drawn_counts(num_clients: int = 12, num_classes: int = 5):
-    return generator(3, "counts").integers(0, 9, (num_clients, num_classes))
+    return make_generator(3, "counts").integers(0, 9, (num_clients, num_classes))
 
 
 def test_dealing_gives_what_the_table_says_and_no_sample_twice():
     counts = drawn_counts()
-    labels = generator(1, "labels").integers(5, size=800)
-    parts = deal(labels, counts, seed=0)
+    labels = make_generator(1, "labels").integers(5, size=800)
+    parts = deal_samples(labels, counts, seed=0)
     for part, row in zip(parts, counts, strict=True):
         assert part.dtype == np.int64 and (np.diff(part) > 0).all()
         assert np.bincount(labels[part], minlength=5).tolist() == row.tolist()
     together = np.concatenate(parts)
     assert len(together) == len(np.unique(together)) == counts.sum()
-    assert all(np.array_equal(a, b) for a, b in zip(parts, deal(labels, counts, seed=0), strict=True))
-    assert not all(np.array_equal(a, b) for a, b in zip(parts, deal(labels, counts, seed=1), strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(parts, deal_samples(labels, counts, seed=0), strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(parts, deal_samples(labels, counts, seed=1), strict=True))
 
 
 def test_shared_samples_are_used_equally_often_and_never_twice_by_a_client():
     counts = drawn_counts()
     labels = np.repeat(np.arange(5), 10)
-    parts = deal(labels, counts, seed=0, share=True)
+    parts = deal_samples(labels, counts, seed=0, share=True)
     for part, row in zip(parts, counts, strict=True):
         assert len(np.unique(part)) == len(part)
         assert np.bincount(labels[part], minlength=5).tolist() == row.tolist()
     used = np.bincount(np.concatenate(parts), minlength=50).reshape(5, 10)
     assert ((used.max(axis=1) - used.min(axis=1)) <= 1).all() and used.max() > 1
-    plenty = generator(1, "labels").integers(5, size=800)
-    apart = zip(deal(plenty, counts, seed=0), deal(plenty, counts, seed=0, share=True), strict=True)
+    plenty = make_generator(1, "labels").integers(5, size=800)
+    apart = zip(deal_samples(plenty, counts, seed=0), deal_samples(plenty, counts, seed=0, share=True), strict=True)
     assert all(np.array_equal(a, b) for a, b in apart)  # nothing is shared without need
 
 
 def test_a_class_that_does_not_suffice_is_named():
     labels = np.array([0] * 5 + [1] * 3)
     with pytest.raises(PerfedError, match="class 1 has 3 samples, but the clients need 4 in all"):
-        deal(labels, np.array([[1, 2], [0, 2]]), seed=0)
+        deal_samples(labels, np.array([[1, 2], [0, 2]]), seed=0)
     with pytest.raises(PerfedError, match="class 1 has 3 samples, but client 1 needs 4"):
-        deal(labels, np.array([[1, 2], [0, 4]]), seed=0, share=True)
-    assert [len(p) for p in deal(labels, np.array([[0, 0], [5, 3]]), seed=0)] == [0, 8]
+        deal_samples(labels, np.array([[1, 2], [0, 4]]), seed=0, share=True)
+    assert [len(p) for p in deal_samples(labels, np.array([[0, 0], [5, 3]]), seed=0)] == [0, 8]
 
 
 # ---- PFLlib's splits
@@ -222,8 +231,8 @@ def test_a_class_that_does_not_suffice_is_named():
 @pytest.mark.parametrize(
     ("split", "first", "last", "all_indices"),
     [  # client 0's first training samples, client 19's first test samples, CRC-32 of everybody's, of PFLlib's own files
-        (lambda y: pfllib.pathological(y, 20, 2), [3325, 3246, 6191], [49304, 45670, 65554], 3533790442),
-        (lambda y: pfllib.dirichlet(y, 20, 0.1), [58868, 64121, 24995], [50402, 11989, 51161], 2751157962),
+        (lambda y: pfllib.split_pathological(y, 20, 2), [3325, 3246, 6191], [49304, 45670, 65554], 3533790442),
+        (lambda y: pfllib.split_dirichlet(y, 20, 0.1), [58868, 64121, 24995], [50402, 11989, 51161], 2751157962),
     ],
 )
 def test_pfllibs_splits_are_the_published_ones_sample_by_sample(split, first, last, all_indices):
@@ -237,7 +246,8 @@ def test_pfllibs_splits_are_the_published_ones_sample_by_sample(split, first, la
 
 
 @pytest.mark.parametrize(
-    ("split", "classes"), [(lambda y: pfllib.pathological(y, 8, 2), 2), (lambda y: pfllib.dirichlet(y, 8, 0.5), 4)]
+    ("split", "classes"),
+    [(lambda y: pfllib.split_pathological(y, 8, 2), 2), (lambda y: pfllib.split_dirichlet(y, 8, 0.5), 4)],
 )
 def test_pfllibs_splits_use_every_sample_once_three_quarters_to_train(split, classes):
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(4), 500))
@@ -253,6 +263,6 @@ def test_pfllibs_splits_use_every_sample_once_three_quarters_to_train(split, cla
 
 def test_pfllibs_splits_refuse_what_cannot_be_shared_out():
     with pytest.raises(PerfedError, match="class 0 has 3 samples for 4 clients: too few, or nobody"):
-        pfllib.pathological(np.repeat([0, 1], 3), 8, 1)
+        pfllib.split_pathological(np.repeat([0, 1], 3), 8, 1)
     with pytest.raises(PerfedError, match="no draw gives each of 50 clients 2 samples; use a larger concentration"):
-        pfllib.dirichlet(np.repeat(np.arange(4), 50), 50, 1e-3)
+        pfllib.split_dirichlet(np.repeat(np.arange(4), 50), 50, 1e-3)

@@ -58,7 +58,11 @@ def test_all_data_sets_are_described():
         found = describe(name)
         task = "regression" if name in ("linear-domains", "parkinsons") else "classification"
         assert found.name == name and found.task == task and found.summary.endswith(".")
-        assert [option.name for option in found.options[-3:]] == ["validation_fraction", "inner_fold", "domain_input"]
+        assert [option.name for option in found.options[-3:]] == [
+            "validation_fraction",
+            "inner_fold",
+            "domain_input",
+        ]
     found = describe("mnist-usps")
     assert found.files == ("mnist.npz", "usps.npz")
     assert [(o.name, o.allowed, o.default) for o in found.options[:3]] == [
@@ -198,8 +202,8 @@ def test_a_data_set_is_a_function_of_its_seed(name):
 
 
 def test_ids_sort_in_order_however_many_there_are():
-    assert catalogue.client_ids(2) == ["000", "001"]
-    many = catalogue.client_ids(1001)
+    assert catalogue.make_client_ids(2) == ["000", "001"]
+    many = catalogue.make_client_ids(1001)
     assert many[0] == "0000" and many == sorted(many)
 
 

@@ -21,8 +21,8 @@ from test_pooled import counts, give, names, pool
 from test_pooled import folder as folder  # a fixture
 
 from perfed.data.federation import Federation
-from perfed.data.partition.dirichlet import even_labels, inner_dirichlet
-from perfed.data.partition.label_skew import shared_out
+from perfed.data.partition.dirichlet import balance_labels, draw_inner_dirichlet_counts
+from perfed.data.partition.label_skew import distribute_all
 from perfed.datasets import describe, load
 from perfed.datasets.digits import DOMAINS, Resized
 from perfed.datasets.pool import Pool
@@ -65,7 +65,7 @@ def total(pool_: Pool, split: str) -> np.ndarray:
 def test_mixtures_have_the_moments_of_the_dirichlet_distribution(alpha):
     """Mean p and variance p (1 - p) / (alpha + 1), where no domain runs out."""
     p, clients, size = np.array(SHARES), 4000, 500
-    table = inner_dirichlet(np.full(4, clients * size), np.full(clients, size), alpha * p, seed=0)
+    table = draw_inner_dirichlet_counts(np.full(4, clients * size), np.full(clients, size), alpha * p, seed=0)
     assert (table.sum(axis=1) == size).all()
     mixtures = table / size
     variance = p * (1 - p) / (alpha + 1)
@@ -74,15 +74,15 @@ def test_mixtures_have_the_moments_of_the_dirichlet_distribution(alpha):
 
 
 def test_a_domain_that_is_not_to_be_drawn_is_not_and_one_value_means_all():
-    none_of_last = inner_dirichlet(np.full(3, 1000), np.full(10, 50), np.array([1.0, 1.0, 0.0]), seed=0)
+    none_of_last = draw_inner_dirichlet_counts(np.full(3, 1000), np.full(10, 50), np.array([1.0, 1.0, 0.0]), seed=0)
     assert (none_of_last[:, 2] == 0).all() and (none_of_last.sum(axis=1) == 50).all()
-    same = [inner_dirichlet(np.full(3, 1000), np.full(10, 50), c, seed=0) for c in (0.7, np.full(3, 0.7))]
+    same = [draw_inner_dirichlet_counts(np.full(3, 1000), np.full(10, 50), c, seed=0) for c in (0.7, np.full(3, 0.7))]
     assert np.array_equal(*same)
-    tiny = inner_dirichlet(np.full(3, 1000), np.full(10, 50), np.full(3, 1e-4), seed=0)
+    tiny = draw_inner_dirichlet_counts(np.full(3, 1000), np.full(10, 50), np.full(3, 1e-4), seed=0)
     assert (tiny.max(axis=1) == 50).all()
     for bad in (0.0, np.zeros(3)):
         with pytest.raises(PerfedError, match=r"concentration = 0.0 is not allowed"):
-            inner_dirichlet(np.full(3, 1000), np.full(10, 50), bad, seed=0)
+            draw_inner_dirichlet_counts(np.full(3, 1000), np.full(10, 50), bad, seed=0)
 
 
 def test_exact_sizes_no_sample_twice_and_the_domains_are_the_samples_own():
@@ -116,11 +116,11 @@ def test_every_client_can_have_as_many_of_each_label(alpha):
 
 def test_a_label_that_a_domain_lacks_comes_from_the_others():
     available = np.array([[0, 50], [50, 50]])  # none of label 0 in the first domain
-    table = even_labels(np.array([[18, 2], [6, 4]]), available, seed=0)
+    table = balance_labels(np.array([[18, 2], [6, 4]]), available, seed=0)
     assert table.sum(axis=1).tolist() == [[10, 10], [5, 5]]
     assert table[:, 0, 0].tolist() == [0, 0] and table[0].tolist() == [[0, 10], [10, 0]]
     with pytest.raises(PerfedError, match="label 0 has 50 samples, but the clients need 60 for as many of each label"):
-        even_labels(np.array([[60, 60]]), available, seed=0)
+        balance_labels(np.array([[60, 60]]), available, seed=0)
 
 
 def test_other_partitions_keep_the_domains_too():
@@ -140,7 +140,7 @@ def test_the_test_data_of_every_domain_are_used_once_in_proportion_to_the_traini
     assert (tested[given == 0] == 0).all() and (given == 0).any()
     fixed = give(of=source, partition="domain-mixed", clients=6, samples=200, test_samples=40, alpha=1.0)
     assert np.abs(held(fixed, "test") - held(fixed, "train") / 200 * 40).max() < 1
-    assert shared_out(np.array([[3, 0], [1, 0]]), np.array([8, 5]), seed=0).tolist() == [[6, 0], [2, 0]]
+    assert distribute_all(np.array([[3, 0], [1, 0]]), np.array([8, 5]), seed=0).tolist() == [[6, 0], [2, 0]]
 
 
 def test_a_domain_that_runs_out_is_used_up_and_clients_get_more_of_their_others():

@@ -10,9 +10,9 @@ import pytest
 from scipy.linalg import fractional_matrix_power, logm
 from sklearn.covariance import ledoit_wolf
 
-from perfed.data.partition.shards import put_aside, subseed
+from perfed.data.partition.shards import derive_seed, select_test_samples
 from perfed.datasets import load
-from perfed.datasets.eeg import CLASSES, Recording, features_of, federation_of
+from perfed.datasets.eeg import CLASSES, Recording, build_federation, extract_features
 from perfed.errors import PerfedError
 
 LABELS = ("left_hand", "right_hand", "hands")
@@ -45,11 +45,13 @@ def tangent(covariances: np.ndarray, training: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("sessions", [1, 3])
 def test_features_are_tangent_vectors_at_the_mean_of_the_training_trials(sessions):
     made = recording(3, sessions)
-    found = features_of("a", made, 0.25, seed=0)
+    found = extract_features("a", made, 0.25, seed=0)
     known = np.isin(made.labels, CLASSES)
     covariances = np.array([ledoit_wolf(trial.T)[0] for trial in made.x[known]])
     y = np.array([CLASSES.index(label) for label in made.labels[known]])
-    test = made.sessions[known] == "2run" if sessions == 3 else put_aside(y, 0.25, seed=subseed(0, "bci a"))
+    test = (
+        made.sessions[known] == "2run" if sessions == 3 else select_test_samples(y, 0.25, seed=derive_seed(0, "bci a"))
+    )
     assert np.array_equal(found["y_train"], y[~test]) and np.array_equal(found["y_test"], y[test])
     if sessions == 1:
         assert np.bincount(y[test]).tolist() == [2, 2] and np.bincount(y[~test]).tolist() == [6, 6]
@@ -61,13 +63,13 @@ def test_features_are_tangent_vectors_at_the_mean_of_the_training_trials(session
 def test_test_trials_change_nothing_of_the_training_features():
     made = recording(4, sessions=2)
     louder = made._replace(x=np.where((made.sessions == "1run")[:, None, None], 50 * made.x, made.x))
-    one, other = (features_of("a", r, 0.25, seed=0) for r in (made, louder))
+    one, other = (extract_features("a", r, 0.25, seed=0) for r in (made, louder))
     assert np.array_equal(one["x_train"], other["x_train"]) and not np.allclose(one["x_test"], other["x_test"], atol=1)
 
 
 def test_people_have_features_by_their_channels_and_only_known_classes():
     made = {"Zhou2016-01": recording(5), "Zhou2016-02": recording(5, seed=1), "BNCI2014-004-01": recording(3, 2)}
-    federation = federation_of(made, seed=0)
+    federation = build_federation(made, seed=0)
     assert {c.id: c.input_shape for c in federation} == {
         "BNCI2014-004-01": (6,),
         "Zhou2016-01": (15,),
@@ -77,7 +79,7 @@ def test_people_have_features_by_their_channels_and_only_known_classes():
     assert all(len(c.train) + len(c.test) == 16 for c in federation)
     nothing = recording(3)._replace(labels=np.full(24, "hands"))
     with pytest.raises(PerfedError, match="bci-moabb: 'a-1' has no trial of left_hand"):
-        federation_of({"a-1": nothing}, seed=0)
+        build_federation({"a-1": nothing}, seed=0)
 
 
 def test_what_moabb_delivers_becomes_clients(monkeypatch):
@@ -101,7 +103,7 @@ def test_what_moabb_delivers_becomes_clients(monkeypatch):
     federation = load("bci-moabb", {"data_sets": ["AlexMI", "BNCI2014_004"]}, seed=0)
     assert federation.ids == ["AlexMI-01", "AlexMI-02", "BNCI2014-004-01"]
     assert [c.input_shape for c in federation] == [(10,), (10,), (6,)]
-    expected = features_of("AlexMI-02", recording(4, 2, seed=2), 0.25, seed=0)
+    expected = extract_features("AlexMI-02", recording(4, 2, seed=2), 0.25, seed=0)
     assert np.array_equal(federation.clients[1].train.x.numpy(), expected["x_train"])
 
 

@@ -13,7 +13,7 @@ import torch
 from scipy.linalg import subspace_angles
 
 from perfed import rng
-from perfed.datasets.linear import domain_problem, orthonormal
+from perfed.datasets.linear import domain_problem, draw_orthonormal
 from perfed.errors import PerfedError
 from perfed.participation import schedule
 
@@ -67,10 +67,10 @@ def test_distance_is_the_sine_of_the_largest_angle(d, k):
 
 
 def test_distance_depends_on_the_column_space_alone():
-    basis = orthonormal(rng.key(0, "basis"), 7, 2)
+    basis = draw_orthonormal(rng.key(0, "basis"), 7, 2)
     mixed = basis @ torch.tensor([[3.0, -1.0], [0.5, 2.0]], dtype=F64)
     assert theory.principal_angle_distance(basis, mixed) < 1e-15
-    other = orthonormal(rng.key(1, "basis"), 7, 4)
+    other = draw_orthonormal(rng.key(1, "basis"), 7, 4)
     assert float(theory.principal_angle_distance(other[:, :2], other[:, 2:])) == pytest.approx(1)
 
 
@@ -204,7 +204,7 @@ def test_feddar_heads_are_pooled_least_squares_and_absent_domains_do_not_count()
     batch = batch._replace(member=batch.member * torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=F64))
     real = batch.member.sum(-1, keepdim=True)
     batch = batch._replace(x=batch.x * real, y=batch.y * real[..., 0])
-    basis, step = orthonormal(rng.key(9, "basis"), 8, 2), 0.1
+    basis, step = draw_orthonormal(rng.key(9, "basis"), 8, 2), 0.1
     expected = basis.clone()
     for m in (0, 1, 3):
         rows = batch.member[..., m] > 0
@@ -224,7 +224,7 @@ def flic_run(signs, *, share=1.0, rounds=90, round_=theory.fedrep_round):
     sample, everyone = problem.sampler(estimate), torch.arange(60)
     smallest, largest = spectrum(problem.oracle.heads)
     step = 1 / (4 * largest)
-    active = [rng.order(rng.key(0, "active", t, everyone))[: int(share * 60)] for t in range(rounds)]
+    active = [rng.draw_permutation(rng.key(0, "active", t, everyone))[: int(share * 60)] for t in range(rounds)]
     start = theory.moment_start(sample(everyone, 0), 2)
     bases = theory.trajectory(round_, sample, start, step, active)
     flipped = (estimate * problem.signs)[..., None] * problem.oracle.basis
@@ -395,7 +395,7 @@ def test_srpfl_contracts_as_theorem_4_7(doubling):
     first, clients, rounds = 4, 256, 36
     problem = theory.client_problem(clients, 6, 2, samples=40, noise=1.0, seed=1)
     start = theory.moment_start(problem.sample(torch.arange(first), 0), 2)
-    order = rng.order(rng.key(0, "speed", torch.arange(clients)))
+    order = rng.draw_permutation(rng.key(0, "speed", torch.arange(clients)))
     sizes = schedule.stage_sizes(clients, first) if doubling else [clients]
     counts = [sizes[t * len(sizes) // rounds] for t in range(rounds)]
     # the theorem's extremes are over all sets of at least n_0 clients; here over the sets that take part

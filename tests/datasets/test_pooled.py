@@ -20,8 +20,8 @@ from scipy.stats import kstest
 from perfed.data.federation import Federation
 from perfed.datasets import check_options, cifar, describe, load
 from perfed.datasets.options import PartitionOptions
-from perfed.datasets.pool import Pool, label_permutations, rotate
-from perfed.datasets.pooled import partitioned
+from perfed.datasets.pool import Pool, draw_label_permutations, rotate_images
+from perfed.datasets.pooled import partition_pool
 from perfed.errors import PerfedError
 
 POOLED = ["adult", "cifar10", "digit-domains", "faces", "fashion-mnist", "femnist62", "huggingface", "mnist", "tweets"]
@@ -48,7 +48,7 @@ def pool(num_classes: int = 10, per_class: int = 300, **change: Any) -> Pool:
 
 
 def give(seed: int = 0, of: Pool | None = None, **options: Any) -> Federation:
-    return partitioned(of or pool(), PartitionOptions.model_validate(options), seed)
+    return partition_pool(of or pool(), PartitionOptions.model_validate(options), seed)
 
 
 def names(federation: Federation, split: str) -> list[np.ndarray]:
@@ -189,7 +189,7 @@ def test_concept_shift_permutes_the_labels_of_a_group_in_train_and_test():
         for split in ("train", "test"):
             assert torch.equal(getattr(before, split).x, getattr(after, split).x)
             assert torch.equal(permutation[getattr(before, split).y], getattr(after, split).y)
-    few = label_permutations(2, 3, seed=0).tolist()
+    few = draw_label_permutations(2, 3, seed=0).tolist()
     assert few[0] != few[1] and all(sorted(row) == [0, 1] for row in few)
 
 
@@ -207,20 +207,20 @@ def test_feature_skew_turns_the_images_of_a_group():
 
 def test_any_angle_turns_the_same_way():
     x = torch.rand(2, 3, 9, 9, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(rotate(x, 90), torch.rot90(x, 1, dims=(2, 3)))  # counter-clockwise
-    assert torch.allclose(rotate(x, 90.0001), rotate(x, 90), atol=1e-3)
-    assert torch.allclose(rotate(x, -0.0001), x, atol=1e-3)
-    assert torch.allclose(rotate(x, 360), x)
+    assert torch.equal(rotate_images(x, 90), torch.rot90(x, 1, dims=(2, 3)))  # counter-clockwise
+    assert torch.allclose(rotate_images(x, 90.0001), rotate_images(x, 90), atol=1e-3)
+    assert torch.allclose(rotate_images(x, -0.0001), x, atol=1e-3)
+    assert torch.allclose(rotate_images(x, 360), x)
     spot = torch.zeros(1, 1, 21, 21)
     spot[0, 0, 10, 18] = 1  # to the right of the centre: 30 degrees up
-    place = (rotate(spot, 30)[0, 0] == rotate(spot, 30).max()).nonzero()[0].tolist()
+    place = (rotate_images(spot, 30)[0, 0] == rotate_images(spot, 30).max()).nonzero()[0].tolist()
     assert place == [6, 17]
     wide = torch.zeros(1, 1, 5, 21)
     wide[0, 0, 2, 11] = 1  # pixels are square whatever the picture's shape
-    assert rotate(wide, 90)[0, 0].argmax().item() == 1 * 21 + 10
-    assert rotate(wide, 180)[0, 0].argmax().item() == 2 * 21 + 9
+    assert rotate_images(wide, 90)[0, 0].argmax().item() == 1 * 21 + 10
+    assert rotate_images(wide, 180)[0, 0].argmax().item() == 2 * 21 + 9
     with pytest.raises(PerfedError, match=r"rotations need images .* not inputs \(4,\)"):
-        rotate(torch.zeros(2, 4), 90)
+        rotate_images(torch.zeros(2, 4), 90)
 
 
 def test_what_comes_in_from_outside_is_black_after_normalisation():
@@ -410,12 +410,12 @@ def cached(folder: Path) -> list[Path]:
 
 def test_cifar_is_decoded_once(folder, monkeypatch):
     colours = write_cifar(folder)
-    first = cifar.cifar10_images(folder)
+    first = cifar.read_jpeg_images(folder)
     assert first["x_train"].shape == (20, 3, 32, 32) and first["x_train"].dtype == np.uint8
     assert np.abs(first["x_train"].mean(axis=(2, 3)) - colours).max() < 4
     (cache,) = cached(folder)
     monkeypatch.setattr(cifar, "optional_package", lambda *_: pytest.fail("decoded a second time"))
-    again = cifar.cifar10_images(folder)
+    again = cifar.read_jpeg_images(folder)
     assert all(np.array_equal(first[key], again[key]) for key in first)
     federation = load("cifar10", {"clients": 2, "samples": 0}, seed=0, data_dir=folder)
     pixels = federation.clients[0].train.x * torch.tensor([0.2023, 0.1994, 0.2010]).view(3, 1, 1)
@@ -430,7 +430,7 @@ def test_cifar_is_decoded_once(folder, monkeypatch):
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "other", "empty"])
 def test_a_damaged_cache_is_made_anew(folder, damage):
     write_cifar(folder)
-    first = cifar.cifar10_images(folder)
+    first = cifar.read_jpeg_images(folder)
     (cache,) = cached(folder)
     whole = cache.read_bytes()
     middle = len(whole) // 2
@@ -440,30 +440,30 @@ def test_a_damaged_cache_is_made_anew(folder, damage):
         np.savez(cache, x_train=np.zeros((3, 3, 32, 32), np.uint8), x_test=np.zeros((3, 3, 32, 32), np.uint8))
     else:
         cache.write_bytes(contents[damage])
-    again = cifar.cifar10_images(folder)
+    again = cifar.read_jpeg_images(folder)
     assert all(np.array_equal(first[key], again[key]) for key in first)
     assert cached(folder) == [cache] and cache.read_bytes() == whole
 
 
 def test_a_changed_file_is_decoded_anew(folder):
     write_cifar(folder)
-    cifar.cifar10_images(folder)
+    cifar.read_jpeg_images(folder)
     write_cifar(folder, class_names=np.array([f"other {k}" for k in range(10)]))
-    assert cifar.cifar10_images(folder)["class_names"][0] == "other 0"
+    assert cifar.read_jpeg_images(folder)["class_names"][0] == "other 0"
     assert len(cached(folder)) == 2
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(folder, monkeypatch):
     write_cifar(folder)
     (folder / "home").write_text("a file where the folder should be")
-    assert len(cifar.cifar10_images(folder)["x_train"]) == 20
+    assert len(cifar.read_jpeg_images(folder)["x_train"]) == 20
     (folder / "home").unlink()
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    assert len(cifar.cifar10_images(folder)["x_train"]) == 20
+    assert len(cifar.read_jpeg_images(folder)["x_train"]) == 20
     assert cached(folder) == []  # no half-written file stays
 
 

@@ -10,7 +10,7 @@ from data_files import require_file
 from sklearn.model_selection import train_test_split
 
 from perfed.datasets import describe, load
-from perfed.datasets.heart import hospitals
+from perfed.datasets.heart import read_hospitals
 from perfed.errors import PerfedError
 
 # ---- heart-disease: four hospitals
@@ -22,7 +22,7 @@ def test_hospitals_have_the_columns_that_they_measured():
         sites = data["hospital_names"].tolist()
     chol = names.index("chol")
     x[x[:, chol] == 0, chol] = np.nan
-    frames = hospitals(None)
+    frames = read_hospitals(None)
     for number, site in enumerate(sites):
         missing = np.isnan(x[hospital == number]).mean(0)
         expected = {name for name, share in zip(names, missing, strict=True) if share < 0.9}
@@ -35,7 +35,7 @@ def test_hospitals_have_the_columns_that_they_measured():
 def test_every_patient_is_tested_once_in_five_folds():
     require_file("heart_disease.npz")
     federations = [load("heart-disease", {}, seed=seed) for seed in range(5)]
-    frames = hospitals(None)
+    frames = read_hospitals(None)
     for site, frame in frames.items():
         clients = [client for federation in federations for client in federation if client.id == site]
         assert sum(len(client.test) for client in clients) == len(frame)
@@ -49,7 +49,7 @@ def test_every_patient_is_tested_once_in_five_folds():
 
 def test_a_hospitals_model_takes_its_own_table():
     require_file("heart_disease.npz")
-    frames = hospitals(None)
+    frames = read_hospitals(None)
     for client in load("heart-disease", {}, seed=0):
         x, _ = client.table.transform(frames[client.id].drop(columns="disease"))
         assert x.shape == (len(frames[client.id]), *client.input_shape)

@@ -8,22 +8,22 @@ from engines import make, serve, train
 
 from perfed.data.federation import Federation
 from perfed.model.chain import Model
-from perfed.model.columns import ColumnLinear, by_columns
+from perfed.model.columns import ColumnLinear, split_first_layer
 from perfed.model.presets import linear, mlp
-from perfed.testing.federations import named_columns
-from perfed.testing.runs import RecordingEngine, difference
+from perfed.testing.federations import make_named_columns
+from perfed.testing.runs import RecordingEngine, measure_difference
 
 WEIGHT = "head.weight"
 
 
 def linear_server(method, federation=None, **options):
-    federation = federation or named_columns()
+    federation = federation or make_named_columns()
     return serve(method, federation, model=Model(head=linear(3)), rounds=2, **options)
 
 
 @pytest.mark.parametrize("average", ["samples", "uniform"])
 def test_a_round_moves_a_column_by_the_mean_gradient_of_those_who_hold_it(average):
-    federation = named_columns()
+    federation = make_named_columns()
     method = make("fedavg", optimizer="sgd", lr=0.5, batch_size=99, local_epochs=1, average=average)
     server = linear_server(method, federation)
     server.prepare()
@@ -46,7 +46,7 @@ def test_a_round_moves_a_column_by_the_mean_gradient_of_those_who_hold_it(averag
 @pytest.mark.parametrize("name", ["fedavg-ft", "fedprox", "ditto", "fedrep", "fedper", "fedbabu", "lg-fedavg", "apfl"])
 def test_what_the_server_has_is_the_mean_over_holders_whatever_the_method(name):
     model = Model(body=mlp((5,), 4), head=linear(3))
-    federation = named_columns()
+    federation = make_named_columns()
     method = make(name, weight_decay=0.1, placement={"body": "shared"})
     server = train(serve(method, federation, model=model, rounds=1, runner=RecordingEngine), 1)
     record = [(work, done) for work, done in server.engine.record if work.exchange.round == 1]
@@ -61,7 +61,7 @@ def test_what_the_server_has_is_the_mean_over_holders_whatever_the_method(name):
 
 
 def test_a_column_that_no_participant_holds_stays_as_it_was():
-    federation = named_columns()
+    federation = make_named_columns()
     lacking = [replace(client, held=(True, False, True, True)) for client in federation]
     unheld = [
         replace(client, train=replace(client.train, x=client.train.x.index_fill(1, torch.tensor(1), 0.0)))
@@ -77,16 +77,16 @@ def test_a_column_that_no_participant_holds_stays_as_it_was():
 @pytest.mark.parametrize("options", [{"chunk": 1}, {"engine": "sequential"}])
 def test_clients_side_by_side_are_as_if_each_was_alone(options):
     runs = [train(linear_server(make("ditto", weight_decay=0.1), **each), 2) for each in ({}, options)]
-    assert difference(*runs) < 1e-8
+    assert measure_difference(*runs) < 1e-8
 
 
 def test_a_first_layer_inside_a_stage_is_found_and_others_stay():
     model = Model(
         body=lambda shape: torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(*shape, 2))), head=linear(3)
     )
-    chain = by_columns(model, 3).build((5,))
+    chain = split_first_layer(model, 3).build((5,))
     assert isinstance(chain.get_submodule("body.0.0"), ColumnLinear)
     assert type(chain.get_submodule("head")) is torch.nn.Linear
-    assert by_columns(model, None) is model
+    assert split_first_layer(model, None) is model
     plain = Model(body=lambda shape: torch.nn.LayerNorm(shape), head=linear(3))
-    assert not any(isinstance(module, ColumnLinear) for module in by_columns(plain, 3).build((5,)).modules())
+    assert not any(isinstance(module, ColumnLinear) for module in split_first_layer(plain, 3).build((5,)).modules())

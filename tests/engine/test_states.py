@@ -86,7 +86,7 @@ def test_a_run_with_one_state_in_memory_has_the_bits_of_one_with_all(method, tmp
     plenty = served(method, 1 << 30)
     plenty.prepare()
     plenty.round(1)
-    one = max(tree.size(state) for state in plenty.engine.states.values())
+    one = max(tree.count_bytes(state) for state in plenty.engine.states.values())
     few = served(method, one)
     few.put_states_in(tmp_path)
     few.prepare()

@@ -20,10 +20,10 @@ from perfed.experiment.blend import with_own_models
 from perfed.experiment.blended_models import opened_models
 from perfed.experiment.config import validate
 from perfed.experiment.study import read_comparison
-from perfed.maths.blending import Chances, learnt
+from perfed.maths.blending import Probabilities, learn_weights
 from perfed.methods.titles import display_name
 from perfed.run import predictions
-from perfed.testing.federations import survival
+from perfed.testing.federations import make_survival_data
 
 SMALL = (
     "clients=4",
@@ -151,10 +151,10 @@ def test_weights_are_learnt_from_rows_that_no_model_of_the_fold_has_seen(kinds):
     for client in whole:
         assert sorted(np.concatenate(seen[client.id])) == sorted(client.train.y.tolist())
     rows = [
-        Chances(np.concatenate(s), np.empty(len(client.train)), np.empty(0))
+        Probabilities(np.concatenate(s), np.empty(len(client.train)), np.empty(0))
         for client, s in zip(whole, said.values(), strict=True)
     ]
-    _, expected = learnt(rows, 5.0)
+    _, expected = learn_weights(rows, 5.0)
     found = weights_of(kinds.path)["sites"]
     for site, weights in zip(found, expected, strict=True):
         assert list(found[site].values()) == pytest.approx(weights, abs=2e-3)
@@ -278,9 +278,9 @@ def test_values_and_hazards_are_mixed_too(tmp_path):
     )
     assert np.allclose(site.predict(x).reshape(-1), expected, atol=1e-5)
     assert onnx_file(site)[1] < 1e-3
-    hazards = compare(survival(), ["local", "forest", "blend"], **shape, out=tmp_path / "hazards")
+    hazards = compare(make_survival_data(), ["local", "forest", "blend"], **shape, out=tmp_path / "hazards")
     assert not hazards.failed and hazards.methods == ("local", "forest", "sklearn:cox", "blend")
-    site = hazards.run("blend", 0).site(survival().ids[0])
+    site = hazards.run("blend", 0).site(make_survival_data().ids[0])
     assert onnx_file(site)[1] < 1e-3
 
 

@@ -31,7 +31,7 @@ from perfed.experiment.overrides import override
 from perfed.experiment.study import Study
 from perfed.methods.local import Local
 from perfed.run.directory import RunDirectory
-from perfed.system import locked
+from perfed.system import lock_folder
 
 METHODS = ["local", "hetfedrep", "sklearn:logistic"]
 LENGTH = 100  # rounds: a signal takes as long as 30 to reach tasks on Ray
@@ -101,7 +101,7 @@ def nobody_works_on(out: Path, seconds: float) -> None:
     for place in out.glob("*/seed-*"):
         while True:
             try:
-                with locked(place):
+                with lock_folder(place):
                     break
             except BlockingIOError:
                 assert time.monotonic() < deadline, place

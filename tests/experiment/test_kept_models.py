@@ -18,7 +18,7 @@ from perfed.experiment import kept_models
 from perfed.experiment.config import validate
 from perfed.experiment.kept_models import KeptModels
 from perfed.experiment.sklearn_run import SklearnRun
-from perfed.testing.federations import survival
+from perfed.testing.federations import make_survival_data
 
 TABLE = {"method": "local", "rounds": 1, "data": {"name": "digits"}, "model": {"head": "linear"}}
 NAMES = ("logistic", "random-forest", "gradient-boosting", "svc", "majority")
@@ -62,7 +62,7 @@ def test_values_are_read_back_in_their_own_unit(name, tmp_path):
 
 
 def test_a_cox_model_is_kept_as_its_coefficients(tmp_path):
-    federation = survival()
+    federation = make_survival_data()
     run, kept = finished("sklearn:cox", federation, tmp_path / "run")
     for client in federation:
         x = client.test.x.numpy()

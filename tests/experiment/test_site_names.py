@@ -15,7 +15,7 @@ from perfed.experiment.overrides import override
 from perfed.experiment.start import resume, start
 from perfed.method.registry import known_names
 from perfed.report.run_results import load_clients
-from perfed.testing.runs import difference
+from perfed.testing.runs import measure_difference
 
 SMALL = ["rounds=2", "local_epochs=1", "clients=4", "samples=8", "test_samples=8", "plan.engine=stacked"]
 SMALL += ["plan.threads=1", "checkpoint_seconds=0"]
@@ -35,7 +35,7 @@ def test_a_run_is_resumed_to_the_same_bits_whatever_its_sites_are_called(tmp_pat
     start(experiment, federation=federation, out=tmp_path / "run").execute()
     resumed = resume(tmp_path / "run", federation=federation, rounds=3)
     resumed.execute()
-    assert difference(resumed.server, whole.server) == 0
+    assert measure_difference(resumed.server, whole.server) == 0
     clients = load_clients(tmp_path / "run" / "clients.csv", {})
     assert clients is not None and sorted(clients.ids) == sorted(NAMES)
 

@@ -40,8 +40,8 @@ def test_a_restored_fit_predicts_what_the_fit_of_scaled_columns_predicts(task):
     site = Site(task, scale.transform(x), torch.from_numpy(y), shared=2, outputs=1)
     fit = site.fit(torch.zeros(2, 1).double(), pull, pull)
     restored = scale.restore_fit(fit, intercept=task != "survival")
-    expected = site.x @ torch.cat([fit.slopes, fit.own]) + fit.bias
-    found = x @ torch.cat([restored.slopes, restored.own]) + restored.bias
+    expected = site.x @ torch.cat([fit.slopes, fit.local]) + fit.bias
+    found = x @ torch.cat([restored.slopes, restored.local]) + restored.bias
     if task == "survival":
         expected, found = expected - expected.mean(), found - found.mean()
     assert torch.allclose(found, expected, atol=1e-8)

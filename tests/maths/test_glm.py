@@ -8,8 +8,8 @@ import torch
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
-from perfed.maths.glm import Site, Summary, curve, loss
-from perfed.maths.pooling import pooled
+from perfed.maths.glm import Site, Summary, expand_loss, loss
+from perfed.maths.pooling import pool_summaries
 from perfed.training.cox import cox_losses
 
 rng = np.random.default_rng(0)
@@ -33,7 +33,7 @@ def test_gradient_and_hessian_are_those_of_autograd(family):
     def value(flat):
         return loss(task, X @ flat.view(P, k), y)
 
-    found = curve(task, X, X @ at, y)
+    found = expand_loss(task, X, X @ at, y)
     gradient = torch.autograd.functional.jacobian(value, at.flatten())
     hessian = torch.autograd.functional.hessian(value, at.flatten())
     assert torch.allclose(found.gradient.flatten(), gradient, atol=1e-10)
@@ -104,18 +104,18 @@ def marginal(rows, of_all, of_site):
 def test_pulls_maximise_the_restricted_likelihood():
     sites, rows = summaries()
     freedom = marginal(rows, 1.0, 1.0)[1]
-    found = pooled(sites, None, None, freedom)
+    found = pool_summaries(sites, None, None, freedom)
     best = minimize(
         lambda p: -marginal(rows, *np.exp(p))[0], np.zeros(2), method="Nelder-Mead", options={"xatol": 1e-5}
     )
-    reached = marginal(rows, found.of_all, found.of_site)[0]
+    reached = marginal(rows, found.shared_pull, found.site_pull)[0]
     assert reached == pytest.approx(-best.fun, abs=1e-3)
-    assert np.log([found.of_all, found.of_site]) == pytest.approx(best.x, abs=0.05)
+    assert np.log([found.shared_pull, found.site_pull]) == pytest.approx(best.x, abs=0.05)
 
 
 def test_shared_slopes_are_the_best_linear_prediction():
     sites, rows = summaries()
-    found = pooled(sites, of_all=0.8, of_site=3.0, freedom=38)
+    found = pool_summaries(sites, shared_pull=0.8, site_pull=3.0, freedom=38)
     precision, pull = 0.8 * np.eye(P), np.zeros(P)
     for x, y in rows:
         inverse = np.linalg.inv(np.eye(len(x)) + x @ x.T / 3.0)
@@ -126,9 +126,9 @@ def test_shared_slopes_are_the_best_linear_prediction():
 
 def test_a_site_without_a_column_has_no_say_in_its_slope():
     sites, _ = summaries()
-    with_others = pooled(sites, 1.0, 2.0).weight
+    with_others = pool_summaries(sites, 1.0, 2.0).weight
     blind = Summary(torch.zeros(P, P).double(), torch.zeros(P).double(), torch.tensor(0.0).double())
-    assert torch.allclose(pooled([*sites, blind, blind], 1.0, 2.0).weight, with_others)
+    assert torch.allclose(pool_summaries([*sites, blind, blind], 1.0, 2.0).weight, with_others)
 
 
 def wide(columns, sites=3, rows=8, seed=0):
@@ -145,7 +145,7 @@ def wide(columns, sites=3, rows=8, seed=0):
 def test_with_more_columns_than_rows_slopes_are_the_best_linear_prediction(columns):
     """As the dense normal distribution of all rows has it, with fewer and with more columns than rows in all."""
     summaries, made = wide(columns)
-    found = pooled(summaries, 0.5, 2.0)
+    found = pool_summaries(summaries, 0.5, 2.0)
     x, y = (np.concatenate(parts) for parts in zip(*made, strict=True))
     site = np.repeat(np.arange(len(made)), [len(own) for own, _ in made])
     covariance = np.eye(len(y)) + x @ x.T / 0.5 + (site[:, None] == site) * (x @ x.T) / 2.0
@@ -171,12 +171,12 @@ def test_the_work_grows_with_rows_where_these_are_fewer_than_columns():
     """In less time than ten decompositions of a matrix of all columns take."""
     summaries, _ = wide(700)
     dense = summaries[0].hessian + torch.eye(700)
-    pooled(summaries[:1], 1.0, 1.0)
+    pool_summaries(summaries[:1], 1.0, 1.0)
 
     def seconds(work):
         started = time.perf_counter()
         work()
         return time.perf_counter() - started
 
-    fast = min(seconds(lambda: pooled(summaries, None, None)) for _ in range(3))
+    fast = min(seconds(lambda: pool_summaries(summaries, None, None)) for _ in range(3))
     assert fast < 10 * min(seconds(lambda: torch.linalg.eigh(dense)) for _ in range(3))

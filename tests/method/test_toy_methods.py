@@ -33,7 +33,7 @@ class Ditto(Method):
         near = {name: tensor.clone() for name, tensor in cohort.received.items()}
 
         def penalty(step):
-            gaps = [(step.params[n] - step.of(t)).flatten(1).square().sum(1) for n, t in near.items()]
+            gaps = [(step.params[n] - step.select_rows(t)).flatten(1).square().sum(1) for n, t in near.items()]
             return self.pull / 2 * torch.stack(gaps).sum(0)
 
         cohort.penalties = [penalty]

@@ -121,5 +121,5 @@ def test_a_pull_and_edited_gradients_are_both_in_the_step():
 )
 def test_rules_without_a_meaning_together_are_refused_in_one_line(rules, names):
     with pytest.raises(PerfedError, match=f"^a step has {names}, which do not combine; allowed: .*") as error:
-        StepRules.of(rules)
+        StepRules.combine(rules)
     assert "\n" not in str(error.value)

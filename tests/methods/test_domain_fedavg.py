@@ -157,7 +157,7 @@ def test_each_copy_is_what_a_fit_on_the_domain_alone_gives(engine):
     group = cohort(method, federation, engine=engine)
     method.personalise(group, shared={name: t.expand(2, *t.shape[1:]) for name, t in received.items()})
     outputs = {}
-    for x, index, valid in group.windows(group.samples("test")):
+    for x, index, valid in group.iterate_windows(group.samples("test")):
         outputs = {int(i): row for i, row in zip(index[valid], method.predict(group, x)[valid], strict=True)}
     for row, client in enumerate(federation):
         for domain in range(2):

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from perfed.errors import PerfedError
 from perfed.model.chain import STAGES, Model
 from perfed.model.presets import hidden_layer, linear
-from perfed.training.early_stopping import until_converged
+from perfed.training.early_stopping import train_until_converged
 
 FEDERATION = blobs((12, 7, 5))
 
@@ -96,13 +96,13 @@ def test_terms_are_of_local_training_and_see_the_received_model():
 def test_only_a_share_of_the_samples_teaches_the_weights():
     samples = cohort(make("fedala"), FEDERATION).samples()
     keys = torch.arange(3)
-    part = samples.part(0.5, keys)
+    part = samples.select_share(0.5, keys)
     assert part.counts.tolist() == [6, 4, 3]
     for start, count, first, size in zip(samples.starts, samples.counts, part.starts, part.counts, strict=True):
         own = {tuple(x) for x in samples.x[start : start + count].tolist()}
         drawn = [tuple(x) for x in part.x[first : first + size].tolist()]
         assert set(drawn) <= own and len(set(drawn)) == size
-    assert not torch.equal(samples.part(0.5, keys + 7).x, part.x)
+    assert not torch.equal(samples.select_share(0.5, keys + 7).x, part.x)
 
 
 def test_clients_with_opposite_labels_keep_their_own_heads():
@@ -131,7 +131,7 @@ def test_training_until_convergence_stops_each_client_by_its_own_losses():
             group.fit(STAGES, epochs=epochs)
             history.append(((group.steps_done * group.train_loss - done) / 5).numpy())
 
-        until_converged(group, fit, np.array([i != "c1" for i in group.ids]))
+        train_until_converged(group, fit, np.array([i != "c1" for i in group.ids]))
         return group.steps_done.tolist(), np.stack(history)
 
     together, history = epochs_of(["c0", "c1", "c2"])

@@ -75,7 +75,7 @@ def test_every_rate_of_local_training_drops(name, settings):
         groups = []
         for method in (plain, dropped):
             group = cohort(method, blobs(), round_=round_)
-            groups.append({n: g.lr for g in group.optimizer(group.trainable(STAGES)).groups for n in g.names})
+            groups.append({n: g.lr for g in group.optimizer(group.trainable_names(STAGES)).groups for n in g.names})
         assert groups[1] == {name: factor * lr for name, lr in groups[0].items()} and len(set(groups[0].values())) > 1
 
 

@@ -104,7 +104,7 @@ def test_the_context_of_a_head_of_two_layers_and_heads_that_have_none():
     for row in range(3):
         first, second = (group.model[f"head.personal.{layer}.weight"][row] for layer in (0, 2))
         torch.testing.assert_close(group.model["head.context"][row], (second @ first).sum(0))
-    assert group.trainable(STAGES)
+    assert group.trainable_names(STAGES)
 
     def convolution(shape):
         return nn.Sequential(nn.Unflatten(1, (1, shape[0])), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.LazyLinear(3))

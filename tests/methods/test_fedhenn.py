@@ -10,7 +10,7 @@ from engines import blobs, cohort, make, network, serve, train
 
 from perfed import rng
 from perfed.errors import PerfedError
-from perfed.maths.divergence import cka
+from perfed.maths.divergence import compute_cka
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
 
@@ -18,16 +18,16 @@ from perfed.model.presets import linear, mlp
 def test_cka_of_linear_kernels_is_the_one_of_their_features():
     """|Y^T X|^2 / (|X^T X| |Y^T Y|) with centred columns (Kornblith et al. 2019, eq. 4)."""
     x, y = torch.randn(3, 9, 4, dtype=torch.float64), torch.randn(3, 9, 6, dtype=torch.float64)
-    found = cka(x @ x.mT, y @ y.mT)
+    found = compute_cka(x @ x.mT, y @ y.mT)
     for row in range(3):
         a, b = x[row] - x[row].mean(0), y[row] - y[row].mean(0)
         expected = (b.T @ a).norm() ** 2 / ((a.T @ a).norm() * (b.T @ b).norm())
         torch.testing.assert_close(found[row], expected)
     turned = x[0] @ torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64))[0] * 3 + 5
-    torch.testing.assert_close(cka(x[0] @ x[0].T, turned @ turned.T), torch.tensor(1.0, dtype=torch.float64))
+    torch.testing.assert_close(compute_cka(x[0] @ x[0].T, turned @ turned.T), torch.tensor(1.0, dtype=torch.float64))
     for constant in (torch.zeros(4, 3), torch.tensor([[0.3, 0.7, 0.11]]).repeat(4, 1)):
         features = constant.double().requires_grad_()
-        value = cka(features @ features.T, x[0, :4] @ x[0, :4].T)
+        value = compute_cka(features @ features.T, x[0, :4] @ x[0, :4].T)
         value.backward()
         assert value.item() == pytest.approx(0, abs=1e-12) and torch.isfinite(features.grad).all()
 
@@ -53,7 +53,7 @@ def test_rounds_bring_the_clients_kernels_together():
         method = server.initialiser.method
         (group,) = server.engine.cohorts(federation.ids, method.download(server.state))
         kernels = method.kernels(group, rng.key(99).expand(3))["kernel"]
-        ends.append(float(cka(kernels, kernels.mean(0)).mean()))
+        ends.append(float(compute_cka(kernels, kernels.mean(0)).mean()))
     assert ends[1] > ends[0] + 0.1
 
 

@@ -24,7 +24,7 @@ class BalancedFedAvg(FedAvg):
         log_counts = cohort.class_counts.clamp_min(1.0).log()
 
         def loss(step):
-            return (step.losses(step.output() + step.of(log_counts)[:, None]) * step.weight).sum(1)
+            return (step.losses(step.output() + step.select_rows(log_counts)[:, None]) * step.weight).sum(1)
 
         cohort.fit(STAGES, epochs=self.local_epochs, loss=loss)
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)

@@ -21,8 +21,8 @@ from perfed.methods.flic.hetfedrep import HetFedRep
 from perfed.model.chain import stage_of
 from perfed.run.callbacks.snapshots import embedded_samples
 from perfed.run.settings import Snapshots
-from perfed.training.early_stopping import best_epochs, hold_out
-from perfed.training.step import by_turns
+from perfed.training.early_stopping import choose_epochs, hold_out
+from perfed.training.step import assign_domains_in_turn
 from perfed.training.steprules import GradientTransform
 
 CLASSES, LATENT = 3, 3
@@ -361,7 +361,7 @@ def gradients(method, trained, federation):
 
     penalty = method.extensions[0].loss(group, payload)
     # A zero that touches every parameter, so that all of them have a gradient.
-    touch = lambda step: sum(0.0 * step.params[n].flatten(1).sum(1) for n in group.trainable(trained))  # noqa: E731
+    touch = lambda step: sum(0.0 * step.params[n].flatten(1).sum(1) for n in group.trainable_names(trained))  # noqa: E731
     group.penalties = [penalty]
     group.fit(trained, steps=1, loss=touch, update=GradientTransform(keep))
     return found
@@ -396,7 +396,7 @@ def test_the_calibration_is_the_mean_loss_on_samples_of_the_anchors():
         return value + 0.0 * step.output().flatten(1).sum(1)
 
     with torch.no_grad():
-        logits = group.after("embedding", means.expand(3, -1, -1))
+        logits = group.apply_after("embedding", means.expand(3, -1, -1))
     group.fit(("body", "head"), steps=1, loss=loss)
     for row, client in enumerate(group.clients):
         held = client.train.y.unique()
@@ -436,17 +436,17 @@ def test_each_client_gets_the_epochs_with_its_best_score():
         lambda e: float("nan"),
         lambda e: -float(e),
     ]
-    assert best_epochs(*looking(tables), 50).tolist() == [7, 20, 1, 10, 50]
-    assert best_epochs(*looking(tables), 6).tolist() == [6, 6, 1, 6, 6]
+    assert choose_epochs(*looking(tables), 50).tolist() == [7, 20, 1, 10, 50]
+    assert choose_epochs(*looking(tables), 6).tolist() == [6, 6, 1, 6, 6]
 
 
 def test_a_clients_epochs_do_not_depend_on_who_else_is_looking():
     # Gets worse three times in a row, and then much better: alone, this client has stopped looking by then.
     unlucky = lambda e: {1: 5.0, 2: 1.0}.get(e, 2.0 if e < 30 else 0.0)  # noqa: E731
     patient = lambda e: -float(e)  # noqa: E731
-    alone = best_epochs(*looking([unlucky]), 100).tolist()
+    alone = choose_epochs(*looking([unlucky]), 100).tolist()
     assert alone == [2]
-    assert best_epochs(*looking([unlucky, patient]), 100).tolist() == [2, 100]
+    assert choose_epochs(*looking([unlucky, patient]), 100).tolist() == [2, 100]
 
 
 def test_held_out_samples_are_a_quarter_of_each_class_and_never_validation_data():
@@ -509,9 +509,9 @@ def test_an_embedding_that_is_shared_in_part_is_refused():
 def test_in_time_every_sample_of_an_anchor_meets_every_domain():
     """By turns: with as many samples as here, the same ones would else always meet the same domains' heads."""
     params, x = {"head.weight": torch.zeros(1, 5, 2, 3)}, torch.zeros(1, 8, 3)
-    met = torch.cat([by_turns(x, params, frozenset({"head"}), step) for step in range(5)])
+    met = torch.cat([assign_domains_in_turn(x, params, frozenset({"head"}), step) for step in range(5)])
     assert all(sorted(column) == [0, 1, 2, 3, 4] for column in met.T.tolist())
-    assert by_turns(x, params, frozenset(), 0) is None
+    assert assign_domains_in_turn(x, params, frozenset(), 0) is None
 
 
 @pytest.mark.parametrize("engine", ENGINES)

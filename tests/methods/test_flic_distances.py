@@ -565,10 +565,10 @@ def test_the_alignment_is_with_the_covariances_as_they_came(covariance, modes):
 
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
 def test_samples_for_the_classifier_have_the_covariances_as_they_came(covariance, monkeypatch):
-    many, drawn, apply = 20_000, [], Step.after
+    many, drawn, apply = 20_000, [], Step.apply_after
     method = flic(covariance=covariance, anchor_samples=many)
     group, sent = loaded(method, blobs((12,), labels=[[0, 2]]))
-    monkeypatch.setattr(Step, "after", lambda step, stage, z: drawn.append(z) or apply(step, stage, z))
+    monkeypatch.setattr(Step, "apply_after", lambda step, stage, z: drawn.append(z) or apply(step, stage, z))
     group.fit(("body", "head"), steps=1, loss=method.extensions[0].loss(group, sent))
     for label, z in zip((0, 2), drawn[0][0].split(many), strict=True):
         torch.testing.assert_close(z.mean(0), sent["mean"][0, label], rtol=0, atol=0.05)

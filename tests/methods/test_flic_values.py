@@ -253,7 +253,7 @@ def test_the_calibration_is_the_loss_of_the_groups_classes_together():
         return value
 
     with torch.no_grad():
-        shares = group.after("embedding", means).softmax(-1)
+        shares = group.apply_after("embedding", means).softmax(-1)
     group.fit(("body", "head"), steps=1, loss=loss)
     for row in range(3):
         assert found[row] == pytest.approx(

@@ -81,7 +81,7 @@ def test_losses_and_gradients_of_a_step():
 
     group.fit(STAGES, epochs=1, loss=check)
     assert seen == 1 and {"head.0.embeddings", "head.0.gamma.0.weight", "head.0.beta.2.bias"} <= set(
-        group.trainable(STAGES)
+        group.trainable_names(STAGES)
     )
 
 

@@ -337,12 +337,12 @@ def test_what_a_site_sends_is_the_same_whatever_varies():
 
 
 def test_with_factors_engines_agree():
-    checks.engines_agree(lambda **given: Mixed(**{**given, "site_pull": "both"}))
+    checks.check_engines(lambda **given: Mixed(**{**given, "site_pull": "both"}))
 
 
 @pytest.mark.long
 def test_with_factors_a_resumed_run_ends_with_the_same_bits():
-    checks.a_resumed_run_ends_with_the_same_bits(lambda **given: Mixed(**{**given, "site_pull": "both"}))
+    checks.check_resumed_run(lambda **given: Mixed(**{**given, "site_pull": "both"}))
 
 
 def test_a_site_that_joins_gets_the_factors_of_columns():

@@ -10,7 +10,7 @@ from torch import nn
 from perfed import rng
 from perfed.errors import PerfedError
 from perfed.model.presets import logit
-from perfed.model.stacked import Pass, apply_module, shareable, why_not_stackable
+from perfed.model.stacked import Pass, apply_module, is_thread_safe, why_not_stackable
 
 CLIENTS, BATCH = 3, 4
 
@@ -197,7 +197,7 @@ def test_threads_share_only_layers_that_a_pass_leaves_alone():
     plain = nn.Sequential(
         nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(8, 2)
     )
-    assert shareable(plain)
+    assert is_thread_safe(plain)
 
     class Noisy(nn.Linear):
         pass
@@ -208,7 +208,7 @@ def test_threads_share_only_layers_that_a_pass_leaves_alone():
         Noisy(2, 2),
         nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"),
     ):
-        assert not shareable(module) and not shareable(nn.Sequential(nn.ReLU(), module))
+        assert not is_thread_safe(module) and not is_thread_safe(nn.Sequential(nn.ReLU(), module))
 
 
 def test_a_logit_has_the_binary_cross_entropy_of_one_output():

@@ -35,7 +35,7 @@ def texts(count=6, length=5, seed=0):
 
 
 def module(seed=0, **settings) -> nn.Module:
-    with rng.torch_seed(rng.key(seed)):
+    with rng.seed_torch(rng.key(seed)):
         return lstm(**small(**settings))((5,)).double()
 
 
@@ -225,7 +225,7 @@ def npz_file(folder, **change):
 @pytest.mark.parametrize("make_file", [text_file, npz_file])
 def test_the_embedding_starts_from_the_vectors_of_a_file(tmp_path, make_file):
     spec = {"kind": "lstm", **small(vectors=str(make_file(tmp_path)))}
-    with rng.torch_seed(rng.key(0)):
+    with rng.seed_torch(rng.key(0)):
         weight = build_stage("model.body", spec, 2, WORDS)((5,))[0].embedding.weight
     plain = module()[0].embedding.weight.float()
     assert weight[3].tolist() == VECTORS["late"] and weight[5].tolist() == VECTORS["!"]

@@ -12,7 +12,7 @@ from perfed.methods.fedavg import FedAvg
 from perfed.methods.flic.hetfedrep import HetFedRep
 from perfed.model.chain import Model, stage_of
 from perfed.model.lstm import lstm
-from perfed.model.placement import FROZEN, PERSONAL, SHARED, place
+from perfed.model.placement import FROZEN, PERSONAL, SHARED, place_parameters
 from perfed.model.presets import activation_layer, cnn, digits_cnn, hidden_layer, linear, mlp
 
 # factory, input shape, output shape, number of parameters counted by hand
@@ -132,33 +132,33 @@ def named(places, place_):
 
 
 def test_stages_decide_where_no_rule_does():
-    places = place(normed(), DEFAULTS, {})
+    places = place_parameters(normed(), DEFAULTS, {})
     assert set(places) == set(normed().tensors())
     assert all(places[name] == DEFAULTS[stage_of(name)] for name in places)
 
 
 def test_module_types_win_over_stages_and_patterns_over_both():
     rules = {"body": FROZEN, "BatchNorm": PERSONAL, "body.1.running_*": SHARED, "head": SHARED}
-    places = place(normed(), DEFAULTS, rules)
+    places = place_parameters(normed(), DEFAULTS, rules)
     assert named(places, FROZEN) == {"body.0.weight", "body.0.bias", "body.3.weight", "body.3.bias"}
     assert named(places, SHARED) == {"body.1.running_mean", "body.1.running_var", "head.weight", "head.bias"}
     assert places["body.1.weight"] == places["body.1.num_batches_tracked"] == PERSONAL
-    assert place(normed(), DEFAULTS, dict(reversed(rules.items()))) == places  # the order does not matter
+    assert place_parameters(normed(), DEFAULTS, dict(reversed(rules.items()))) == places  # the order does not matter
 
 
 def test_the_longest_pattern_wins():
     for rules in ({"*.bias": FROZEN, "body.*.bias": SHARED}, {"body.*.bias": SHARED, "*.bias": FROZEN}):
-        places = place(normed(), DEFAULTS, rules)
+        places = place_parameters(normed(), DEFAULTS, rules)
         assert places["body.3.bias"] == SHARED and places["head.bias"] == places["embedding.0.bias"] == FROZEN
 
 
 def test_a_rule_for_nothing_is_an_error_unless_it_names_a_stage():
     with pytest.raises(PerfedError, match=r"placement.body.9.* matches no parameter; parameters are: embedding.0"):
-        place(normed(), DEFAULTS, {"body.9.*": SHARED})
+        place_parameters(normed(), DEFAULTS, {"body.9.*": SHARED})
     with pytest.raises(PerfedError, match=r"placement.LayerNorm matches no parameter"):
-        place(normed(), DEFAULTS, {"LayerNorm": SHARED})
+        place_parameters(normed(), DEFAULTS, {"LayerNorm": SHARED})
     headless = Model(embedding=mlp((6,), 3)).build((5,))
-    assert set(place(headless, DEFAULTS, {"head": SHARED}).values()) == {PERSONAL}
+    assert set(place_parameters(headless, DEFAULTS, {"head": SHARED}).values()) == {PERSONAL}
 
 
 # Initial values ----------------------------------------------------------------------------------------------

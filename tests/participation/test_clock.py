@@ -18,7 +18,12 @@ def people(count: int, *, sizes=None, group=None, batch: int = 10, epochs: int =
     ids = tuple(f"{i:05d}" for i in range(count))
     sizes = np.full(count, 20) if sizes is None else np.array(sizes)
     return Population(
-        ids, rng.words(ids), sizes, -(-sizes // batch), None if group is None else np.array(group), lambda _: epochs
+        ids,
+        rng.encode_texts(ids),
+        sizes,
+        -(-sizes // batch),
+        None if group is None else np.array(group),
+        lambda _: epochs,
     )
 
 

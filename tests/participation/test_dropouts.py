@@ -16,7 +16,7 @@ from perfed.participation.invitation import invite
 from perfed.participation.settings import Participation
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
-from perfed.testing.runs import network
+from perfed.testing.runs import build_network
 
 
 def dropout(**settings) -> dict:
@@ -171,7 +171,13 @@ def test_a_run_is_resumed_to_the_same_bits_and_only_with_the_same_trace(tmp_path
     def run(directory=None) -> Run:
         federation = blobs((5, 4, 3))
         return Run(
-            federation, make("fedrep"), network(), rounds=4, participation=policy, clock=FIXED, directory=directory
+            federation,
+            make("fedrep"),
+            build_network(),
+            rounds=4,
+            participation=policy,
+            clock=FIXED,
+            directory=directory,
         )
 
     def stop(number: int, *_: object) -> None:

@@ -31,7 +31,7 @@ IDS = tuple(f"c{i}" for i in range(10))
 
 def selection(policy: dict, clock: dict | None = None, *, ids=IDS, sizes=None, seed=0, rounds=99) -> Selection:
     sizes = np.full(len(ids), 10) if sizes is None else np.array(sizes)
-    who = Population(tuple(ids), rng.words(ids), sizes, sizes)
+    who = Population(tuple(ids), rng.encode_texts(ids), sizes, sizes)
     return Selection(Participation(**policy), Clock(**(clock or {})), who, seed, rounds)
 
 

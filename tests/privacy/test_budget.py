@@ -18,8 +18,8 @@ from perfed.privacy.accountant import epsilon
 from perfed.privacy.apply import privately
 from perfed.privacy.sample import SamplePrivacy
 from perfed.privacy.settings import Privacy
-from perfed.testing.federations import blobs
-from perfed.testing.runs import RecordingEngine, network, serve
+from perfed.testing.federations import make_blobs
+from perfed.testing.runs import RecordingEngine, build_network, build_server
 
 SAMPLE = Privacy(epsilon=6.0, delta=1e-3)
 CLIENT = Privacy(unit="client", epsilon=6.0, delta=1e-3)
@@ -77,7 +77,7 @@ def test_no_more_leaves_and_no_row_is_used_more_often_than_planned(name):
 
     own = Watched(noise=1.0, entries=plan.method.extensions[0].entries)
     method = plan.method.model_copy(update={"extensions": (own, *plan.method.extensions[1:])})
-    server = serve(method, blobs((12,)), model=network(), runner=RecordingEngine)
+    server = build_server(method, make_blobs((12,)), model=build_network(), runner=RecordingEngine)
     server.prepare()
     for number in (1, 2):
         server.round(number)
@@ -250,7 +250,7 @@ def test_a_client_that_joins_a_finished_run_is_counted(unit):
 def test_anchors_of_values_are_refused_before_anything_runs(unit):
     method = privately(build_method("flic-hl", {}), unit, 2, None).method
     with pytest.raises(PerfedError, match="no mechanism for anchors of values"):
-        serve(method, blobs(regression=True), model=network(1))
+        build_server(method, make_blobs(regression=True), model=build_network(1))
 
 
 def test_clients_add_the_noise_themselves_where_the_server_sees_sums_alone():

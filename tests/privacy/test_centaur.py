@@ -8,7 +8,7 @@ import centaur
 import pytest
 import torch
 
-from perfed.datasets.linear import F64, key_of
+from perfed.datasets.linear import F64, make_key
 
 
 def gradients(clients: int, seed: int) -> torch.Tensor:
@@ -17,7 +17,7 @@ def gradients(clients: int, seed: int) -> torch.Tensor:
 
 
 def test_one_client_moves_the_mean_by_at_most_the_cut_over_n():
-    many, key = gradients(30, 0), key_of(0, "noise")
+    many, key = gradients(30, 0), make_key(0, "noise")
     whole = centaur.private_mean(many, 0.5, 0.0, key)
     for client in range(len(many)):
         without = many.clone()
@@ -29,7 +29,7 @@ def test_one_client_moves_the_mean_by_at_most_the_cut_over_n():
 
 def test_noise_of_the_mean_is_the_multiplier_times_the_cut_over_n():
     zero = torch.zeros(50, 40, 5, dtype=F64)
-    drawn = torch.stack([centaur.private_mean(zero, 0.5, 3.0, key_of(seed, "noise")) for seed in range(100)])
+    drawn = torch.stack([centaur.private_mean(zero, 0.5, 3.0, make_key(seed, "noise")) for seed in range(100)])
     assert float(drawn.std()) == pytest.approx(3 * 0.5 / 50, rel=0.03)  # 20,000 numbers: 0.5 % is one deviation
 
 

@@ -46,7 +46,7 @@ def test_sums_and_counts_have_the_same_last_bits_whether_a_row_is_there_or_not(l
 def test_gradients_have_the_same_last_bits_whatever_the_rows(model):
     *_, step, loss, params = one_step(model, clip=0.4)
     private = PrivateTraining(clip=0.4, noise=2.0, source=SOURCE)
-    _, noisy = private.gradients(loss, step, params, 0)
+    _, noisy = private.compute_gradients(loss, step, params, 0)
     for client, unit in enumerate(step.weight.amax(1).tolist()):
         assert all(is_on_grid(grad[client], 0.8 * unit) for grad in noisy.values())
 
@@ -96,6 +96,6 @@ def test_a_row_whose_inputs_are_huge_adds_no_more_than_the_norm_that_is_allowed(
     for client, label in enumerate(step.y[:, 0].tolist()):
         params["head.weight"][client, label, 0] = 53e-18  # all other classes have the probability 1e-23
     low = replace(step, block=replace(step.block, x=x, weight=weight), params={**step.params, **params}, _outputs={})
-    _, sums = PrivateTraining(clip=1e-7, noise=0.0).gradients(loss, low, params, 0)
+    _, sums = PrivateTraining(clip=1e-7, noise=0.0).compute_gradients(loss, low, params, 0)
     norms = sum(grad.flatten(1).double().square().sum(1) for grad in sums.values()) ** 0.5
     assert (norms <= 1e-7 * 1.001).all()

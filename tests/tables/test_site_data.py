@@ -84,7 +84,7 @@ def test_a_site_s_table_goes_by_the_experiment_s_data_table(tmp_path):
         table(seed).to_csv(tmp_path / name / f"{name}.csv", index=False)
         table(seed + 9).to_csv(tmp_path / name / "test.csv", index=False)
     table(5).to_parquet(tmp_path / "west.parquet")
-    options = TableSettings(files=["unused"], target="sick").options(seed=4)
+    options = TableSettings(files=["unused"], target="sick").table_options(seed=4)
     paths = {"north": tmp_path / "north", "south": tmp_path / "south", "west": tmp_path / "west.parquet"}
     sites = {name: read_site_data(name, path, options) for name, path in paths.items()}
     agreement = agree_on_schema({name: site.create_metadata() for name, site in sites.items()}, options)

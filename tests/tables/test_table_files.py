@@ -187,7 +187,7 @@ def test_a_packed_file_that_memory_cannot_hold_is_not_read(tmp_path, monkeypatch
     np.savez_compressed(tmp_path / "c.npz", x=np.zeros((100_000, 2)))
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 20_000
     for module, bytes_ in (("tables.files", 2**20), ("data.reading", 1000)):
-        monkeypatch.setattr(f"perfed.{module}.memory", lambda bytes_=bytes_: bytes_)
+        monkeypatch.setattr(f"perfed.{module}.available_memory", lambda bytes_=bytes_: bytes_)
     monkeypatch.setattr(pd, "read_parquet", lambda *given: pytest.fail("it was read"))
     monkeypatch.setattr(np, "load", lambda *given, **more: pytest.fail("it was read"))
     says = r"a\.parquet: 100,000 rows of 2 columns need about 0\.0119 GiB of memory, and there are 0\.000977;"

@@ -78,15 +78,15 @@ def test_a_setting_turns_it_off(folder):
 def test_the_empty_variable_turns_it_off(tmp_path, monkeypatch):
     monkeypatch.setenv("PERFED_PLANS", "")
     monkeypatch.setenv("HOME", str(tmp_path))
-    choices.keep(WORK, 4, 1)
-    assert choices.find(WORK) is None and not list(tmp_path.iterdir())
+    choices.save_choice(WORK, 4, 1)
+    assert choices.find_choice(WORK) is None and not list(tmp_path.iterdir())
 
 
 def test_by_default_the_user_s_cache_holds_them(tmp_path, monkeypatch):
     monkeypatch.delenv("PERFED_PLANS")
     monkeypatch.setenv("HOME", str(tmp_path))
-    choices.keep(WORK, 4, 1)
-    assert choices.find(WORK) == (4, 1)
+    choices.save_choice(WORK, 4, 1)
+    assert choices.find_choice(WORK) == (4, 1)
     assert len(list((tmp_path / ".cache" / "perfed" / "plans").glob("*.json"))) == 1
 
 
@@ -106,27 +106,27 @@ def test_by_default_the_user_s_cache_holds_them(tmp_path, monkeypatch):
     ],
 )
 def test_a_damaged_file_is_ignored_and_replaced(folder, content):
-    choices.keep(WORK, 4, 1)
+    choices.save_choice(WORK, 4, 1)
     (file,) = folder.iterdir()
     whole = json.loads(file.read_text())
     file.write_bytes(json.dumps({**whole, **content}).encode() if isinstance(content, dict) else content)
-    assert choices.find(WORK) is None
-    choices.keep(WORK, 8, 2)
-    assert choices.find(WORK) == (8, 2)
+    assert choices.find_choice(WORK) is None
+    choices.save_choice(WORK, 8, 2)
+    assert choices.find_choice(WORK) == (8, 2)
 
 
 def test_a_folder_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the place of a folder")
     monkeypatch.setenv("PERFED_PLANS", str(tmp_path / "file" / "plans"))
-    choices.keep(WORK, 4, 1)
-    assert choices.find(WORK) is None
+    choices.save_choice(WORK, 4, 1)
+    assert choices.find_choice(WORK) is None
 
 
 def write(number):
     for chunk in range(20):
-        choices.keep({**WORK, "own": number}, chunk, 1)
-        choices.keep(WORK, chunk, 1)
-        assert choices.find(WORK) is not None
+        choices.save_choice({**WORK, "own": number}, chunk, 1)
+        choices.save_choice(WORK, chunk, 1)
+        assert choices.find_choice(WORK) is not None
 
 
 def test_processes_that_write_at_the_same_time_lose_nothing(folder):
@@ -137,8 +137,8 @@ def test_processes_that_write_at_the_same_time_lose_nothing(folder):
     for process in processes:
         process.join()
         assert process.exitcode == 0
-    assert [choices.find({**WORK, "own": number}) for number in range(3)] == [(19, 1)] * 3
-    assert choices.find(WORK) == (19, 1) and len(list(folder.iterdir())) == 4
+    assert [choices.find_choice({**WORK, "own": number}) for number in range(3)] == [(19, 1)] * 3
+    assert choices.find_choice(WORK) == (19, 1) and len(list(folder.iterdir())) == 4
 
 
 def run(lr=0.1, hidden=8, batch=5, seed=0, method="fedavg", optimizer="sgd"):
@@ -177,6 +177,6 @@ def test_another_model_batch_optimiser_or_method_is_other_work(folder, change):
 def test_another_processor_is_another_machine(folder, monkeypatch):
     run()
     count = len(list(folder.iterdir()))
-    monkeypatch.setattr("perfed.training.view.arithmetic", lambda device: "another processor")
+    monkeypatch.setattr("perfed.training.view.describe_arithmetic", lambda device: "another processor")
     run()
     assert len(list(folder.iterdir())) == 2 * count

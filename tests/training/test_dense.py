@@ -108,8 +108,8 @@ def test_a_penalty_is_left_to_autograd():
 )
 def test_which_chains_are_dense(body, shape, written):
     chain = Model(body=body, head=linear(2)).build(shape)
-    assert (Dense.of(chain, 0) is not None) == written
+    assert (Dense.from_chain(chain, 0) is not None) == written
     x = torch.randn(1, 5, *shape)
     if written:
         params = {name: tensor[None] for name, tensor in chain.tensors().items()}
-        torch.testing.assert_close(Dense.of(chain, 0).outputs(params, x)[-1][0], chain(x[0]))
+        torch.testing.assert_close(Dense.from_chain(chain, 0).compute_outputs(params, x)[-1][0], chain(x[0]))

@@ -18,7 +18,7 @@ from perfed.methods.flic.hetfedrep import HetFedRep
 from perfed.methods.local import Local
 from perfed.model.chain import STAGES, Model, stage_of
 from perfed.model.presets import linear, mlp
-from perfed.training.batches import Samples, blocks, schedule, steps_of
+from perfed.training.batches import Samples, count_steps, iterate_blocks, plan_batches
 from perfed.training.cohort import Cohort
 from perfed.training.steprules import CustomStep, DirectionStep, GradientTransform, ProximalStep
 
@@ -33,11 +33,11 @@ def minibatches(cohort: Cohort, row: int, *, epochs=None, steps=None, batch_size
     """Sample indices of client ``row``'s mini-batches in its ``fit``-th fit, as if it were alone."""
     samples = Samples.pack([cohort.clients[row].train])
     count = len(cohort.clients[row].train)
-    length = steps_of(samples.counts, batch_size, epochs, steps)
+    length = count_steps(samples.counts, batch_size, epochs, steps)
     key = cohort.key("fit", fit)[row : row + 1]
-    plan = schedule(samples, key, batch_size=batch_size, steps=length)
+    plan = plan_batches(samples, key, batch_size=batch_size, steps=length)
     found = []
-    for block in blocks(plan):
+    for block in iterate_blocks(plan):
         for index, valid in zip(block.index[:, 0], block.valid[:, 0], strict=True):
             found.append(index[torch.from_numpy(valid)])
     # Whole epochs are permutations of the client's samples in parts of the batch size, the last one smaller.
@@ -267,7 +267,7 @@ def test_features_of_a_frozen_prefix_give_what_recomputing_them_gives():
         losses = F.cross_entropy(z.flatten(0, 1), step.y.flatten(), reduction="none").view(step.weight.shape)
         assert step.output("embedding").shape[-1] == 3  # also below the first trained stage
         torch.testing.assert_close(
-            step.after("embedding", step.output("embedding")), step.output(), rtol=1e-12, atol=1e-12
+            step.apply_after("embedding", step.output("embedding")), step.output(), rtol=1e-12, atol=1e-12
         )
         seen["embedding"] += 1
         return (losses * step.weight).sum(1)
@@ -402,10 +402,10 @@ def test_penalties_and_corrections_are_those_of_each_client():
     pull = torch.arange(1.0, 5.0).double()
 
     def penalty(step):
-        return step.of(pull) * step.params["head.weight"].square().flatten(1).sum(1)
+        return step.select_rows(pull) * step.params["head.weight"].square().flatten(1).sum(1)
 
     def correct(step, grads):
-        return {name: g if name != "head.bias" else g + step.of(pull)[:, None] for name, g in grads.items()}
+        return {name: g if name != "head.bias" else g + step.select_rows(pull)[:, None] for name, g in grads.items()}
 
     def make(row):
         def build(module):
@@ -506,7 +506,7 @@ def test_stages_that_the_model_does_not_have_are_skipped_and_frozen_ones_stay():
     federation = blobs((8, 5))
     frozen = cohort(quick(HetFedRep, placement={"head": "frozen"}), federation)
     before = frozen.model["head.weight"].clone()
-    assert frozen.trainable(STAGES)[-1].startswith("body")
+    assert frozen.trainable_names(STAGES)[-1].startswith("body")
     frozen.load(frozen_body(frozen))
     frozen.fit(STAGES, epochs=1)
     assert torch.equal(frozen.model["head.weight"], before)
@@ -567,7 +567,7 @@ def test_a_matrix_that_cannot_be_factorised_names_the_client_whose_it_is(sizes, 
     wrong = torch.tensor([client == "c2" for client in group.ids])
 
     def loss(step):
-        sign = torch.where(step.of(wrong), -1.0, 1.0)[:, None, None]
+        sign = torch.where(step.select_rows(wrong), -1.0, 1.0)[:, None, None]
         return step.output().square().mean((1, 2)) + torch.linalg.cholesky(sign * torch.eye(3)).sum((1, 2))
 
     def update(params, gradient, batches):

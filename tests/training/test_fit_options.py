@@ -40,7 +40,7 @@ def test_a_set_trained_along_gets_what_it_would_get_alone():
     alone = copies(other)
 
     def loss(step):
-        mine = step.with_params(step.of_set("other"))
+        mine = step.with_params(step.set_parameters("other"))
         return mean_loss(step) + mean_loss(mine)
 
     both.fit(STAGES, epochs=2, also={"other": other}, loss=loss)
@@ -58,7 +58,7 @@ def test_a_set_of_one_stage_is_applied_by_the_loss():
 
     def loss(step):
         features = step.representation().detach()
-        logits = step.apply("head", features, params=step.of_set("heads"))
+        logits = step.apply("head", features, params=step.set_parameters("heads"))
         losses = F.cross_entropy(logits.flatten(0, 1), step.y.flatten(), reduction="none").view(step.y.shape)
         return mean_loss(step) + (losses * step.weight).sum(1)
 

@@ -22,7 +22,7 @@ from perfed.methods.fedavg import FedAvg
 from perfed.model.chain import STAGES, Model
 from perfed.model.presets import linear
 from perfed.training.cox import cox_losses
-from perfed.training.step import balanced
+from perfed.training.step import balance_classes
 
 
 def draw(n: int, seed: int, ties: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -158,7 +158,7 @@ def rare(sizes=(90, 60)) -> Federation:
 def test_balanced_weights_are_those_of_scikit_learn():
     federation = rare()
     counts = torch.stack([torch.bincount(c.train.y, minlength=3) for c in federation]).double()
-    for weights, client in zip(balanced(counts), federation, strict=True):
+    for weights, client in zip(balance_classes(counts), federation, strict=True):
         y = client.train.y.numpy()
         held = np.unique(y)
         np.testing.assert_allclose(weights[held], compute_class_weight("balanced", classes=held, y=y))

@@ -10,8 +10,8 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from perfed import Model, Run, linear
 from perfed.errors import PerfedError
 from perfed.methods.fedavg import FedAvg
-from perfed.testing.federations import blobs
-from perfed.testing.runs import serve, train
+from perfed.testing.federations import make_blobs
+from perfed.testing.runs import build_server, run_rounds
 from perfed.training.plan import THREAD_VARIABLES, Path, Plan, PlanSettings, use_threads
 from perfed.training.trials import Trial
 
@@ -76,7 +76,7 @@ def test_free_threads_work_on_other_chunks_and_results_stay_in_order(path, paral
             running -= 1
         return stop - first, torch.get_num_threads()
 
-    found = Plan("auto", threads=3).spread(path, 7, work, parallel=parallel)
+    found = Plan("auto", threads=3).run_chunks(path, 7, work, parallel=parallel)
     assert found == [
         (0, 2, (2, path.threads)),
         (2, 4, (2, path.threads)),
@@ -92,7 +92,7 @@ def test_an_error_in_one_of_several_chunks_arrives():
 
     before = torch.get_num_threads()
     with pytest.raises(KeyError, match="0"):
-        Plan("auto", threads=2).spread(Path(1, 1), 4, work, parallel=True)
+        Plan("auto", threads=2).run_chunks(Path(1, 1), 4, work, parallel=True)
     assert torch.get_num_threads() == before
 
 
@@ -241,7 +241,9 @@ def watched():
 
 
 def blas_threads():
-    return {library["filepath"]: library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+    return {
+        library["filepath"]: library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"
+    }
 
 
 @pytest.mark.parametrize(("settings", "threads"), [({}, 1), ({"threads": 3}, 3)])
@@ -252,7 +254,7 @@ def test_everything_else_in_a_run_uses_one_thread_or_the_user_s_number(
     plan = Plan(engine, remember=False, **settings)
     with threadpool_limits(2, user_api="blas"):
         before = blas_threads()
-        Run(blobs((12, 9), test=9), watched, Model(head=linear(3)), rounds=1, plan=plan).execute()
+        Run(make_blobs((12, 9), test=9), watched, Model(head=linear(3)), rounds=1, plan=plan).execute()
         # Other code in this process has its threads back. The run may load further libraries.
         assert torch.get_num_threads() == 4 and before.items() <= blas_threads().items()
     assert SERVER_THREADS == CLIENT_THREADS == {threads}
@@ -260,7 +262,12 @@ def test_everything_else_in_a_run_uses_one_thread_or_the_user_s_number(
 
 
 def test_clients_obey_the_plan_outside_a_run_as_real_sites_do(four_threads, watched):
-    train(serve(watched, blobs((12, 9)), model=Model(head=linear(3)), plan=Plan("sequential", remember=False)), 1)
+    run_rounds(
+        build_server(
+            watched, make_blobs((12, 9)), model=Model(head=linear(3)), plan=Plan("sequential", remember=False)
+        ),
+        1,
+    )
     assert {1} == CLIENT_THREADS and torch.get_num_threads() == 4
 
 

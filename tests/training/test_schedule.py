@@ -56,7 +56,7 @@ def by_torch(kind: type[Any], start: float, **settings: Any) -> list[float]:
     ids=lambda value: getattr(value, "kind", ""),
 )
 def test_each_kind_is_that_of_torch(schedule, expected):
-    assert [schedule.at(number) for number in range(1, ROUNDS + 1)] == pytest.approx(expected, abs=1e-12)
+    assert [schedule.value_in_round(number) for number in range(1, ROUNDS + 1)] == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("engine", ["stacked", "sequential", "codec"])

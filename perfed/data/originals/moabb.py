@@ -1,4 +1,4 @@
-"""Recordings of EEG, which MOABB downloads to its own folder."""
+"""Recordings of EEG, which MOABB downloads to its folder."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from perfed.data.originals.reading import Files
 _ALL = ("AlexMI", "BNCI2014_001", "BNCI2014_002", "BNCI2014_004", "Weibo2014", "Zhou2016")
 
 
-def recordings(files: Files, names: tuple[str, ...] = _ALL) -> dict[str, Any]:
-    """Nothing for a file of perfed's: each data set's recordings, of everybody, are downloaded.
+def download_recordings(files: Files, names: tuple[str, ...] = _ALL) -> dict[str, Any]:
+    """Download the recordings of all people of each data set, and return no arrays for a file.
 
     Raises:
-        PerfedError: MOABB is not installed.
+        PerfedError: if MOABB is not installed.
     """
     sets = optional_package("moabb.datasets", "recordings of EEG", "bci")
     for name in names:
@@ -22,6 +22,6 @@ def recordings(files: Files, names: tuple[str, ...] = _ALL) -> dict[str, Any]:
     return {}
 
 
-def recordings_of_iv_2a(files: Files) -> dict[str, Any]:
-    """As :func:`recordings`, BCI competition IV 2a alone."""
-    return recordings(files, ("BNCI2014_001",))
+def download_iv_2a(files: Files) -> dict[str, Any]:
+    """Download only BCI competition IV 2a, as :func:`download_recordings`."""
+    return download_recordings(files, ("BNCI2014_001",))

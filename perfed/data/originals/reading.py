@@ -1,4 +1,4 @@
-"""Reading originals: by name, from files, folders and archives, packed or not; what pickles hold, and no code."""
+"""Readers of originals: files by name, in folders and archives, compressed or not, and pickles without running code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HARMLESS = {"_reconstruct", "_frombuffer", "scalar", "ndarray", "dtype"}
 
 
 class Files:
-    """The originals that are at hand: files, the files in folders, and what is inside of archives.
+    """The available originals: files, the files in folders, and the contents of archives.
 
     Example:
         >>> Files([]).has("usps.bz2")
@@ -34,65 +34,67 @@ class Files:
         self.paths = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
 
     def has(self, name: str) -> bool:
-        """Whether a file is called ``name``, packed or not, or is in an archive under this name."""
-        return self._place(name) is not None
+        """Return whether a file has this name, compressed or not, directly or in an archive."""
+        return self._find_place(name) is not None
 
     def path(self, name: str) -> Path | None:
-        """The file itself that is called ``name``, if one is."""
+        """Return the path of the file ``name``, or ``None`` if there is none."""
         return next((path for path in self.paths if path.name == name), None)
 
     def read(self, name: str) -> bytes:
-        """The content of ``name``, or of the only file that is given, unpacked.
+        """Return the decompressed content of ``name``, or of the only file.
 
         Raises:
-            PerfedError: there is no such file.
+            PerfedError: if there is no such file.
         """
-        place = self._place(name) or ((self.paths[0], None) if len(self.paths) == 1 else None)
+        place = self._find_place(name) or ((self.paths[0], None) if len(self.paths) == 1 else None)
         if place is None:
             raise PerfedError(f"'{name}' is not among the originals")
         path, member = place
-        content = path.read_bytes() if member is None else next(c for n, c in members(path) if _called(n, name))
-        return _unpacked(content)
+        content = (
+            path.read_bytes() if member is None else next(c for n, c in iterate_members(path) if _has_name(n, name))
+        )
+        return _decompress(content)
 
-    def archive(self, name: str) -> Path:
-        """The archive ``name``, or the only file that is given.
+    def archive_path(self, name: str) -> Path:
+        """Return the path of the archive ``name``, or of the only file.
 
         Raises:
-            PerfedError: there is none.
+            PerfedError: if there is none.
         """
-        found = self.path(name) or (self.paths[0] if len(self.paths) == 1 else None)
-        if found is None:
+        path = self.path(name) or (self.paths[0] if len(self.paths) == 1 else None)
+        if path is None:
             raise PerfedError(f"'{name}' is not among the originals")
-        return found
+        return path
 
-    def _place(self, name: str) -> tuple[Path, str | None] | None:
+    def _find_place(self, name: str) -> tuple[Path, str | None] | None:
         for path in self.paths:
-            if _called(path.name, name):
+            if _has_name(path.name, name):
                 return path, None
         for path in self.paths:
-            if zipfile.is_zipfile(path) and any(_called(n, name) for n in zipfile.ZipFile(path).namelist()):
+            if zipfile.is_zipfile(path) and any(_has_name(n, name) for n in zipfile.ZipFile(path).namelist()):
                 return path, name
         return None
 
 
-def _called(path: str, name: str) -> bool:
+def _has_name(path: str, name: str) -> bool:
     last = path.rpartition("/")[2]
     return name in (last, *(last.removesuffix(end) for end in _PACKED)) or last in (
         name.removesuffix(end) for end in _PACKED
     )
 
 
-def _unpacked(content: bytes) -> bytes:
+def _decompress(content: bytes) -> bytes:
     if content[:2] == b"\x1f\x8b":
         return gzip.decompress(content)
     return bz2.decompress(content) if content[:3] == b"BZh" else content
 
 
-def members(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the files in a zip or tar archive, in its order.
+def iterate_members(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the names and contents of the files in a zip or tar archive, in its order.
 
     Raises:
-        PerfedError: it is neither.
+        PerfedError: if it is neither.
     """
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as file:
@@ -106,8 +108,8 @@ def members(path: Path) -> Iterator[tuple[str, bytes]]:
         raise PerfedError(f"file '{path}' is neither a zip nor a tar archive")
 
 
-class _Plain(pickle.Unpickler):
-    """Makes numbers, texts, containers and numpy's arrays, and nothing that could run code."""
+class _PlainUnpickler(pickle.Unpickler):
+    """An unpickler of numbers, texts, containers and numpy's arrays that refuses anything that could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if _NUMPY.fullmatch(module) and name in _HARMLESS:
@@ -117,18 +119,18 @@ class _Plain(pickle.Unpickler):
         raise PerfedError(f"the file would run code ({module}.{name}), and is not read")
 
 
-def unpickled(content: bytes) -> Any:
-    """What a pickle of plain values and arrays holds, those of Python 2 with text as bytes.
+def load_plain_pickle(content: bytes) -> Any:
+    """Return the content of a pickle of plain values and arrays, with text of Python 2 as bytes.
 
     Raises:
-        PerfedError: it holds anything else.
+        PerfedError: if it has anything else.
     """
-    return _Plain(io.BytesIO(content), encoding="bytes").load()
+    return _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
 
 
-def unpickled_arrays(content: bytes) -> dict[str, Any]:
-    """The arrays of an ``.npz`` file of which some are of Python objects, read by :func:`unpickled`."""
-    found = {}
+def load_object_arrays(content: bytes) -> dict[str, Any]:
+    """Return the arrays of an ``.npz`` file, some of Python objects, which :func:`load_plain_pickle` reads."""
+    arrays = {}
     with zipfile.ZipFile(io.BytesIO(content)) as file:
         for name in file.namelist():
             stream = io.BytesIO(file.read(name))
@@ -136,8 +138,8 @@ def unpickled_arrays(content: bytes) -> dict[str, Any]:
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             _, _, dtype = read(stream)
             if dtype.hasobject:
-                found[name.removesuffix(".npy")] = unpickled(stream.read())
+                arrays[name.removesuffix(".npy")] = load_plain_pickle(stream.read())
             else:
                 stream.seek(0)
-                found[name.removesuffix(".npy")] = np.lib.format.read_array(stream, allow_pickle=False)
-    return found
+                arrays[name.removesuffix(".npy")] = np.lib.format.read_array(stream, allow_pickle=False)
+    return arrays

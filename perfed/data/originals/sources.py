@@ -1,8 +1,9 @@
-"""Where the files of data sets come from: addresses, sizes, checksums, licences, and what is made of the originals.
+"""The origins of the files of data sets: addresses, sizes, checksums, licences, and the functions that convert
+originals.
 
-Checksums and sizes are those that others publish, or that the rebuilt original has; where neither is known, a checksum
-is empty and a size 0. ``contents`` is the :func:`perfed.data.originals.making.digest` of the arrays on which perfed's
-results were measured.
+Checksums and sizes are published by others or belong to the original as it was reconstructed; if neither is known, a
+checksum is empty and a size 0. ``contents`` is the :func:`perfed.data.originals.making.hash_arrays` of the arrays on
+which perfed's results were measured.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ _FLAMBY = f"{_GITHUB}/owkin/FLamby", "flamby/datasets/fed_tcga_brca"
 _BRCA = "/57a7e5c8f2bc26929c239e217ed3a41d6252bd53/".join(_FLAMBY) + "/brca.csv"
 _SPLIT = "/0fc059bbb55dacaa1afa0bf8e053df1d33b8dd4a/".join(_FLAMBY) + "/dataset_creation_scripts/train_test_split.csv"
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass"
-_LEAF_PARTS = (*range(11), *range(16, 21), *range(27, 31))  # those whose training half is in the repository
+_LEAF_PARTS = (*range(11), *range(16, 21), *range(27, 31))  # the parts whose training half is in the repository
 
 
 @dataclass(frozen=True)
 class Original:
-    """A file that others publish.
+    """A published file.
 
     Attributes:
-        name: of the file, here and on a mirror.
-        urls: its addresses, the first that answers is taken.
-        checksum: ``md5:...`` or ``sha256:...``; empty where it is not known.
-        size: bytes; 0 where it is not known.
-        members: the files inside that are read, where it is an archive; they may be given in its place.
+        name: the name of the file, also on a mirror.
+        urls: its addresses; the first that answers is used.
+        checksum: ``md5:...`` or ``sha256:...``; empty if unknown.
+        size: the number of bytes; 0 if unknown.
+        members: for an archive, the files in it that are read; they may be passed in its place.
     """
 
     name: str
@@ -40,32 +41,32 @@ class Original:
 
 @dataclass(frozen=True)
 class Source:
-    """A file of data sets, and what it is made of.
+    """A file of data sets, and its originals.
 
     Attributes:
-        file: the ``.npz`` file; empty where another program keeps the data.
-        title: what it holds.
-        licence: of the original.
-        originals: what it is made of.
-        made_by: ``module.function`` of this package that makes the arrays.
-        contents: digest of the arrays; empty where nobody has compared.
-        remark: what is to be known of it.
-        why_not: why no command makes it; empty where one does.
-        kept_with: the source of the same originals, in whose folder they are kept.
+        file: the ``.npz`` file; empty if another program stores the data.
+        title: a description of the contents.
+        licence: the licence of the original.
+        originals: the files from which it is converted.
+        converter: ``module.function`` of this package that returns the arrays.
+        contents: the digest of the arrays; empty if it has not been compared.
+        remark: a note for users.
+        why_not: the reason why no command creates it; empty if one does.
+        shared_with: the source of the same originals, in whose folder they are stored.
     """
 
     file: str
     title: str
     licence: str = "none stated"
     originals: tuple[Original, ...] = ()
-    made_by: str = ""
+    converter: str = ""
     contents: str = ""
     remark: str = ""
     why_not: str = ""
-    kept_with: str = ""
+    shared_with: str = ""
 
 
-def _idx(hosts: tuple[str, ...], sums: str, sizes: tuple[int, ...]) -> tuple[Original, ...]:
+def _list_idx_files(hosts: tuple[str, ...], sums: str, sizes: tuple[int, ...]) -> tuple[Original, ...]:
     """Return the four files of MNIST and what is published in its format."""
     names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
     return tuple(
@@ -74,7 +75,7 @@ def _idx(hosts: tuple[str, ...], sums: str, sizes: tuple[int, ...]) -> tuple[Ori
     )
 
 
-def _leaf() -> tuple[Original, ...]:
+def _list_leaf_files() -> tuple[Original, ...]:
     names = [
         f"{half}/all_data_{part}_niid_05_keep_0_{half}_9.json" for half in ("train", "test") for part in _LEAF_PARTS
     ]
@@ -92,20 +93,20 @@ SOURCES: dict[str, Source] = {
         "mnist.npz",
         "MNIST digits, 60,000 and 10,000",
         "CC BY-SA 3.0",
-        _idx(
+        _list_idx_files(
             ("https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"),
             "f68b3c2dcbeaaa9fbdd348bbdeb94873 d53e105ee54ea40749a09fcbcd1e9432 "
             "9fb629c4189551a2d022fa330f9573f3 ec29112dd5afa0611ce80d1b7f02629c",
             (9912422, 28881, 1648877, 4542),
         ),
-        "idx.images",
+        "idx.read_images",
         "8fc8fc4f0343f34ece1fcfdfb65f0801fac48030ce7c70e62bbb62f64ee2e65b",
     ),
     "fashion-mnist": Source(
         "fashion_mnist.npz",
         "Fashion-MNIST clothes, 60,000 and 10,000; PFLlib's splits are made of it",
         "MIT",
-        _idx(
+        _list_idx_files(
             (
                 f"{_GITHUB}/zalandoresearch/fashion-mnist/master/data/fashion",
                 "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
@@ -114,7 +115,7 @@ SOURCES: dict[str, Source] = {
             "bef4ecab320f06d8554ea6380940ec79 bb300cfdad3c16e7a12a480ee83cd310",
             (26421880, 29515, 4422102, 5148),
         ),
-        "idx.images",
+        "idx.read_images",
         "37e5852d33933792bfddacf387e185c9c3d87fa20c45417517512181f092a44a",
     ),
     "usps": Source(
@@ -124,7 +125,7 @@ SOURCES: dict[str, Source] = {
             Original("usps.bz2", (f"{_LIBSVM}/usps.bz2",), "md5:ec16c51db3855ca6c91edd34d0e9b197"),
             Original("usps.t.bz2", (f"{_LIBSVM}/usps.t.bz2",), "md5:8ea070ee2aca1ac39742fdd1ef5ed118"),
         ),
-        made_by="vectors.usps",
+        converter="vectors.read_usps",
         contents="475eb43a6468ffee8c936d6ac0660feca702cbc773a67de4ca0a024e6e9260c3",
         remark="OpenML's usps.arff, training rows first, may be given in place of both files",
     ),
@@ -132,24 +133,24 @@ SOURCES: dict[str, Source] = {
         "femnist62.npz",
         "FEMNIST characters of 110 writers, as the authors of FLIC split them",
         "MIT (the authors' repository); LEAF: BSD 2-Clause",
-        _leaf(),
-        "writers.femnist62",
+        _list_leaf_files(),
+        "writers.read_femnist62",
         "19d057a97d28eb4342f007648839af0cd5765976889b0d00e7c7dd8d27421c8e",
     ),
     "femnist-digits": Source(
         "femnist_digits.npz",
         "FEMNIST digits of 105 writers, as the authors of FLIC split them",
         "MIT (the authors' repository); LEAF: BSD 2-Clause",
-        _leaf(),
-        "writers.femnist_digits",
+        _list_leaf_files(),
+        "writers.read_femnist_digits",
         contents="a48472b1cfab7e0cb7ea70c262c441f08beb3447daed22da5d26cce16f221080",
-        kept_with="femnist62",
+        shared_with="femnist62",
     ),
     "cifar10": Source(
         "cifar10_jpeg.npz",
         "CIFAR-10 photos as JPEG (lossy), 50,000 and 10,000, which perfed's results are of",
         originals=(Original("CIFAR-10-images.zip", (_CIFAR,)),),
-        made_by="pictures.cifar10_jpeg",
+        converter="pictures.read_cifar10_jpeg",
         contents="f4adaa92021bf8b2403ae20f40cf9f0bf53b8510f459fbc27d878ab096107738",
     ),
     "cifar10-original": Source(
@@ -163,13 +164,13 @@ SOURCES: dict[str, Source] = {
                 170498071,
             ),
         ),
-        made_by="pickles.cifar10",
+        converter="pickles.read_cifar10",
     ),
     "font-digits": Source(
         "font_digits.npz",
         "digits of 1,016 computer fonts (Chars74K), 8,160 and 2,000",
         originals=(Original("car_plate_localization.zip", (_FONTS,)),),
-        made_by="pictures.font_digits",
+        converter="pictures.read_font_digits",
         contents="5cace3c2059ea717d9c085ec53a69836ec9ee5019fd4a4e34464d72338a17fc6",
         remark="needs Pillow: perfed[datasets]",
     ),
@@ -186,7 +187,7 @@ SOURCES: dict[str, Source] = {
                 ("adult.data", "adult.test"),
             ),
         ),
-        "tables.adult",
+        "tables.read_adult",
         "e3ffc796ab960690cddc94615ae27148ca8a39dae757ef8670d4edfbe73f54d6",
     ),
     "heart-disease": Source(
@@ -202,7 +203,7 @@ SOURCES: dict[str, Source] = {
                 _HEART,
             ),
         ),
-        "tables.heart_disease",
+        "tables.read_heart_disease",
         "f80d9d22e0bf22cc8512336a3e3b5855d7214ad7238b53fbd1dfa5ef600e1520",
     ),
     "parkinsons": Source(
@@ -217,7 +218,7 @@ SOURCES: dict[str, Source] = {
                 members=("parkinsons_updrs.data",),
             ),
         ),
-        "tables.parkinsons",
+        "tables.read_parkinsons",
         "e6106b86428969cc8210d3711be457df40fbe4d271be0970f8da03773d698e59",
     ),
     "tcga-brca": Source(
@@ -228,7 +229,7 @@ SOURCES: dict[str, Source] = {
             Original("brca.csv", (_BRCA,)),
             Original("train_test_split.csv", (_SPLIT,)),
         ),
-        "tables.tcga_brca",
+        "tables.read_tcga_brca",
         "e44633f9215e0b88d8df71c0c78c08f124bb794e9325214fc9cb24ffde89a9c2",
     ),
     "tweets": Source(
@@ -236,7 +237,7 @@ SOURCES: dict[str, Source] = {
         "14,640 tweets about airlines",
         "CC BY-NC-SA 4.0 (Crowdflower)",
         (Original("Tweets.csv", (_TWEETS,)),),
-        "tables.airline_tweets",
+        "tables.read_airline_tweets",
         "31516f213a7a4128843b5c26b81d5623d9d0470ac764341a7f3e15005fdfe8f8",
         remark="tweets of the same minutes may come in another order than in the file that perfed's results are of",
     ),
@@ -245,14 +246,14 @@ SOURCES: dict[str, Source] = {
         "features of EEG of 40 people, by the authors of FLIC",
         "MIT (the authors' repository)",
         (Original("bci_users40_5c_common.npz", (f"{_FLIC}/bci_users40_5c_common.npz",)),),
-        "pickles.bci_common",
+        "pickles.read_bci_common",
         "e07d1dcc75624716a3658e8907ba19fad9ff73a9e347a5a7f29e2baaa0f3b970",
     ),
     "wiki-crossmodal": Source(
         "wiki_crossmodal.npz",
         "features of Wikipedia's images and texts, 2,173 and 693 articles",
         originals=(Original("wiki.mat", (_ROPH,)),),
-        made_by="matlab.wiki_crossmodal",
+        converter="matlab.read_wiki_crossmodal",
         contents="95966d548265ab70f7edae33e01195cf1dbeb8b76d41203882bd6045b1754d8b",
         remark="arrays are told apart by their shapes, for their names in the file are not published",
     ),
@@ -260,13 +261,13 @@ SOURCES: dict[str, Source] = {
         "",
         "EEG of 54 people from six data sets, several gigabytes; MOABB keeps it (MNE_DATA); needs perfed[bci]",
         "that of each data set, which MOABB states",
-        made_by="moabb.recordings",
+        converter="moabb.download_recordings",
     ),
     "bci-iv-2a": Source(
         "",
         "EEG of the 9 people of BCI competition IV 2a alone, for data.data_sets=['BNCI2014_001']; as bci-moabb",
         "CC BY-ND 4.0",
-        made_by="moabb.recordings_of_iv_2a",
+        converter="moabb.download_iv_2a",
     ),
     "mnist-m-remade": Source(
         "mnist_m_remade.npz",
@@ -296,29 +297,29 @@ SOURCES: dict[str, Source] = {
         why_not="no data set of perfed's own: femnist62 stands for it, or name = 'huggingface' with a path of yours",
     ),
 }
-"""By the name that ``perfed data get`` takes."""
+"""The sources by their name in ``perfed data get``."""
 
 
-def maker_of(file: str) -> tuple[str, Source] | None:
-    """Return name and source of a data file, ``None`` if it is none of perfed's.
+def find_source(file: str) -> tuple[str, Source] | None:
+    """Return the name and source of a data file, or ``None`` if perfed has no source for it.
 
     Example:
-        >>> maker_of("usps.npz")[0]
+        >>> find_source("usps.npz")[0]
         'usps'
     """
     return next(((name, source) for name, source in SOURCES.items() if source.file == file), None)
 
 
-def how_to_get(file: str, again: bool = False) -> str:
-    """Return what ends the message on a file that is missing, or damaged: the command that gets it, or why none does.
+def describe_command(file: str, again: bool = False) -> str:
+    """Return the end of the message on a missing or damaged file: the command that gets it, or why there is none.
 
     Example:
-        >>> how_to_get("usps.npz")
+        >>> describe_command("usps.npz")
         'perfed data get usps'
     """
-    found = maker_of(file)
-    if found is None:
+    name_and_source = find_source(file)
+    if name_and_source is None:
         return "docs/data.md has the layout"
-    name, source = found
+    name, source = name_and_source
     command = f"perfed data get {name}{' --again' * again}"
     return f"no command makes it: {source.why_not}" if source.why_not else command

@@ -14,7 +14,7 @@ from perfed.errors import PerfedError
 _SIDE = 28
 _DIGITS = 10
 _SPLITS = ("train", "test")
-# Those of the files that are in the repository, in the order in which perfed numbers them; others come behind them.
+# The writers of the files in the repository, in the order of perfed's numbers; other writers follow.
 _WRITERS = """
 f1695_12 f1621_46 f2073_06 f1984_28 f1712_10 f1697_45 f1650_05 f1941_44 f1840_35 f1635_40 f2044_20 f1982_16 f1747_44
 f1878_33 f1639_38 f1987_47 f2070_11 f1870_30 f1943_00 f1946_25 f2095_37 f1831_15 f1689_07 f1764_25 f1939_13 f1670_20
@@ -28,35 +28,39 @@ f3311_03 f3566_36 f1255_13 f3123_42 f3580_22 f3494_34
 """
 
 
-def femnist62(files: Files) -> dict[str, NDArray[Any]]:
-    """``x_*`` ``(n, 28, 28)`` uint8, dark on white, ``y_*`` 0 to 61, ``writer_*`` positions in ``writer_name``."""
-    held: dict[str, dict[str, Any]] = {split: {} for split in _SPLITS}
+def read_femnist62(files: Files) -> dict[str, NDArray[Any]]:
+    """Return ``x_*`` ``(n, 28, 28)`` uint8, dark on white, ``y_*`` 0 to 61, ``writer_*`` positions in
+    ``writer_name``.
+    """
+    users: dict[str, dict[str, Any]] = {split: {} for split in _SPLITS}
     for path in files.paths:
         split = next((split for split in _SPLITS if f"_{split}_" in path.name and path.suffix == ".json"), None)
         if split is not None:
-            held[split] |= json.loads(path.read_bytes())["user_data"]
-    if not all(held.values()):
+            users[split] |= json.loads(path.read_bytes())["user_data"]
+    if not all(users.values()):
         raise PerfedError("LEAF's files are all_data_..._train_9.json and all_data_..._test_9.json; some are needed")
     place = {name: number for number, name in enumerate(_WRITERS.split())}
-    names = sorted(held["train"], key=lambda name: place.get(name, len(place)))
-    found: dict[str, NDArray[Any]] = {"writer_name": np.array(names)}
-    for split, of in held.items():
-        own = [of.get(name, {"x": [], "y": []}) for name in names]
-        pixels = [np.asarray(one["x"], dtype=np.float64).reshape(-1, _SIDE, _SIDE) for one in own]
-        labels = [np.asarray(one["y"], dtype=np.int64) for one in own]
-        found[f"x_{split}"] = np.round(np.concatenate(pixels) * 255).astype(np.uint8)
-        found[f"y_{split}"] = np.concatenate(labels).astype(np.uint8)
-        found[f"writer_{split}"] = np.repeat(np.arange(len(names)), [len(one) for one in labels]).astype(np.int16)
-    return found
+    names = sorted(users["train"], key=lambda name: place.get(name, len(place)))
+    arrays: dict[str, NDArray[Any]] = {"writer_name": np.array(names)}
+    for split, data in users.items():
+        samples = [data.get(name, {"x": [], "y": []}) for name in names]
+        pixels = [np.asarray(writer["x"], dtype=np.float64).reshape(-1, _SIDE, _SIDE) for writer in samples]
+        labels = [np.asarray(writer["y"], dtype=np.int64) for writer in samples]
+        arrays[f"x_{split}"] = np.round(np.concatenate(pixels) * 255).astype(np.uint8)
+        arrays[f"y_{split}"] = np.concatenate(labels).astype(np.uint8)
+        arrays[f"writer_{split}"] = np.repeat(np.arange(len(names)), [len(writer) for writer in labels]).astype(
+            np.int16
+        )
+    return arrays
 
 
-def femnist_digits(files: Files) -> dict[str, NDArray[Any]]:
-    """As :func:`femnist62`, the digits of writers who have some in both halves."""
-    every = femnist62(files)
-    digit = {split: every[f"y_{split}"] < _DIGITS for split in _SPLITS}
-    both = set.intersection(*(set(every[f"writer_{split}"][digit[split]].tolist()) for split in _SPLITS))
-    found = {"writer_name": every["writer_name"]}
+def read_femnist_digits(files: Files) -> dict[str, NDArray[Any]]:
+    """Return the same as :func:`read_femnist62` for the digits of writers with digits in both splits."""
+    characters = read_femnist62(files)
+    digit = {split: characters[f"y_{split}"] < _DIGITS for split in _SPLITS}
+    writers = set.intersection(*(set(characters[f"writer_{split}"][digit[split]].tolist()) for split in _SPLITS))
+    arrays = {"writer_name": characters["writer_name"]}
     for split in _SPLITS:
-        kept = digit[split] & np.isin(every[f"writer_{split}"], sorted(both))
-        found |= {f"{part}_{split}": every[f"{part}_{split}"][kept] for part in ("x", "y", "writer")}
-    return found
+        selected = digit[split] & np.isin(characters[f"writer_{split}"], sorted(writers))
+        arrays |= {f"{part}_{split}": characters[f"{part}_{split}"][selected] for part in ("x", "y", "writer")}
+    return arrays

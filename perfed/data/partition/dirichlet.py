@@ -1,36 +1,36 @@
-"""Partitions whose shares are Dirichlet draws, as tables of counts (see :mod:`perfed.data.partition.label_skew`)."""
+"""Partitions with Dirichlet shares, as tables of counts (see :mod:`perfed.data.partition.label_skew`)."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from perfed.data.partition.label_skew import Weights, apportion
-from perfed.data.partition.shards import Indices, generator, subseed
+from perfed.data.partition.shards import Indices, derive_seed, make_generator
 from perfed.errors import PerfedError
 
 DRAWS = 500
 
 
-def dirichlet(
+def draw_dirichlet_counts(
     class_counts: Indices, num_clients: int, concentration: float, *, min_samples: int = 10, seed: int
 ) -> Indices:
-    """Shares of each class drawn from Dir(concentration, ..., concentration) over the clients; all samples are used.
+    """Return counts for shares of each class drawn from Dir(concentration, ..., concentration); all samples are used.
 
-    The draw is repeated until every client has ``min_samples`` samples, at most 500 times. As Flower Datasets'
+    The draw is repeated until every client has ``min_samples`` samples, at most 500 times. This is Flower Datasets'
     DirichletPartitioner with ``self_balancing=False``.
 
     Args:
-        class_counts: ``(classes,)`` samples of each class.
+        class_counts: ``(classes,)`` number of samples of each class.
         num_clients: m.
         concentration: beta; small values give clients few classes.
         min_samples: least number of samples of a client.
-        seed: of the draw.
+        seed: the seed of the draw.
 
     Returns:
         ``(m, classes)`` int64; column k sums to ``class_counts[k]``.
 
     Raises:
-        PerfedError: ``concentration`` not above 0, or no draw with enough samples for everyone.
+        PerfedError: if ``concentration`` is not above 0, or no draw gives enough samples to all clients.
 
     Source: Yurochkin et al. 2019 (ICML); Xu et al. 2023 (ICLR), appendix C.8 (beta = 1, 100 clients).
     """
@@ -41,7 +41,7 @@ def dirichlet(
             f"{num_clients} clients with at least {least} samples each need {least * num_clients}, but there are "
             f"{class_counts.sum()}; use fewer clients or a smaller min_samples"
         )
-    rng = generator(seed, "dirichlet")
+    rng = make_generator(seed, "dirichlet")
     best = 0
     for _ in range(DRAWS):
         shares = rng.dirichlet(np.full(num_clients, concentration), size=len(class_counts))
@@ -59,98 +59,108 @@ def dirichlet(
     )
 
 
-def inner_dirichlet(
+def draw_inner_dirichlet_counts(
     class_counts: Indices, sizes: Indices, concentration: float | Weights, *, share: bool = False, seed: int
 ) -> Indices:
-    """Each client's class distribution drawn from Dir(concentration, ...) over the classes; sizes are given.
+    """Return counts for clients with ``sizes`` samples whose class distributions are drawn from Dir(concentration,
+    ...).
 
-    Clients take their samples one after the other; what a client cannot have of a class that is used up it takes from
-    its other classes in proportion. Flower Datasets' InnerDirichletPartitioner. With domains as the classes and
-    ``alpha p`` as the concentration it is FedDAR's mixture of domains.
+    Clients take their samples one after the other; if a class is used up, a client takes more of its other classes in
+    proportion. This is Flower Datasets' InnerDirichletPartitioner. With domains as the classes and ``alpha p`` as the
+    concentration it is FedDAR's mixture of domains.
 
     Args:
-        class_counts: ``(classes,)`` samples of each class.
-        sizes: ``(clients,)`` samples of each client.
-        concentration: small values give clients few classes; or ``(classes,)``, 0 for classes not to be drawn.
-        share: clients may share samples; otherwise every sample has one holder.
-        seed: of the draw.
+        class_counts: ``(classes,)`` number of samples of each class.
+        sizes: ``(clients,)`` number of samples of each client.
+        concentration: small values give clients few classes; or ``(classes,)``, 0 to exclude a class.
+        share: whether clients may share samples; otherwise every sample belongs to one client.
+        seed: the seed of the draw.
 
     Returns:
         ``(clients, classes)`` int64; row i sums to ``sizes[i]``.
 
     Raises:
-        PerfedError: ``concentration`` not above 0 (an array: negative or all 0), or more samples asked for than there
-            are.
+        PerfedError: if ``concentration`` is not above 0 (an array: negative or all 0), or more samples are requested
+            than are available.
 
     Source: Acar et al. 2021 (ICLR), "Federated Learning Based on Dynamic Regularization"; Zhong et al. 2023 (FedDAR),
     section 5 (domains).
     """
     parameters = np.broadcast_to(np.asarray(concentration, dtype=np.float64), class_counts.shape)
     _check_concentration(parameters.min() if np.ndim(concentration) == 0 else parameters.max())
-    drawn = parameters > 0
-    needed, there = int(sizes.max() if share else sizes.sum()), int(class_counts.sum())
-    if needed > there:
-        raise PerfedError(f"{needed} samples are asked for, but there are {there}")
+    is_used = parameters > 0
+    needed, available = int(sizes.max() if share else sizes.sum()), int(class_counts.sum())
+    if needed > available:
+        raise PerfedError(f"{needed} samples are asked for, but there are {available}")
     weights = np.zeros((len(sizes), len(class_counts)))
-    weights[:, drawn] = generator(seed, "inner dirichlet").dirichlet(parameters[drawn], size=len(sizes))
-    left = class_counts.copy()
+    weights[:, is_used] = make_generator(seed, "inner dirichlet").dirichlet(parameters[is_used], size=len(sizes))
+    remaining = class_counts.copy()
     counts = np.zeros(weights.shape, dtype=np.int64)
     for client, size in enumerate(sizes):
-        own_seed = subseed(seed, f"inner dirichlet {client}")
-        counts[client] = _fill(weights[client], int(size), class_counts if share else left, own_seed)
-        left -= counts[client]
+        client_seed = derive_seed(seed, f"inner dirichlet {client}")
+        counts[client] = _fill_client(weights[client], int(size), class_counts if share else remaining, client_seed)
+        remaining -= counts[client]
     return counts
 
 
-def even_labels(counts: Indices, available: Indices, *, seed: int) -> Indices:
-    """How many samples of each domain and label clients take, with as many of each label at every client.
+def balance_labels(counts: Indices, available: Indices, *, seed: int) -> Indices:
+    """Return the number of samples per client, domain and label, with equally many samples of each label at a client.
 
-    A client's numbers of samples of its labels differ by one at most. Its domains are those of ``counts``; what a
-    domain lacks of a label comes from the client's other domains in proportion, and from any where they lack it too.
+    The numbers of samples of a client's labels differ by at most one. Its domains are those of ``counts``; if a domain
+    has too few samples of a label, they come from the client's other domains in proportion, or from any domain.
 
     Args:
-        counts: ``(clients, domains)``, for example from :func:`inner_dirichlet`.
-        available: ``(domains, labels)`` samples there are.
-        seed: of ties, and of the labels that have one more.
+        counts: ``(clients, domains)``, for example from :func:`draw_inner_dirichlet_counts`.
+        available: ``(domains, labels)`` number of available samples.
+        seed: the seed of ties, and of the labels that have one more.
 
     Returns:
         ``(clients, domains, labels)`` int64; the sums of a client are those of its row in ``counts``.
 
     Raises:
-        PerfedError: fewer samples of a label than the clients need.
+        PerfedError: if there are fewer samples of a label than the clients need.
 
     Source: Zhong et al. 2023 (FedDAR), section 5 (FairFace: a uniform distribution of labels at every client).
     """
     num_labels = available.shape[1]
-    each = apportion(np.ones((len(counts), num_labels)), counts.sum(axis=1), seed=seed)
-    short = np.flatnonzero(each.sum(axis=0) > available.sum(axis=0))
+    label_counts = apportion(np.ones((len(counts), num_labels)), counts.sum(axis=1), seed=seed)
+    short = np.flatnonzero(label_counts.sum(axis=0) > available.sum(axis=0))
     if len(short):
         label = int(short[0])
-        needed, there = int(each[:, label].sum()), int(available[:, label].sum())
-        raise PerfedError(f"label {label} has {there} samples, but the clients need {needed} for as many of each label")
-    left, taken = available.copy(), np.zeros((*counts.shape, num_labels), dtype=np.int64)
-    for client, wanted in enumerate(counts):
+        needed, label_samples = int(label_counts[:, label].sum()), int(available[:, label].sum())
+        raise PerfedError(
+            f"label {label} has {label_samples} samples, but the clients need {needed} for as many of each label"
+        )
+    remaining, assigned = available.copy(), np.zeros((*counts.shape, num_labels), dtype=np.int64)
+    for client, client_counts in enumerate(counts):
         for label in range(num_labels):
-            missing = np.maximum(0, wanted - taken[client].sum(axis=1))
-            room, own_seed = np.minimum(missing, left[:, label]), subseed(seed, f"even labels {client} {label}")
-            size = int(each[client, label])
-            first = _fill(missing.astype(np.float64), min(size, int(room.sum())), room, own_seed)
-            rest = _fill(wanted.astype(np.float64), size - int(first.sum()), left[:, label] - first, own_seed)
-            taken[client, :, label] = first + rest
-            left[:, label] -= first + rest
-    return taken
+            missing = np.maximum(0, client_counts - assigned[client].sum(axis=1))
+            room, label_seed = (
+                np.minimum(missing, remaining[:, label]),
+                derive_seed(seed, f"even labels {client} {label}"),
+            )
+            size = int(label_counts[client, label])
+            regular = _fill_client(missing.astype(np.float64), min(size, int(room.sum())), room, label_seed)
+            extra = _fill_client(
+                client_counts.astype(np.float64), size - int(regular.sum()), remaining[:, label] - regular, label_seed
+            )
+            assigned[client, :, label] = regular + extra
+            remaining[:, label] -= regular + extra
+    return assigned
 
 
-def _fill(weights: Weights, size: int, available: Indices, seed: int) -> Indices:
-    """``size`` samples in proportion to ``weights``, no more of a class than are available: a pass per class."""
-    taken = np.zeros_like(available)
-    while (missing := size - int(taken.sum())) > 0:
-        room = available - taken
+def _fill_client(weights: Weights, size: int, available: Indices, seed: int) -> Indices:
+    """Return counts of ``size`` samples in proportion to ``weights``, limited to the available ones, in a pass per
+    class.
+    """
+    assigned = np.zeros_like(available)
+    while (missing := size - int(assigned.sum())) > 0:
+        room = available - assigned
         open_classes = np.where(room > 0, np.nan_to_num(weights), 0.0)
         if open_classes.sum() <= 0:
             open_classes = room.astype(np.float64)
-        taken += np.minimum(apportion(open_classes[None], np.array([missing]), seed=seed)[0], room)
-    return taken
+        assigned += np.minimum(apportion(open_classes[None], np.array([missing]), seed=seed)[0], room)
+    return assigned
 
 
 def _check_concentration(concentration: float) -> None:

@@ -1,9 +1,9 @@
-"""How many samples of each class every client holds: the partitions by label, as tables of counts.
+"""Partitions by label, as tables of the number of samples of each class of every client.
 
-A partition is drawn once, as a table ``(clients, classes)`` for the training data. :func:`scaled_counts` makes the
-table of the test data from it, and :func:`~perfed.data.partition.shards.deal` hands out samples for both: training and
-test data of a client have the same class distribution. Every function is deterministic in its seed and takes a bounded
-number of steps. Names follow the partitioners of Flower Datasets where there is one. Dirichlet partitions are in
+A partition is drawn once, as a table ``(clients, classes)`` for the training data. :func:`scale_counts` derives the
+table of the test data from it, and :func:`~perfed.data.partition.shards.deal_samples` assigns samples for both, so that
+training and test data of a client have the same class distribution. Every function is deterministic in its seed and
+takes a bounded number of steps. Names follow the partitioners of Flower Datasets. Dirichlet partitions are in
 :mod:`perfed.data.partition.dirichlet`.
 """
 
@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from perfed.data.partition.shards import Indices, draw_classes, generator, subseed
+from perfed.data.partition.shards import Indices, derive_seed, draw_classes, make_generator
 from perfed.errors import PerfedError
 
 Weights = NDArray[np.float64]
@@ -25,13 +25,13 @@ CONSECUTIVE = 3  # dominant classes of a group
 
 
 def assign_groups(num_clients: int, num_groups: int, order: GroupOrder = "contiguous") -> Indices:
-    """The group of every client, ``(num_clients,)`` int64 in 0..num_groups - 1.
+    """Return the group of every client, ``(num_clients,)`` int64 in 0..num_groups - 1.
 
     ``"contiguous"`` cuts the clients into equal blocks; ``"interleaved"`` puts client i into group i mod
     ``num_groups``, so that groups may differ in size by one.
 
     Raises:
-        PerfedError: contiguous groups that do not divide the clients.
+        PerfedError: if the clients cannot be divided into equal contiguous groups.
 
     Source: Xu et al. 2023 (ICLR), "Personalized Federated Learning with Feature Alignment and Classifier
     Collaboration", section 5.1; interleaved as in its authors' program.
@@ -47,38 +47,40 @@ def assign_groups(num_clients: int, num_groups: int, order: GroupOrder = "contig
 
 
 def draw_sizes(choices: Sequence[int], num_clients: int, *, spread: float = 0.0, seed: int) -> Indices:
-    """The number of samples of every client, drawn uniformly from ``choices``; ``(num_clients,)`` int64.
+    """Return the number of samples of every client, ``(num_clients,)`` int64, drawn uniformly from ``choices``.
 
-    With ``spread`` s each is multiplied by ``exp(s z)``, z ~ N(0, 1), and rounded, to 1 at least: sizes are log-normal
-    around the choice, their median (Tziotis et al. 2023, appendix C, which does not give the parameters).
+    With ``spread`` s each is multiplied by ``exp(s z)``, z ~ N(0, 1), and rounded, to at least 1: sizes are log-normal
+    with the choice as median (Tziotis et al. 2023, appendix C, which does not give the parameters).
     """
-    drawn = generator(seed, "client sizes").integers(len(choices), size=num_clients)
-    sizes: Indices = np.asarray(choices, dtype=np.int64)[drawn]
+    choice_index = make_generator(seed, "client sizes").integers(len(choices), size=num_clients)
+    sizes: Indices = np.asarray(choices, dtype=np.int64)[choice_index]
     if spread:
-        sizes = np.maximum(1, np.rint(sizes * _log_normal(num_clients, spread, seed))).astype(np.int64)
+        sizes = np.maximum(1, np.rint(sizes * _draw_log_normal(num_clients, spread, seed))).astype(np.int64)
     return sizes
 
 
-def shared_sizes(samples: int, num_clients: int, *, spread: float = 0.0, seed: int) -> Indices:
-    """All ``samples``, equally, or with ``spread`` in log-normal shares of one at least; ``(num_clients,)`` int64."""
+def divide_samples(samples: int, num_clients: int, *, spread: float = 0.0, seed: int) -> Indices:
+    """Return equal numbers of samples of the clients, or with ``spread`` log-normal ones of at least 1,
+    ``(num_clients,)`` int64.
+    """
     if not spread or samples < num_clients:
         return samples // num_clients + (np.arange(num_clients) < samples % num_clients)
-    left = np.array([samples - num_clients])
-    sizes: Indices = 1 + apportion(_log_normal(num_clients, spread, seed)[None], left, seed=seed)[0]
+    remaining = np.array([samples - num_clients])
+    sizes: Indices = 1 + apportion(_draw_log_normal(num_clients, spread, seed)[None], remaining, seed=seed)[0]
     return sizes
 
 
-def _log_normal(num_clients: int, spread: float, seed: int) -> Weights:
-    return np.exp(spread * generator(seed, "size spread").standard_normal(num_clients))
+def _draw_log_normal(num_clients: int, spread: float, seed: int) -> Weights:
+    return np.exp(spread * make_generator(seed, "size spread").standard_normal(num_clients))
 
 
 def apportion(weights: Weights, sizes: Indices, *, seed: int) -> Indices:
-    """Whole numbers in proportion to ``weights``: largest remainders, ties broken at random.
+    """Return whole numbers in proportion to ``weights`` by largest remainders, with ties broken at random.
 
     Args:
         weights: ``(clients, classes)``, not negative, no row all zero.
-        sizes: ``(clients,)`` sums of the rows to make.
-        seed: of the ties.
+        sizes: ``(clients,)`` sums of the rows of the result.
+        seed: the seed of the ties.
 
     Returns:
         ``(clients, classes)`` int64; row i sums to ``sizes[i]`` and differs from its exact share by less than one.
@@ -86,82 +88,82 @@ def apportion(weights: Weights, sizes: Indices, *, seed: int) -> Indices:
     quotas = weights / weights.sum(axis=1, keepdims=True) * np.asarray(sizes)[:, None]
     counts: Indices = np.floor(quotas + 1e-9).astype(np.int64)
     remainder = np.round(quotas - counts, 9)
-    ties = generator(seed, "apportion").random(quotas.shape)
+    ties = make_generator(seed, "apportion").random(quotas.shape)
     rank = np.argsort(np.lexsort((ties, -remainder), axis=-1), axis=-1)
     counts += rank < (sizes - counts.sum(axis=1))[:, None]
     return counts
 
 
-def scaled_counts(counts: Indices, from_samples: Indices, to_samples: Indices, *, share: bool, seed: int) -> Indices:
-    """The table of another split in which every client has the same part of each class as in the given one.
+def scale_counts(counts: Indices, from_samples: Indices, to_samples: Indices, *, share: bool, seed: int) -> Indices:
+    """Return the table of another split in which every client has the same fraction of each class as in ``counts``.
 
     Args:
-        counts: ``(clients, classes)`` of the given split.
-        from_samples: ``(classes,)`` samples of each class in the given split.
-        to_samples: ``(classes,)`` samples of each class in the other split.
-        share: clients may share samples, so that a class may be asked for more often than it has samples.
-        seed: of the order in which clients of equal size are rounded.
+        counts: ``(clients, classes)`` counts of the first split.
+        from_samples: ``(classes,)`` number of samples of each class in the first split.
+        to_samples: ``(classes,)`` number of samples of each class in the other split.
+        share: whether clients may share samples, so that the counts of a class may exceed its samples.
+        seed: the seed of the order in which clients of equal size are rounded.
 
     Returns:
-        ``(clients, classes)`` int64, the exact quota rounded down or up; classes are not asked for more samples than
-        they have (unless ``share``), and clients have at least one sample as long as there are enough.
+        ``(clients, classes)`` int64, the exact quota rounded down or up; counts do not exceed the samples of a class
+        (unless ``share``), and clients have at least one sample if there are enough.
     """
     quotas = counts * (to_samples / np.maximum(from_samples, 1))
     scaled = np.floor(quotas + 1e-9).astype(np.int64)
     remainder = np.where(quotas - scaled > 1e-9, quotas - scaled, 0.0)
-    left = np.full(len(to_samples), len(counts)) if share else to_samples - scaled.sum(axis=0)
+    remaining = np.full(len(to_samples), len(counts)) if share else to_samples - scaled.sum(axis=0)
     total = np.array([round(float(quotas.sum()))])
-    wanted = np.maximum(1, apportion(quotas.sum(axis=1)[None], total, seed=seed)[0]) - scaled.sum(axis=1)
-    ties = generator(seed, "scaled counts").random(quotas.shape)
+    missing = np.maximum(1, apportion(quotas.sum(axis=1)[None], total, seed=seed)[0]) - scaled.sum(axis=1)
+    ties = make_generator(seed, "scaled counts").random(quotas.shape)
     for client in np.lexsort((ties[:, 0], quotas.sum(axis=1))):  # the smallest clients choose first
         order = np.lexsort((ties[client], -remainder[client]))
-        open_classes = order[(remainder[client, order] > 0) & (left[order] > 0)]
-        chosen = open_classes[: max(0, wanted[client])]
-        scaled[client, chosen] += 1
-        left[chosen] -= 1
+        open_classes = order[(remainder[client, order] > 0) & (remaining[order] > 0)]
+        increased = open_classes[: max(0, missing[client])]
+        scaled[client, increased] += 1
+        remaining[increased] -= 1
     return scaled
 
 
-def shared_out(counts: Indices, to_samples: Indices, *, seed: int) -> Indices:
-    """The table of another split that uses all of its samples, those of a class in proportion to the given table.
+def distribute_all(counts: Indices, to_samples: Indices, *, seed: int) -> Indices:
+    """Return the table of another split that uses all of its samples, those of a class in proportion to ``counts``.
 
     Args:
-        counts: ``(clients, classes)`` of the given split.
-        to_samples: ``(classes,)`` samples of each class in the other split.
-        seed: of the ties.
+        counts: ``(clients, classes)`` counts of the first split.
+        to_samples: ``(classes,)`` number of samples of each class in the other split.
+        seed: the seed of the ties.
 
     Returns:
         ``(clients, classes)`` int64; column k sums to ``to_samples[k]``, or to 0 if no client holds class k.
     """
     table = np.zeros_like(counts)
-    held = counts.sum(axis=0) > 0
-    table[:, held] = apportion(counts.T[held].astype(np.float64), to_samples[held], seed=seed).T
+    is_used = counts.sum(axis=0) > 0
+    table[:, is_used] = apportion(counts.T[is_used].astype(np.float64), to_samples[is_used], seed=seed).T
     return table
 
 
-def iid(class_counts: Indices, sizes: Indices, *, seed: int) -> Indices:
-    """Samples drawn at random whatever their class (Flower Datasets' IidPartitioner).
+def draw_iid_counts(class_counts: Indices, sizes: Indices, *, seed: int) -> Indices:
+    """Return the counts of samples that are drawn independently of their class (Flower Datasets' IidPartitioner).
 
     Args:
-        class_counts: ``(classes,)`` samples of each class.
-        sizes: ``(clients,)`` samples of each client. More than there are in all: all samples are used equally
-            often, up to one.
-        seed: of the draw.
+        class_counts: ``(classes,)`` number of samples of each class.
+        sizes: ``(clients,)`` number of samples of each client. If their sum exceeds the number of samples, all
+            samples are used equally often, up to one.
+        seed: the seed of the draw.
 
     Returns:
         ``(clients, classes)`` int64; row i sums to ``sizes[i]``.
     """
     labels = np.repeat(np.arange(len(class_counts)), class_counts)
     copies = -(-int(sizes.sum()) // len(labels))
-    rng = generator(seed, "iid")
-    drawn = np.concatenate([rng.permutation(labels) for _ in range(copies)])[: sizes.sum()]
+    rng = make_generator(seed, "iid")
+    drawn_labels = np.concatenate([rng.permutation(labels) for _ in range(copies)])[: sizes.sum()]
     clients = np.repeat(np.arange(len(sizes)), sizes)
-    flat = np.bincount(clients * len(class_counts) + drawn, minlength=len(sizes) * len(class_counts))
+    flat = np.bincount(clients * len(class_counts) + drawn_labels, minlength=len(sizes) * len(class_counts))
     return flat.reshape(len(sizes), len(class_counts))
 
 
 def consecutive_groups(num_classes: int) -> list[list[int]]:
-    """Groups of three consecutive classes, starting at 0, 2, 4, ...; the last ones go on at class 0.
+    """Return groups of three consecutive classes, starting at 0, 2, 4, ...; the last ones continue at class 0.
 
     Example:
         >>> consecutive_groups(10)
@@ -174,19 +176,19 @@ def consecutive_groups(num_classes: int) -> list[list[int]]:
 def dominant_weights(
     num_classes: int, group: Indices, dominant_classes: Sequence[Sequence[int]], uniform: float
 ) -> Weights:
-    """Class distributions in which the classes of a client's group dominate.
+    """Return class distributions in which the classes of a client's group dominate.
 
     Args:
         num_classes: C.
         group: ``(clients,)`` from :func:`assign_groups`.
         dominant_classes: the classes of each group.
-        uniform: percentage that is uniform over all classes; the rest is uniform over the group's.
+        uniform: percentage that is uniform over all classes; the remainder is uniform over the group's classes.
 
     Returns:
         ``(clients, C)``; rows sum to 1.
 
     Raises:
-        PerfedError: ``uniform`` outside 0..100; a group that is empty, repeats a class or names one there is not.
+        PerfedError: if ``uniform`` is outside 0..100, or a group is empty, repeats a class or has an unknown class.
 
     Source: Xu et al. 2023 (ICLR), section 5.1, after Karimireddy et al. 2020 (SCAFFOLD), section 7.
     """
@@ -203,58 +205,61 @@ def dominant_weights(
     return uniform / 100 / num_classes + (1 - uniform / 100) * part[group]
 
 
-def draw_held_classes(
+def draw_client_classes(
     num_classes: int, group: Indices, classes_per_group: Sequence[int], *, clustered: bool, seed: int
 ) -> NDArray[np.bool_]:
-    """Which classes every client holds, if the clients of group g hold ``classes_per_group[g]`` of them.
+    """Return which classes every client has, if the clients of group g have ``classes_per_group[g]`` of them.
 
     Args:
         num_classes: C.
         group: ``(clients,)`` from :func:`assign_groups`.
         classes_per_group: one number per group.
-        clustered: the clients of a group hold the same consecutive classes, each group starting where the one before
-            ended, after the last class at 0 again. Otherwise every client draws its own, and within a group the
-            classes are used evenly (see :func:`perfed.data.partition.shards.draw_classes`).
-        seed: of the draw.
+        clustered: whether the clients of a group have the same consecutive classes, where each group starts after the
+            previous one, cyclically. Otherwise classes are drawn for every client, and used evenly within a group
+            (see :func:`perfed.data.partition.shards.draw_classes`).
+        seed: the seed of the draw.
 
     Returns:
         ``(clients, C)`` bool.
 
     Raises:
-        PerfedError: more classes per client than classes.
+        PerfedError: if there are more classes per client than classes.
 
     Source: Xu et al. 2023 (ICLR), appendix C (3, 3, 5, 5 and 8 classes; where clusters start is not given there).
     """
-    held = np.zeros((len(group), num_classes), dtype=np.bool_)
+    has_class = np.zeros((len(group), num_classes), dtype=np.bool_)
     start = 0
     for number, size in enumerate(classes_per_group):
         if size > num_classes:
             raise PerfedError(f"classes_per_client = {size} is more than the {num_classes} classes there are")
         members = np.flatnonzero(group == number)
         if clustered:
-            held[np.ix_(members, (start + np.arange(size)) % num_classes)] = True
+            has_class[np.ix_(members, (start + np.arange(size)) % num_classes)] = True
         elif len(members):
-            own = draw_classes(num_classes, len(members), size, seed=subseed(seed, f"classes of group {number}"))
-            held[members[:, None], own] = True
+            classes = draw_classes(
+                num_classes, len(members), size, seed=derive_seed(seed, f"classes of group {number}")
+            )
+            has_class[members[:, None], classes] = True
         start += size
-    return held
+    return has_class
 
 
-def pathological(class_counts: Indices, held: NDArray[np.bool_], *, seed: int) -> Indices:
-    """All samples of a class, shared equally by the clients that hold it (Flower's PathologicalPartitioner).
+def divide_classes(class_counts: Indices, has_class: NDArray[np.bool_], *, seed: int) -> Indices:
+    """Return counts for which the clients of each class share all its samples equally (Flower's
+    PathologicalPartitioner).
 
     Args:
-        class_counts: ``(classes,)`` samples of each class.
-        held: ``(clients, classes)`` from :func:`draw_held_classes`.
-        seed: of who gets one sample more where a class cannot be shared equally.
+        class_counts: ``(classes,)`` number of samples of each class.
+        has_class: ``(clients, classes)`` from :func:`draw_client_classes`.
+        seed: the seed of the choice of clients that get one more sample.
 
     Returns:
         ``(clients, classes)`` int64.
 
     Raises:
-        PerfedError: a class with fewer samples than holders.
+        PerfedError: if a class has fewer samples than clients.
     """
-    holders = held.sum(axis=0)
+    holders = has_class.sum(axis=0)
     short = np.flatnonzero(class_counts < holders)
     if len(short):
         label = int(short[0])
@@ -262,8 +267,8 @@ def pathological(class_counts: Indices, held: NDArray[np.bool_], *, seed: int) -
             f"class {label} has {class_counts[label]} samples for the {holders[label]} clients that hold it; "
             "use fewer clients or fewer classes per client"
         )
-    each, more = np.divmod(class_counts, np.maximum(holders, 1))
-    draw = np.where(held, generator(seed, "pathological counts").random(held.shape), np.inf)
+    per_client, extra = np.divmod(class_counts, np.maximum(holders, 1))
+    draw = np.where(has_class, make_generator(seed, "pathological counts").random(has_class.shape), np.inf)
     rank = np.argsort(np.argsort(draw, axis=0), axis=0)
-    counts: Indices = held * (each + (rank < more))
+    counts: Indices = has_class * (per_client + (rank < extra))
     return counts

@@ -1,6 +1,6 @@
-"""Who holds which samples: pure functions from labels to one index array per client.
+"""The assignment of samples to clients: pure functions from labels to one index array per client.
 
-Every function is deterministic in its seed, takes a bounded number of steps and uses a generator of its own.
+Every function is deterministic in its seed, takes a bounded number of steps and uses a separate generator.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from numpy.typing import NDArray
 
 from perfed.errors import PerfedError
 
-# The program of FLIC's authors shares shards below so many samples per client, and then draws this often.
+# Below this number of samples per client the program of FLIC's authors draws so many shards with replacement.
 FEW_SAMPLES_PER_CLIENT = 100
 SHARD_DRAWS = 50
 
 Indices = NDArray[np.int64]
 
 
-def _sequence(seed: int, purpose: str) -> np.random.SeedSequence:
+def _seed_sequence(seed: int, purpose: str) -> np.random.SeedSequence:
     return np.random.SeedSequence([seed % (1 << 64), zlib.crc32(purpose.encode())])
 
 
-def generator(seed: int, purpose: str) -> np.random.Generator:
-    """A numpy generator for one purpose: different purposes of the same seed are independent."""
-    return np.random.default_rng(_sequence(seed, purpose))
+def make_generator(seed: int, purpose: str) -> np.random.Generator:
+    """Return a numpy generator for one purpose; generators of different purposes are independent."""
+    return np.random.default_rng(_seed_sequence(seed, purpose))
 
 
-def subseed(seed: int, purpose: str) -> int:
-    """A seed for one purpose, where a function that takes a seed is called several times."""
-    return int(_sequence(seed, purpose).generate_state(1, np.uint64)[0])
+def derive_seed(seed: int, purpose: str) -> int:
+    """Return a seed for one purpose, for functions that are called several times with the same seed."""
+    return int(_seed_sequence(seed, purpose).generate_state(1, np.uint64)[0])
 
 
 def draw_classes(num_classes: int, num_clients: int, classes_per_client: int, *, seed: int) -> Indices:
-    """Draw the classes of every client; use the same draw for training and test data.
+    """Return randomly drawn classes of every client; the same draw is used for training and test data.
 
     The classes of a client are distinct. How often two classes are used differs by at most one; with fewer
     places than classes some classes are not used at all.
@@ -45,7 +45,7 @@ def draw_classes(num_classes: int, num_clients: int, classes_per_client: int, *,
         ``(num_clients, classes_per_client)`` int64 classes in 0..num_classes - 1, sorted within a client.
 
     Raises:
-        PerfedError: a number below 1, or more classes per client than classes.
+        PerfedError: if a number is below 1, or there are more classes per client than classes.
 
     Source: Rakotomamonjy et al. 2024 (TMLR), "Personalised Federated Learning on Heterogeneous Feature
     Spaces", section S3.2. The authors' program may give a client the same class twice; here it never happens.
@@ -64,26 +64,26 @@ def draw_classes(num_classes: int, num_clients: int, classes_per_client: int, *,
             raise PerfedError(f"{name} = {number} is not allowed; it must be at least 1")
     if classes_per_client > num_classes:
         raise PerfedError(f"classes_per_client = {classes_per_client} is more than the {num_classes} classes there are")
-    rng = generator(seed, "draw classes")
+    rng = make_generator(seed, "draw classes")
     places = num_clients * classes_per_client
-    left = np.full(num_classes, places // num_classes)
-    left[rng.permutation(num_classes)[: places % num_classes]] += 1
-    drawn = np.empty((num_clients, classes_per_client), dtype=np.int64)
+    remaining = np.full(num_classes, places // num_classes)
+    remaining[rng.permutation(num_classes)[: places % num_classes]] += 1
+    client_classes = np.empty((num_clients, classes_per_client), dtype=np.int64)
     for client in range(num_clients):
-        # Smallest of exponentials with rate `left` = a draw without replacement in proportion to `left`.
-        arrival = np.where(left > 0, rng.exponential(size=num_classes) / np.maximum(left, 1), np.inf)
-        arrival[left == num_clients - client] = -1.0  # every remaining client must take this class
-        drawn[client] = np.sort(np.argsort(arrival)[:classes_per_client])
-        left[drawn[client]] -= 1
-    return drawn
+        # Smallest of exponentials with rate `remaining` = a draw without replacement in proportion to `remaining`.
+        arrival = np.where(remaining > 0, rng.exponential(size=num_classes) / np.maximum(remaining, 1), np.inf)
+        arrival[remaining == num_clients - client] = -1.0  # every remaining client must take this class
+        client_classes[client] = np.sort(np.argsort(arrival)[:classes_per_client])
+        remaining[client_classes[client]] -= 1
+    return client_classes
 
 
 def share_among_holders(
     labels: NDArray[np.integer], classes: NDArray[np.integer], *, seed: int, shared: bool = False
 ) -> list[Indices]:
-    """Split the samples of every class among the clients that hold it: who gets which.
+    """Return the samples of every client, with the samples of each class split among the clients that have it.
 
-    For how many each gets, of all samples, see :func:`perfed.data.partition.label_skew.pathological`.
+    For the number of samples of each client, see :func:`perfed.data.partition.label_skew.divide_classes`.
 
     The samples of a class are shuffled and cut into as many shards as clients hold it, sizes differing by at
     most one. By default each of these clients gets one shard, so that no sample is used twice. Samples of a
@@ -97,22 +97,22 @@ def share_among_holders(
     Args:
         labels: ``(samples,)`` class of every sample.
         classes: ``(num_clients, classes_per_client)`` from :func:`draw_classes`.
-        seed: the draw is a function of it and of the arguments.
-        shared: the authors' variant.
+        seed: the seed of the draw.
+        shared: whether to use the authors' variant.
 
     Returns:
         One sorted int64 array of positions in ``labels`` per client; every client has a sample of each of its
         classes.
 
     Raises:
-        PerfedError: wrong shapes, a class twice in one client, a class with fewer samples than holders.
+        PerfedError: if shapes are wrong, a client has a class twice, or a class has fewer samples than clients.
 
     Source: Rakotomamonjy et al. 2024 (TMLR), section S3.2 ("equally share those examples among clients who
     hold that class").
     """
     labels, classes = np.asarray(labels), np.asarray(classes)
-    _check_draw(labels, classes)
-    rng = generator(seed, "pathological")  # the key of its draws, which stays
+    _check_classes(labels, classes)
+    rng = make_generator(seed, "pathological")  # renaming this key would change all draws
     overlap = shared and len(labels) // len(classes) < FEW_SAMPLES_PER_CLIENT
     parts: list[list[Indices]] = [[] for _ in classes]
     for label in np.unique(classes):
@@ -125,12 +125,12 @@ def share_among_holders(
             )
         shards = np.array_split(members, len(holders))
         for holder, shard in zip(holders, shards, strict=True):
-            drawn = [shards[j] for j in rng.integers(len(shards), size=SHARD_DRAWS)] if overlap else [shard]
-            parts[holder].extend(drawn)
+            selected = [shards[j] for j in rng.integers(len(shards), size=SHARD_DRAWS)] if overlap else [shard]
+            parts[holder].extend(selected)
     return [np.sort(np.concatenate(part)).astype(np.int64) for part in parts]
 
 
-def _check_draw(labels: NDArray[np.integer], classes: NDArray[np.integer]) -> None:
+def _check_classes(labels: NDArray[np.integer], classes: NDArray[np.integer]) -> None:
     if labels.ndim != 1 or len(labels) == 0:
         raise PerfedError(f"labels have shape {labels.shape}; a non-empty one-dimensional array is needed")
     if classes.ndim != 2 or classes.size == 0:
@@ -141,18 +141,19 @@ def _check_draw(labels: NDArray[np.integer], classes: NDArray[np.integer]) -> No
         raise PerfedError(f"client {twice[0]} holds a class twice: {classes[twice[0]].tolist()}")
 
 
-def put_aside(keys: NDArray[Any], fraction: float, *, seed: int) -> NDArray[np.bool_]:
-    """Which samples are put aside for testing: of each key's samples the part ``fraction``; one of each always stays.
+def select_test_samples(keys: NDArray[Any], fraction: float, *, seed: int) -> NDArray[np.bool_]:
+    """Return which samples are used for testing: the part ``fraction`` of each key's samples, except at least one of
+    each.
 
     Args:
         keys: ``(samples,)``, anything that numpy can sort: classes, names of owners.
         fraction: between 0 and 1.
-        seed: of the draw.
+        seed: the seed of the draw.
 
     Returns:
         ``(samples,)`` bool.
     """
-    rng = generator(seed, "put aside for testing")
+    rng = make_generator(seed, "put aside for testing")
     aside = np.zeros(len(keys), dtype=np.bool_)
     for key in np.unique(keys):
         members = rng.permutation(np.flatnonzero(keys == key))
@@ -160,58 +161,60 @@ def put_aside(keys: NDArray[Any], fraction: float, *, seed: int) -> NDArray[np.b
     return aside
 
 
-def subsample(indices: Sequence[Indices], *, low: float, high: float, seed: int) -> list[Indices]:
-    """Every client keeps a random part of its samples, at least one, drawn without replacement.
+def subsample_clients(indices: Sequence[Indices], *, low: float, high: float, seed: int) -> list[Indices]:
+    """Return a random part of each client's samples, at least one, drawn without replacement.
 
     Args:
         indices: one array per client.
         low: smallest fraction to keep, above 0.
         high: largest fraction to keep, at most 1; a client's fraction is uniform between the two.
-        seed: the draw is a function of it and of the arguments.
+        seed: the seed of the draw.
 
     Returns:
-        One int64 array per client, in the order of the given one.
+        One int64 array per client, in the same order.
 
     Raises:
-        PerfedError: not 0 < low <= high <= 1, or a client without samples.
+        PerfedError: unless 0 < low <= high <= 1, or if a client has no samples.
 
     Source: Rakotomamonjy et al. 2024 (TMLR), section S3.2 ("we randomly subsample examples on all clients").
     """
     if not 0 < low <= high <= 1:
         raise PerfedError(f"fractions low = {low}, high = {high} are not allowed; 0 < low <= high <= 1 is needed")
-    rng = generator(seed, "subsample")
-    kept = []
+    rng = make_generator(seed, "subsample")
+    subsets = []
     for client, index in enumerate(indices):
         if len(index) == 0:
             raise PerfedError(f"client {client} has no samples to keep a part of")
         size = max(1, round(float(rng.uniform(low, high)) * len(index)))
-        kept.append(index[np.sort(rng.choice(len(index), size=size, replace=False))].astype(np.int64))
-    return kept
+        subsets.append(index[np.sort(rng.choice(len(index), size=size, replace=False))].astype(np.int64))
+    return subsets
 
 
-def deal(labels: NDArray[np.integer], counts: NDArray[np.integer], *, seed: int, share: bool = False) -> list[Indices]:
-    """Give every client the asked number of samples of each class, drawn at random.
+def deal_samples(
+    labels: NDArray[np.integer], counts: NDArray[np.integer], *, seed: int, share: bool = False
+) -> list[Indices]:
+    """Return random samples for every client, with the number of samples of each class from ``counts``.
 
     Args:
         labels: ``(samples,)`` class of every sample, 0..C-1.
         counts: ``(num_clients, C)`` samples of each class that each client gets, e.g. from
             :mod:`perfed.data.partition.label_skew`.
-        seed: the draw is a function of it and of the arguments.
-        share: if a class has fewer samples than asked for in all, clients share them: all are used equally often, up
-            to one, and no client holds a sample twice. Otherwise clients are disjoint.
+        seed: the seed of the draw.
+        share: whether clients share the samples of a class that has fewer than requested in total: all are used equally
+            often, up to one, and no client has a sample twice. Otherwise clients are disjoint.
 
     Returns:
         One sorted int64 array of positions in ``labels`` per client.
 
     Raises:
-        PerfedError: a class with fewer samples than asked for in all, or with ``share`` by one client.
+        PerfedError: if a class has fewer samples than requested in total, or with ``share`` by one client.
 
     Example:
-        >>> [len(part) for part in deal(np.array([0, 0, 0, 1]), np.array([[2, 0], [1, 1]]), seed=0)]
+        >>> [len(part) for part in deal_samples(np.array([0, 0, 0, 1]), np.array([[2, 0], [1, 1]]), seed=0)]
         [2, 2]
     """
     labels, counts = np.asarray(labels), np.asarray(counts)
-    rng = generator(seed, "deal")
+    rng = make_generator(seed, "deal")
     parts: list[list[Indices]] = [[] for _ in counts]
     for label in range(counts.shape[1]):
         members = rng.permutation(np.flatnonzero(labels == label))
@@ -222,7 +225,7 @@ def deal(labels: NDArray[np.integer], counts: NDArray[np.integer], *, seed: int,
             raise PerfedError(f"class {label} has {len(members)} samples, but {who}")
         starts = np.cumsum(needs) - needs
         for client in np.flatnonzero(needs):
-            own = np.arange(starts[client], starts[client] + needs[client]) % len(members)
-            parts[client].append(members[own])
+            positions = np.arange(starts[client], starts[client] + needs[client]) % len(members)
+            parts[client].append(members[positions])
     empty = np.zeros(0, dtype=np.int64)
     return [np.sort(np.concatenate([empty, *part])).astype(np.int64) for part in parts]

@@ -23,7 +23,7 @@ from perfed.engine.ray.worker import Outcome, Task, Worker, pack, size, unpack
 from perfed.engine.states import States
 from perfed.errors import PerfedError, shorten_list
 from perfed.system import installed_version
-from perfed.training.plan import Plan, arithmetic
+from perfed.training.plan import Plan, describe_arithmetic
 from perfed.tree import Tree
 
 _DEATHS = 3
@@ -58,7 +58,7 @@ class Pool:
         holder: States,
     ) -> None:
         self._clients, self._plan, self._notes, self._holder = clients, plan, notes, holder
-        self._arithmetic = {arithmetic(initialiser.device)}
+        self._arithmetic = {describe_arithmetic(initialiser.device)}
         self._put: dict[str, Any] = {}
         self._payload: tuple[Any, Any] = (None, None)
         self._homes: dict[str, WorkerHandle] = {}

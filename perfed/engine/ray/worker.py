@@ -22,9 +22,9 @@ from perfed.engine.executor import Background, ChunkResult, ChunkTask, LocalExec
 from perfed.engine.initial import Initialiser
 from perfed.engine.metrics import METRICS, Metric
 from perfed.errors import PerfedError
-from perfed.plugins import own_mistake
+from perfed.plugins import describe_user_error
 from perfed.system import installed_version
-from perfed.training.plan import Path, Plan, arithmetic
+from perfed.training.plan import Path, Plan, describe_arithmetic
 from perfed.tree import Tree
 
 Parcel = tuple[bytes, list[NDArray[np.uint8]]]
@@ -148,7 +148,7 @@ class Worker:
 
     def about(self) -> tuple[str, str]:
         """Version of perfed, and what arithmetic depends on here."""
-        return installed_version(), arithmetic(self._host.initialiser.device)
+        return installed_version(), describe_arithmetic(self._host.initialiser.device)
 
     def run(self, parcel: Parcel, shared: Parcel, clients: Mapping[str, Any]) -> Parcel:
         """Do a :class:`Task`; its :class:`Outcome`, packed.
@@ -200,7 +200,7 @@ def _never() -> Iterator[None]:
 
 def _packed_error(error: Exception) -> Parcel:
     """What the driver raises: an exception that arose in a file of the user's own says where, in one line."""
-    mistake = None if isinstance(error, PerfedError | MemoryError) else own_mistake(error)
+    mistake = None if isinstance(error, PerfedError | MemoryError) else describe_user_error(error)
     sent = error.with_traceback(None) if mistake is None else PerfedError(mistake)
     try:
         return pack(Outcome(error=sent))

@@ -34,11 +34,11 @@ class ByteCounter(ExchangeStep):
         return result.map_replies(self._count_reply)
 
     def _count_reply(self, client: str, reply: dict[str, Any]) -> dict[str, Any]:
-        self._record.bytes_up += tree.size(reply)
+        self._record.bytes_up += tree.count_bytes(reply)
         return reply
 
 
 def _payload_size(value: Any, clients: int) -> int:
     if isinstance(value, Each):
-        return sum(tree.size(row) for row in value.rows.values())
-    return tree.size(value) * clients
+        return sum(tree.count_bytes(row) for row in value.rows.values())
+    return tree.count_bytes(value) * clients

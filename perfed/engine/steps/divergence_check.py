@@ -52,7 +52,7 @@ class DivergenceCheck(ExchangeStep):
 
         def check(client: str, reply: dict[str, Any]) -> dict[str, Any]:
             for name in names:
-                if not all(torch.isfinite(tensor).all() for _, tensor in tree.leaves({name: reply[name]})):
+                if not all(torch.isfinite(tensor).all() for _, tensor in tree.iterate_leaves({name: reply[name]})):
                     raise ClientsDiverged(self._place, {**self._problems, client: _describe_problem(client, name)})
             return reply
 
@@ -79,7 +79,7 @@ def _stacked_entries(result: ChunkResult) -> dict[str, Any]:
 def _find_largest_values(result: ChunkResult) -> dict[str, float]:
     """Return the largest absolute value in each client's reply, by id; NaN or infinite where one is not finite."""
     largest = torch.zeros(len(result.ids), dtype=torch.float64)
-    for _, value in tree.leaves(_stacked_entries(result)):
+    for _, value in tree.iterate_leaves(_stacked_entries(result)):
         if value.is_floating_point() and value.numel():
             flat = value.reshape(len(result.ids), -1)
             size = torch.maximum(flat.amax(1), -flat.amin(1))  # a tenth of the time of a norm or of isfinite
@@ -89,7 +89,7 @@ def _find_largest_values(result: ChunkResult) -> dict[str, float]:
 
 def _describe_stacked_problem(result: ChunkResult, row: int) -> str:
     """Return which entry of the reply in a row is not finite."""
-    entries = tree.leaves(_stacked_entries(result))
+    entries = tree.iterate_leaves(_stacked_entries(result))
     return _describe_problem(result.ids[row], next(n for n, value in entries if not torch.isfinite(value[row]).all()))
 
 

@@ -9,7 +9,7 @@ from perfed.codec import flatten
 from perfed.engine.executor import Exchange
 from perfed.engine.secure_aggregation import ALWAYS, mean_loss, with_loss
 from perfed.engine.steps.step import ExchangeStep, ExchangeTask
-from perfed.maths.sums import CountedSums, FixedPoint, SingleReplies, Term, hidden
+from perfed.maths.sums import CountedSums, FixedPoint, SingleReplies, Term, make_hidden_entries
 from perfed.method.exchange import Replies
 
 
@@ -57,10 +57,10 @@ class SecureSums(ExchangeStep):
             return replies
         _check_equal_shapes(replies.content)
         sums = CountedSums(with_loss(replies.content, replies.train_loss), self._numbers)
-        sums.asked = self._terms
-        loss = mean_loss(*(sums.total(term) for term in ALWAYS))
+        sums.requested_terms = self._terms
+        loss = mean_loss(*(sums.sum_term(term) for term in ALWAYS))
         shapes = {path: (value.shape, value.dtype) for path, value in flatten(replies.content).items()}
-        return Replies(replies.ids, hidden(shapes, sums), loss.expand(len(replies.ids)))
+        return Replies(replies.ids, make_hidden_entries(shapes, sums), loss.expand(len(replies.ids)))
 
 
 def _check_equal_shapes(content: Mapping[str, Any], path: str = "") -> None:

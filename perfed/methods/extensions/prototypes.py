@@ -72,7 +72,7 @@ class Prototypes(Extension):
             if not features.requires_grad:
                 return step.weight.new_zeros(step.weight.shape[0])
             rows = torch.arange(len(step.y), device=step.y.device)[:, None]
-            target, use = step.of(means)[rows, step.y], step.of(known)[rows, step.y]
+            target, use = step.select_rows(means)[rows, step.y], step.select_rows(known)[rows, step.y]
             distances = (features - target).square().mean(2) * use
             return self.alignment * (distances * step.weight).sum(1)
 

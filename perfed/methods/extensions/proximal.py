@@ -42,7 +42,7 @@ class Proximal(Extension):
             total = step.weight.new_zeros(step.weight.shape[0])
             for name, reference in received.items():
                 if step.params[name].requires_grad:
-                    total = total + (step.params[name] - step.of(reference)).flatten(1).square().sum(1)
+                    total = total + (step.params[name] - step.select_rows(reference)).flatten(1).square().sum(1)
             return self.mu / 2 * total
 
         return value

@@ -154,9 +154,9 @@ class FedDAR(DomainFedAvg):
         if self.head_epochs == "exact":
             solve_heads(cohort)
         else:
-            train = (*cohort.personal_parameters, *cohort.trainable("head"))
+            train = (*cohort.personal_parameters, *cohort.trainable_names("head"))
             cohort.fit(train, epochs=self.head_epochs, loss=domain_means(cohort.num_domains))
-        heads = {name: cohort.model[name].detach() for name in cohort.trainable("head")}
+        heads = {name: cohort.model[name].detach() for name in cohort.trainable_names("head")}
         if wanted == "trained":
             hessians = {"hessians": hessians_of(cohort)}
         return Reply(heads=heads, domain_counts=cohort.domain_counts, **hessians)

@@ -101,7 +101,7 @@ def solve_heads(cohort: Cohort) -> None:
     for index in torch.unique(group).tolist():
         own = features[group == index]
         if not torch.isfinite(own).all():
-            raise cohort.diverged(index // cohort.num_domains, "torch.linalg.pinv")
+            raise cohort.make_divergence_error(index // cohort.num_domains, "torch.linalg.pinv")
         found[index] = torch.linalg.pinv(own, rtol=_RANK) @ y[group == index]
     for name, solved in parted(found, {WEIGHT: cohort.model[WEIGHT].flatten(0, 1)}, joint=False).items():
         cohort.model[name] = solved.view_as(cohort.model[name])

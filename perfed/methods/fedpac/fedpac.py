@@ -160,7 +160,7 @@ class FedPAC(Method):
 
 
 def _personal_head(cohort: Cohort) -> list[str]:
-    return [name for name in cohort.trainable("head") if cohort.places[name] == "personal"]
+    return [name for name in cohort.trainable_names("head") if cohort.places[name] == "personal"]
 
 
 def _not_yet(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:

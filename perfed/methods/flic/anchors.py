@@ -23,11 +23,11 @@ from perfed.methods.flic.covariance import Covariance, Kind
 from perfed.methods.flic.distances import Estimate, Measure, distance_for
 from perfed.methods.flic.line import LineAnchors
 from perfed.model.chain import EMBEDDING, stage_of
-from perfed.model.placement import own_embedding
-from perfed.settings import LISTED, unless
+from perfed.model.placement import suggest_personal_embedding
+from perfed.settings import LISTED, exclude_default
 from perfed.training.batches import IntArray
 from perfed.training.cohort import Cohort
-from perfed.training.early_stopping import best_epochs, hold_out
+from perfed.training.early_stopping import choose_epochs, hold_out
 from perfed.training.step import Penalty, Step
 
 
@@ -49,13 +49,13 @@ def validated_epochs(cohort: Cohort, anchors: ClassAnchors | LineAnchors, batch_
 
     def score() -> Tensor:
         total = held.x.new_zeros(cohort.n)
-        for x, index, valid in cohort.windows(held):
+        for x, index, valid in cohort.iterate_windows(held):
             z = cohort.forward(x, stages=(EMBEDDING,), params=trial)
             total += (anchors.distances(z, held.y[index]) * valid).sum(1)
         return total / torch.from_numpy(held.counts).to(total)
 
-    with cohort.rehearsal():
-        return best_epochs(train, score, limit)
+    with cohort.trial_fits():
+        return choose_epochs(train, score, limit)
 
 
 def check_embedding(info: FederationInfo) -> None:
@@ -66,7 +66,7 @@ def check_embedding(info: FederationInfo) -> None:
     """
     sent = [name for name in info.shared if stage_of(name) == EMBEDDING]
     own = any(stage_of(name) == EMBEDDING for name in info.personal)
-    way = f"add {own_embedding(own or bool(sent))}"
+    way = f"add {suggest_personal_embedding(own or bool(sent))}"
     if sent:
         raise PerfedError(f"the anchors extension aligns personal embeddings, but '{sent[0]}' is shared; {way}")
     if not own:
@@ -159,24 +159,24 @@ class Anchors(Extension):
         "w2",
         description="of samples and anchor: W2 between Gaussians, maximum mean discrepancy, exact optimal transport "
         "(extra perfed[ot]), or W2 of mixtures: several Gaussians per class",
-        exclude_if=unless("w2"),
+        exclude_if=exclude_default("w2"),
     )
-    modes: int = Field(2, ge=2, description="Gaussians per class of 'mixture'", exclude_if=unless(2))
+    modes: int = Field(2, ge=2, description="Gaussians per class of 'mixture'", exclude_if=exclude_default(2))
     ot_entropy: float = Field(
         0.0,
         ge=0,
         description="entropic regularisation of 'ot', in units of a squared distance; 0: none",
-        exclude_if=unless(0.0),
+        exclude_if=exclude_default(0.0),
     )
     covariance: Kind = Field(
         "fixed",
         description="of an anchor: fixed (the paper's experiments), or learnt: its diagonal, or in full",
-        exclude_if=unless("fixed"),
+        exclude_if=exclude_default("fixed"),
     )
     covariance_average: Literal["factors", "barycentre"] = Field(
         "factors",
         description="learnt covariances at the server: mean of the factors (paper), or exact barycentre",
-        exclude_if=unless("factors"),
+        exclude_if=exclude_default("factors"),
     )
     meta_classes: Annotated[tuple[Annotated[tuple[int, ...], LISTED], ...], LISTED] = Field(
         (), description="groups of classes, by number, that have one anchor each; none: every class has its own"

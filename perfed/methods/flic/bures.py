@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from perfed.maths.divergence import centred_nuclear_norm, moments
+from perfed.maths.divergence import centred_nuclear_norm, compute_moments
 from perfed.methods.flic.gaussians import Gaussians
 
 _MOST_ITERATIONS = 500
@@ -38,7 +38,7 @@ def bures_w2(x: Tensor, counts: Sequence[int], anchors: Gaussians) -> Tensor:
         >>> round(float(bures_w2(torch.tensor([[[0.0], [2.0]]]), [2], anchor)), 4)  # (3 - sqrt(2))^2
         2.5147
     """
-    centred, mean, squares, n = moments(x, counts)
+    centred, mean, squares, n = compute_moments(x, counts)
     rest = (n - 1).clamp_min(1)
     cross = centred_nuclear_norm(anchors.scaled(centred), counts) / rest.sqrt()
     return (mean - anchors.mean).square().sum(1) + squares / rest + anchors.traces() - 2 * cross

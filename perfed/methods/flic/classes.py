@@ -67,7 +67,7 @@ class ClassAnchors:
         def value(step: Step) -> Tensor:
             z = step.output(EMBEDDING).flatten(0, 1)
             members = self._members(step, z)
-            values = {name: step.of(tensor) for name, tensor in self.values.items()}
+            values = {name: step.select_rows(tensor) for name, tensor in self.values.items()}
             anchors = self.covariance.gaussians(values, (members.client, members.label))
             distance = self.distance.between(z, members, anchors, _noise(step.keys, members, z))
             if self.modes > 1:
@@ -78,9 +78,9 @@ class ClassAnchors:
 
     def calibration(self, step: Step) -> Tensor:
         """``sum_c mean_j l(c, g[Z_cj])`` over the classes of the mini-batch, ``Z_cj ~ anchor_c``; ``(clients,)``."""
-        draws: _Draws = step.block.cached("draws", lambda: _Draws(step, self))
+        draws: _Draws = step.block.compute_once("draws", lambda: _Draws(step, self))
         z, labels, weight = draws.at(step)
-        losses = self._losses(step.after(EMBEDDING, z).flatten(0, 1), labels)
+        losses = self._losses(step.apply_after(EMBEDDING, z).flatten(0, 1), labels)
         return (losses.view(weight.shape) * weight).sum(1)
 
     # The anchors' own step ---------------------------------------------------------------------------------
@@ -110,7 +110,9 @@ class ClassAnchors:
         if len(bad) and private:
             return lambda values, count: _nan_gradients(values)
         if len(bad):
-            raise cohort.diverged(int(cohort.client_of(cohort.samples())[bad[0]]), "the distance to the anchors")
+            raise cohort.make_divergence_error(
+                int(cohort.client_of(cohort.samples())[bad[0]]), "the distance to the anchors"
+            )
         parts = self._parts(cohort, z)
         shares = [self._shares(members, [m for _, m in parts], z) for z, members in parts]
 
@@ -138,7 +140,7 @@ class ClassAnchors:
         noise = rng.normal(keys, entries * self.samples * k, values["mean"].dtype).view(n, entries, -1, k)
         leaves = _leaves(values)
         z = self.covariance.gaussians(leaves, ()).drawn(noise).flatten(1, 2)
-        logits = cohort.after(EMBEDDING, z, params=cohort.received, turn=count)
+        logits = cohort.apply_after(EMBEDDING, z, params=cohort.received, turn=count)
         labels = torch.arange(entries, device=z.device).repeat_interleave(self.samples).repeat(n)
         losses = self._losses(logits.flatten(0, 1), labels).sum()
         return _gradients(losses / (self.samples * self.modes), leaves)
@@ -191,7 +193,9 @@ class ClassAnchors:
         block, marks = step.block, step.marks
         if self.modes > 1 and marks is None:
             client = torch.arange(block.clients, device=z.device).repeat_interleave(step.width)
-            entry = self._nearest(step.of(self.values["mean"]), client, self._class_of(step.y).flatten(), z.detach())
+            entry = self._nearest(
+                step.select_rows(self.values["mean"]), client, self._class_of(step.y).flatten(), z.detach()
+            )
             valid = block.valid[None, step.at, :, : step.width]
             return class_members(entry.view(valid.shape), valid, self.entries, z)[0]
 
@@ -199,7 +203,7 @@ class ClassAnchors:
             labels = self._class_of(block.y) if marks is None else marks[block.index]
             return class_members(labels, block.valid, self.entries, block.weight)
 
-        found: list[ClassMembers] = block.cached("classes", made)
+        found: list[ClassMembers] = block.compute_once("classes", made)
         return found[step.at]
 
     def _entries(self, cohort: Cohort) -> Tensor:
@@ -274,7 +278,7 @@ class _Draws:
 
     def __init__(self, step: Step, anchors: ClassAnchors) -> None:
         self.anchors = anchors
-        self.values = {name: step.of(tensor) for name, tensor in anchors.values.items()}
+        self.values = {name: step.select_rows(tensor) for name, tensor in anchors.values.items()}
         self.labels, self.held = anchors.slots(step.block)
         k = self.values["mean"].shape[-1]
         numbers = k * anchors.samples + (k * k if anchors.covariance.kind == "full" else 0)

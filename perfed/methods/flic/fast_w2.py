@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from perfed.maths.divergence import cut, refuse_second_derivative
+from perfed.maths.divergence import refuse_second_derivative, singular_value_cutoff
 
 # Microseconds that one more pass over a bucket costs, however few sets it has.
 _BUCKET_COST = 1000.0
@@ -234,7 +234,7 @@ def _w2(z: Tensor, bucket: Bucket, mean: Tensor, std: float) -> tuple[Tensor, Te
     top = values.amax(1, keepdim=True)
     # Zero but for rounding: the square root would make it large.
     values.masked_fill_(values <= top * (4 * eps), 0)
-    inverse = values.rsqrt().masked_fill_(values <= top * cut(z.dtype) ** 2, 0)
+    inverse = values.rsqrt().masked_fill_(values <= top * singular_value_cutoff(z.dtype) ** 2, 0)
     factor = torch.addcmul(bucket.scale, bucket.scale, inverse, value=-std)
     matrix = torch.bmm(vectors * factor.unsqueeze(1), vectors.transpose(1, 2))
     off = centre.sub_(mean)

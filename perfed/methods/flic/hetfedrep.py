@@ -12,7 +12,7 @@ from perfed.method.registry import register
 from perfed.methods.fedrep import FedRep
 from perfed.model.chain import EMBEDDING, stage_of
 from perfed.model.placement import PERSONAL, SHARED, Placement
-from perfed.settings import unless
+from perfed.settings import exclude_default
 from perfed.training.cohort import Cohort
 
 
@@ -36,7 +36,7 @@ class HetFedRep(FedRep):
     freeze_embedding: bool = Field(
         False,
         description="leave the embedding as it is after pre-training (Rakotomamonjy et al. 2024, section S3.5)",
-        exclude_if=unless(False),
+        exclude_if=exclude_default(False),
     )
 
     def own(self, cohort: Cohort) -> tuple[str, ...]:

@@ -53,17 +53,17 @@ class LineAnchors:
         """Mean of :meth:`distances` over each client's mini-batch."""
 
         def value(step: Step) -> Tensor:
-            centres = _shares(step.of(self.span), step.y) @ step.of(self.values["mean"])
+            centres = _shares(step.select_rows(self.span), step.y) @ step.select_rows(self.values["mean"])
             return ((step.output(EMBEDDING) - centres).square().sum(-1) * step.weight).sum(1)
 
         return value
 
     def calibration(self, step: Step) -> Tensor:
         """Mean over the mini-batch of ``mean_j (g[Z_j] - y)^2`` with ``Z_j ~ N(m(y), scale I)``, ``(clients,)``."""
-        centres = _shares(step.of(self.span), step.y) @ step.of(self.values["mean"])
+        centres = _shares(step.select_rows(self.span), step.y) @ step.select_rows(self.values["mean"])
         z = self._drawn(centres, rng.key(step.keys, "calibration"))
         y = step.y.flatten(1).repeat_interleave(self.samples, dim=1)
-        losses = sample_losses(step.after(EMBEDDING, z), y, "regression")
+        losses = sample_losses(step.apply_after(EMBEDDING, z), y, "regression")
         total: Tensor = (losses.unflatten(1, (-1, self.samples)).mean(2) * step.weight).sum(1)
         return total
 
@@ -94,7 +94,7 @@ class LineAnchors:
         y = torch.stack([part.sort().values[torch.linspace(0, len(part) - 1, _RESPONSES).long()] for part in parts])
         v = values["mean"].detach().clone().requires_grad_(True)
         z = self._drawn(_shares(self.span, y) @ v, cohort.key("anchor step", count))
-        outputs = cohort.after(EMBEDDING, z, params=cohort.received, turn=count)
+        outputs = cohort.apply_after(EMBEDDING, z, params=cohort.received, turn=count)
         losses = sample_losses(outputs, y.repeat_interleave(self.samples, dim=1), "regression")
         (found,) = torch.autograd.grad(losses.mean(1).sum(), v)
         return {"mean": found}

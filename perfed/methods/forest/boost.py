@@ -52,7 +52,7 @@ class Boost(Forest):
         super().personalise(cohort, **payload)
         samples, found = cohort.samples(), []
         start = samples.x.new_zeros(len(samples.y), cohort.num_classes or 1)
-        for x, index, valid in cohort.windows(samples):
+        for x, index, valid in cohort.iterate_windows(samples):
             start[index[valid]] = super().predict(cohort, x)[valid]
         survival = cohort.task == "survival"
         scores = start.cpu().double().split(samples.counts.tolist())

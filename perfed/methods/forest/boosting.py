@@ -61,7 +61,7 @@ def boosted(x: NDArray[Any], y: NDArray[Any], start: FloatArray, steps: Steps, k
     Source: Friedman 2001, Annals of Statistics 29, algorithms 2 and 6; of survival
         Ridgeway 1999, Computing Science and Statistics 31.
     """
-    order = rng.order(rng.bits(key, len(x))).numpy()
+    order = rng.draw_permutation(rng.random_bits(key, len(x))).numpy()
     fold = np.empty(len(x), dtype=int)
     fold[order] = np.arange(len(x)) % _FOLDS
     losses = np.zeros(steps.most + 1)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from perfed.maths import glm
-from perfed.maths.blending import Hazards, Prior, site_weights
+from perfed.maths.blending import Hazards, Prior, shrink_site_weights
 from perfed.methods.forest.mixing import FloatArray
 
 
@@ -75,12 +75,12 @@ def hazard_weights(log_risk: FloatArray, y: FloatArray, before: FloatArray, rows
     w0 = before[used]
     held = Hazards(log_risk[used].T, y, np.zeros(len(y), dtype=np.int64))
     apart = np.eye(len(w0)) - w0[:, None]
-    curvature = float(np.trace(apart.T @ held.sums(w0).hessian @ apart)) / (len(w0) * len(y))
+    curvature = float(np.trace(apart.T @ held.compute_sums(w0).hessian @ apart)) / (len(w0) * len(y))
     if curvature <= 0:  # without an event, or where all say the same
         return before
     found = np.zeros_like(before)
     prior = Prior(w0, 0.0, np.zeros_like(w0), curvature * np.eye(len(w0)))
-    found[used] = site_weights(held, prior, rows)
+    found[used] = shrink_site_weights(held, prior, rows)
     return found
 
 

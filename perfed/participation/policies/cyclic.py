@@ -29,4 +29,4 @@ class Cyclic(Policy[CyclicSettings]):
         cycle, turn = divmod(round_ - 1, len(self.who))
         if self.settings.order == "fixed":
             return np.array([turn])
-        return rng.order(rng.key(self.seed, "cycle", cycle, self.who.words))[turn : turn + 1].numpy()
+        return rng.draw_permutation(rng.key(self.seed, "cycle", cycle, self.who.words))[turn : turn + 1].numpy()

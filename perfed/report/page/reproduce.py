@@ -15,7 +15,7 @@ from perfed.plugins import BLEND, POOLED, SKLEARN
 from perfed.report.page.html import details, note, section, table
 from perfed.report.page.page_data import Study
 from perfed.report.text import UNKNOWN, TextTable
-from perfed.settings import leaves
+from perfed.settings import flatten_keys
 
 LEFT_OUT = ("method", "methods", "seed", "plan", "description")
 
@@ -80,7 +80,7 @@ def _differing(study: Study) -> TextTable:
 
 def _flat(table_: Mapping[str, Any]) -> dict[str, str]:
     """Leaves by their dotted names, as text."""
-    return {".".join(k): v if isinstance(v, str) else json.dumps(v) for k, v in leaves(table_).items()}
+    return {".".join(k): v if isinstance(v, str) else json.dumps(v) for k, v in flatten_keys(table_).items()}
 
 
 def _notes(study: Study) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from perfed.errors import PerfedError, did_you_mean, first_problem
-from perfed.plugins import known_as, own_mistake, own_module
+from perfed.errors import PerfedError, suggest_name, summarise_validation_error
+from perfed.plugins import describe_user_error, import_user_module, match_name
 from perfed.run.callback import Callback, named_once
 from perfed.run.callbacks.best import BestModels
 from perfed.run.callbacks.losses import LocalLosses
@@ -67,7 +67,7 @@ def _built(given: Callback | str | Mapping[str, Any]) -> Callback:
     try:
         return cls.model_validate(settings)
     except ValidationError as error:
-        raise first_problem(error, f"callbacks.{name}") from None
+        raise summarise_validation_error(error, f"callbacks.{name}") from None
 
 
 def callback_class(name: str) -> type[Callback]:
@@ -78,16 +78,16 @@ def callback_class(name: str) -> type[Callback]:
     """
     module, colon, attribute = name.partition(":")
     if not colon:
-        known = known_as(name, NAMED)
+        known = match_name(name, NAMED)
         if known is None:
-            hint = did_you_mean(name, NAMED)
+            hint = suggest_name(name, NAMED)
             raise PerfedError(f"unknown callback '{name}'{hint}; allowed: {', '.join(NAMED)}, or module:NAME")
         found = getattr(import_module(f"{__name__}.{known}"), NAMED[known])
     else:
         try:
-            found = getattr(own_module(module), attribute)
+            found = getattr(import_user_module(module), attribute)
         except Exception as error:  # whatever a user's file does
-            raise PerfedError(f"callback '{name}': cannot be loaded: {own_mistake(error) or error}") from None
+            raise PerfedError(f"callback '{name}': cannot be loaded: {describe_user_error(error) or error}") from None
     if not (isinstance(found, type) and issubclass(found, Callback)):
         raise PerfedError(f"callback '{name}' is no class of a callback; write class {attribute}(perfed.Callback)")
     return found

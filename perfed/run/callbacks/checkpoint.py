@@ -18,7 +18,7 @@ from perfed.run.callback import Callback, Running, joined, parted, recall
 from perfed.run.checkpoint_files import Checkpoint
 from perfed.run.directory import RunDirectory
 from perfed.run.totals import RunProgress, RunTotals
-from perfed.training.plan import PlanSettings, arithmetic
+from perfed.training.plan import PlanSettings, describe_arithmetic
 from perfed.tree import map_leaves
 
 _OF = ":"  # before a callback's name, beside the server's parameter sets, whose names are identifiers
@@ -121,7 +121,7 @@ def save(
         "plan": server.plan.to_dict(),
         "data": data,
         "trace": now.trace,
-        "arithmetic": arithmetic(server.device),
+        "arithmetic": describe_arithmetic(server.device),
         "config": config,
         "files": directory.written_files,
     }
@@ -179,7 +179,7 @@ def _continued(found: Checkpoint, server: Server, rounds: int) -> list[str]:
         notes.append("continued from round 0: the preparation was done")
     if begun < rounds:
         notes.append(f"continued from round {found.round} to {rounds}; begun with rounds = {begun}")
-    before, now = found.progress.get("arithmetic"), arithmetic(server.device)
+    before, now = found.progress.get("arithmetic"), describe_arithmetic(server.device)
     if before not in (None, now):
         notes.append(
             f"continued after round {found.round} on another processor or torch ({now}; before: {before}): from "

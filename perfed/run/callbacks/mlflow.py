@@ -9,7 +9,7 @@ from pydantic import PrivateAttr
 
 from perfed.errors import PerfedError
 from perfed.run.callback import Callback, Running, numbers
-from perfed.settings import leaves
+from perfed.settings import flatten_keys
 
 _LONGEST = 500  # characters of a parameter that MLflow takes
 
@@ -38,7 +38,7 @@ class MLflow(Callback):
                 found = self._client.get_experiment_by_name(self.experiment)
                 home = found.experiment_id if found else self._client.create_experiment(self.experiment)
                 self.state["run"] = self._client.create_run(home, run_name=f"{run.name} seed {run.seed}").info.run_id
-                settings = leaves({"method": run.name, "seed": run.seed, "rounds": run.rounds} | run.config)
+                settings = flatten_keys({"method": run.name, "seed": run.seed, "rounds": run.rounds} | run.config)
                 for path, value in settings.items():
                     self._client.log_param(self.state["run"], ".".join(path), str(value)[:_LONGEST])
         except MlflowException as error:

@@ -18,9 +18,9 @@ from perfed.cli.app import App, app
 from perfed.cli.console import print_json, say, say_where, say_whole
 from perfed.cli.options import FormatOption, JsonOption, TrustOption, check_new, file_name
 from perfed.errors import PerfedError
-from perfed.plugins import no_modules_of
+from perfed.plugins import refuse_modules
 from perfed.sites.flower.hash_chain import BEGINNING, LOG, read, verify
-from perfed.system import private_files, write_atomic
+from perfed.system import create_private_files, write_atomic
 
 SITE = "site.json"
 """File of a site's folder: its name, and where its data are."""
@@ -34,7 +34,7 @@ SiteFolder = Annotated[
 
 
 @site_app.callback(epilog="Example: perfed site --data a.csv --server fed.example.org:8443 --name a --study study.toml")
-@private_files()
+@create_private_files()
 def site_command(
     context: typer.Context,
     data: Annotated[Path | None, typer.Option("--data", help="the site's table, a file or a folder with one")] = None,
@@ -243,7 +243,7 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 @site_app.command("key", epilog="Example: perfed site key --name north")
-@private_files()
+@create_private_files()
 def site_key_command(
     name: Annotated[str, typer.Option("--name", help="of this site, as the server knows it")],
     folder: SiteFolder = None,
@@ -271,7 +271,7 @@ def site_leave_command(folder: SiteFolder = None) -> None:
 
 
 @site_app.command("export", epilog="Example: perfed site export --data north.csv --format onnx")
-@private_files()
+@create_private_files()
 def site_export_command(
     data: Annotated[
         Path | None, typer.Option("--data", help="the site's table; that of the last start if not given")
@@ -298,7 +298,7 @@ def site_export_command(
         name, table = str(known["name"]), Path(known["data"])
     target = out or place / f"{file_name(name)}.{format_}"
     check_new(target)
-    with no_modules_of(place, trust):
+    with refuse_modules(place, trust):
         write_model(site_model(place, name, data or table, run), target, format_)
 
 

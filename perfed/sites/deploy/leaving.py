@@ -8,7 +8,7 @@ from pathlib import Path
 from perfed.errors import PerfedError
 from perfed.sites.flower.audit_log import OutgoingLog
 from perfed.sites.flower.hash_chain import LOG
-from perfed.system import locked, private_files, write_atomic
+from perfed.system import create_private_files, lock_folder, write_atomic
 
 MARK = "left"
 """File of a site's folder that says since when it has left; without it the site may start again."""
@@ -22,7 +22,7 @@ def left(folder: Path) -> str:
         return ""
 
 
-@private_files()
+@create_private_files()
 def leave(folder: Path) -> bool:
     """Let the site in ``folder`` leave; whether a process is the site now, which writes that into the log itself.
 
@@ -33,7 +33,7 @@ def leave(folder: Path) -> bool:
         raise PerfedError(f"{folder}: this site has left already, at {since}")
     write_atomic(folder / MARK, f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n")
     try:
-        with locked(folder):
+        with lock_folder(folder):
             pass
     except BlockingIOError:
         return True

@@ -39,7 +39,7 @@ from perfed.tables.agreement import agree_on_schema
 from perfed.tables.marks import FEWEST
 from perfed.tables.options import TableOptions
 from perfed.tables.site_data import SiteData, read_site_data
-from perfed.training.plan import Plan, PlanSettings, usable_device
+from perfed.training.plan import Plan, PlanSettings, open_device
 
 _RUN = "run.json"  # the run that the site is in: its id and place, its study, what was agreed, and since when
 _OWN = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w-]*")  # module:NAME
@@ -47,7 +47,7 @@ _OWN = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w-]*")  # module:NAME
 
 def table_options(experiment: Experiment) -> TableOptions:
     """What the columns of the sites' tables are for."""
-    return TableSettings.model_construct(**experiment.data.options).options(experiment.seed)
+    return TableSettings.model_construct(**experiment.data.options).table_options(experiment.seed)
 
 
 def told_by(own: SiteData) -> dict[str, Any]:
@@ -290,7 +290,7 @@ class Part:
     @cached_property
     def device(self) -> torch.device:
         """Where the site computes."""
-        return usable_device(self.experiment.device, f"device = '{self.experiment.device}'")
+        return open_device(self.experiment.device, f"device = '{self.experiment.device}'")
 
     @cached_property
     def initialiser(self) -> Initialiser:
@@ -419,7 +419,7 @@ class Part:
         bounds = (
             {} if metrics is None else metrics.bounds(federation.task, federation.num_classes, federation.target_scale)
         )
-        private.check_room(secure.numbers(count_sites(self.experiment)).largest, bounds)
+        private.check_room(secure.numbers(count_sites(self.experiment)).largest_value, bounds)
 
     def states(self, folder: Path) -> SiteStore:
         """Where the site in ``folder`` keeps its states of the run; this process is the site until it is closed."""

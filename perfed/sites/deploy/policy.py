@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, PositiveInt, ValidationError
 
-from perfed.errors import PerfedError, did_you_mean, first_problem, shorten_list
+from perfed.errors import PerfedError, shorten_list, suggest_name, summarise_validation_error
 from perfed.experiment.config import Experiment
 from perfed.privacy.apply import PrivateMethod
 from perfed.settings import LISTED, STRICT
@@ -61,9 +61,9 @@ class Policy(BaseModel):
         except ValidationError as error:
             detail = error.errors()[0]
             unknown = detail["type"] == "extra_forbidden"
-            hint = did_you_mean(str(detail["loc"][-1]), cls.model_fields) if unknown else ""
+            hint = suggest_name(str(detail["loc"][-1]), cls.model_fields) if unknown else ""
             allowed = f"{hint}; allowed: {', '.join(cls.model_fields)}" if unknown else ""
-            raise PerfedError(f"--policy {file}: {first_problem(error, '')}{allowed}") from None
+            raise PerfedError(f"--policy {file}: {summarise_validation_error(error, '')}{allowed}") from None
         except (OSError, ValueError) as error:
             raise PerfedError(f"--policy {file}: cannot be read: {error}") from None
 

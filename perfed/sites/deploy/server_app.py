@@ -51,7 +51,7 @@ from perfed.sites.flower.engine import RATIO, FlowerEngine, Limits, RealTimeServ
 from perfed.sites.flower.journal import Journal
 from perfed.sites.flower.transport import Transport
 from perfed.sites.flower.wire import ROUND
-from perfed.system import locked, private_files, write_atomic
+from perfed.system import create_private_files, lock_folder, write_atomic
 
 LOOK = 10.0
 """Seconds between two looks for who is missing."""
@@ -95,7 +95,7 @@ class Settings:
         return cls(known["out"], **{name: float(value) for name, value in numbers.items()})
 
 
-@private_files()
+@create_private_files()
 def main(transport: Transport, config: Mapping[str, Any], *, study: str) -> None:
     """Run the study with the sites of ``transport``.
 
@@ -120,7 +120,7 @@ def _main(transport: Transport, settings: Settings, study: str) -> None:
     sites: list[str] = sorted(experiment.data.options["files"])
     submitted = Submitted(transport, settings, out, sites)
     try:
-        with locked(made(out / JOURNAL)):
+        with lock_folder(made(out / JOURNAL)):
             tell(stage=f"waiting for {len(sites)} sites, {settings.wait:g} seconds at most (--wait)")
             done = (submitted.blend if mixes(experiment) else submitted.run)(experiment, study, out)
     except BlockingIOError:
@@ -260,7 +260,7 @@ class Learnt(Callback):
     def after_round(self, run: Running, record: dict[str, Any]) -> bool:
         """Whether nothing is left to gain."""
         method = run.server.method
-        return isinstance(method, Blending) and method.descent(run.server.state).done
+        return isinstance(method, Blending) and method.descent(run.server.state).converged
 
 
 def _id(study: str, out: Path) -> str:

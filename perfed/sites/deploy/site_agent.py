@@ -16,7 +16,7 @@ from typing import Any
 from perfed.data.federation_schema import FederationSchema
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
-from perfed.plugins import only_modules
+from perfed.plugins import allow_modules
 from perfed.privacy.apply import PrivateMethod
 from perfed.sites.deploy.candidates import all_allowed, belongs, title_of
 from perfed.sites.deploy.leaving import check_stays, left, said
@@ -148,7 +148,7 @@ class Station:
             with refusing(Said.MESSAGE):
                 header, _ = unframe(data)
             allowed = f"the server names it; allowed: {', '.join(self._modules) or 'none'}"
-            with only_modules(self._modules, allowed):
+            with allow_modules(self._modules, allowed):
                 return self._answered(header, data)
         except _Busy as error:  # the server says next whether that run is over
             return pack({"kind": "error", "site": self._name, "error": str(error), **error.held}, {})

@@ -30,7 +30,7 @@ from perfed.rng import Noise
 from perfed.sites.flower.refusal import Refused, Said
 from perfed.sites.flower.site import metrics_of_round
 from perfed.sites.flower.store import Stored
-from perfed.system import locked, read_secret, sync_folder, write_atomic
+from perfed.system import lock_folder, read_secret, sync_folder, write_atomic
 from perfed.training.private import ReleaseCounter
 
 LEDGER = "spent.json"
@@ -137,7 +137,7 @@ def _locked_ledger(folder: Path) -> Iterator[Path]:
     with ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(locked(lock))
+                stack.enter_context(lock_folder(lock))
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:

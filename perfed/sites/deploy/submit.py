@@ -13,7 +13,7 @@ from perfed.data.reading import checked, read_json
 from perfed.errors import PerfedError, shorten_list
 from perfed.sites.deploy.deployment import Deployment
 from perfed.sites.flower.submission import PATIENCE, Submitter
-from perfed.system import locked, private_files, write_atomic
+from perfed.system import create_private_files, lock_folder, write_atomic
 
 JOURNAL = "journal"
 """Folder of a run's directory: its server's program keeps it locked while it is at work."""
@@ -27,7 +27,7 @@ _LONGEST = 365 * 86400.0
 _LOOK = 0.2  # seconds between two looks whether a run has ended
 
 
-@private_files()
+@create_private_files()
 def submit(folder: Path, config: Mapping[str, Any], show: Callable[[dict[str, Any]], None], log: Path) -> None:
     """Submit the run of the deployment in ``folder`` and follow it to its end; one that goes on already is followed.
 
@@ -74,7 +74,7 @@ def submit(folder: Path, config: Mapping[str, Any], show: Callable[[dict[str, An
         raise PerfedError(reasons[-1] if reasons else f"{ended}; submit again, and it goes on where it was")
 
 
-@private_files()
+@create_private_files()
 def stop(folder: Path, out: Path) -> int:
     """End the run of the deployment in ``folder`` whose results are in ``out``; submitted again, it goes on.
 
@@ -105,7 +105,7 @@ def stop(folder: Path, out: Path) -> int:
 def goes_on(out: Path) -> bool:
     """Whether a server's program on this machine is at work on the run in ``out``."""
     try:
-        with locked(out / JOURNAL):
+        with lock_folder(out / JOURNAL):
             return False
     except (FileNotFoundError, NotADirectoryError):
         return False

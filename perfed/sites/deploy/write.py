@@ -17,13 +17,13 @@ from perfed.sites.deploy.pages import Credentials, readme, site_files
 from perfed.sites.deploy.release import FOLDER, Release
 from perfed.sites.deploy.server_files import STUDY_FILE, app_files, server_files
 from perfed.sites.deploy.study import study_of
-from perfed.system import private_files, write_atomic
+from perfed.system import create_private_files, write_atomic
 
 DAYS = 365
 """How long a server's certificate is valid, if nothing else is said."""
 
 
-@private_files()
+@create_private_files()
 def deploy(
     experiment: Experiment, deployment: Deployment, out: Path, days: int = DAYS, release: Release | None = None
 ) -> None:
@@ -74,7 +74,7 @@ def study_in(folder: Path) -> Experiment:
         return read(file.read_text(encoding="utf-8"), str(file))
 
 
-@private_files()
+@create_private_files()
 def extend(folder: Path, names: Sequence[str]) -> Deployment:
     """Add sites to the deployment in ``folder``: their folders, with TLS their keys, and their names in the study.
 
@@ -108,7 +108,7 @@ def extend(folder: Path, names: Sequence[str]) -> Deployment:
     return deployment
 
 
-@private_files()
+@create_private_files()
 def renew(folder: Path, days: int = DAYS, server_names: Sequence[str] = ()) -> str:
     """Give the server of the deployment in ``folder`` a new certificate of the same key and authority.
 
@@ -130,7 +130,7 @@ def renew(folder: Path, days: int = DAYS, server_names: Sequence[str] = ()) -> s
     return last_day
 
 
-@private_files()
+@create_private_files()
 def rotate(folder: Path, site: str) -> str:
     """Make a site of the deployment in ``folder`` a new key, in the place of the one before; the study stays as it is.
 

@@ -21,7 +21,7 @@ from perfed.errors import PerfedError
 from perfed.sites.flower.checks import short
 from perfed.sites.flower.hash_chain import BEGINNING, line_of, walk
 from perfed.sites.flower.message import unframe, unpack
-from perfed.system import locked, sync_folder
+from perfed.system import lock_folder, sync_folder
 
 _OWN = ("run", "round", "program")  # of the header, by themselves in a line
 _ASKED = ("kind", *_OWN, "sequence", "measure")  # of the header of a message that arrives
@@ -59,7 +59,7 @@ class OutgoingLog:
         self._last = ""  # the latest time in the log
         with ExitStack() as held:
             try:
-                held.enter_context(locked(path.parent))
+                held.enter_context(lock_folder(path.parent))
             except BlockingIOError:
                 raise PerfedError(f"{path}: another process is writing this log") from None
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)

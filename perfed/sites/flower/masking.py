@@ -261,7 +261,7 @@ class Masking:
         The refusal of a reply would depend on the change of this site and its own share of the noise, which is less
         than the noise of a sum. This one depends on what the server has sent and on nothing else.
         """
-        most = self._secure.numbers(self._allowed.clients).largest / 2
+        most = self._secure.numbers(self._allowed.clients).largest_value / 2
         for name, tensor in flatten(received).items():
             if tensor.numel() and float(tensor.double().abs().max()) > most:
                 raise PerfedError(
@@ -443,7 +443,7 @@ def vector_of(done: ChunkResult, terms: tuple[Term, ...], secure: SecureAggregat
     """
     stacked = tree.map_leaves(done.reply(0), lambda _, t: t[None])
     counted = CountedSums(with_loss(stacked, done.losses), secure.numbers(clients))
-    return torch.cat([counted.encoded(term).flatten() for term in terms]).cpu()
+    return torch.cat([counted.encode(term).flatten() for term in terms]).cpu()
 
 
 def masked_message(vector: torch.Tensor, done: ChunkResult, header: Mapping[str, Any], attempt: str) -> bytes:

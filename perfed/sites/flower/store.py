@@ -18,7 +18,7 @@ from typing import Any, Self
 from perfed.codec import decode, encode
 from perfed.errors import PerfedError
 from perfed.sites.flower.message import frame, unframe
-from perfed.system import locked, sync_folder, write_atomic
+from perfed.system import lock_folder, sync_folder, write_atomic
 from perfed.tree import Tree
 
 TRIES = 3
@@ -163,7 +163,7 @@ class SiteStore(Stored):
         self._held = ExitStack()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._held.enter_context(locked(self.path))
+            self._held.enter_context(lock_folder(self.path))
             sync_folder(path)
         except BlockingIOError:
             raise PerfedError(f"{self.path}: another process is working on this site's states") from None

@@ -59,7 +59,7 @@ class Form:
 
     def totals(self, vector: Tensor, numbers: FixedPoint) -> dict[Term, Tensor]:
         """The sums by their terms, float64."""
-        parts = numbers.decoded(vector).split([prod(shape) for shape in self.shapes])
+        parts = numbers.decode(vector).split([prod(shape) for shape in self.shapes])
         return {term: part.view(shape) for term, part, shape in zip(self.terms, parts, self.shapes, strict=True)}
 
 

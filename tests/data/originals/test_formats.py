@@ -24,7 +24,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from perfed.data.files import SHIPPED
-from perfed.data.originals.making import arrays_of, digest, write
+from perfed.data.originals.making import convert_originals, hash_arrays, write_arrays
 from perfed.data.originals.reading import Files
 from perfed.data.originals.sources import SOURCES
 from perfed.datasets import load
@@ -35,7 +35,7 @@ Arrays = dict[str, Any]
 
 def made(name: str, *paths: Path) -> Arrays:
     """The arrays of a source from these files."""
-    return arrays_of(name, SOURCES[name], Files(paths))
+    return convert_originals(name, SOURCES[name], Files(paths))
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -212,15 +212,15 @@ def test_originals_become_what_the_data_file_holds(name, tmp_path):
     source = SOURCES[name]
     with np.load(require_file(source.file)) as file:
         held = dict(file)
-    assert digest(held) == source.contents, "the catalogue speaks of another file"
+    assert hash_arrays(held) == source.contents, "the catalogue speaks of another file"
     WRITERS[name](held, tmp_path)
     found = made(name, tmp_path)
     assert {key: value.dtype for key, value in found.items()} == {key: value.dtype for key, value in held.items()}
     for key in held:
         np.testing.assert_array_equal(found[key], held[key], err_msg=key)
-    assert digest(found) == source.contents
+    assert hash_arrays(found) == source.contents
     if name == "femnist62":
-        assert digest(made("femnist-digits", tmp_path)) == SOURCES["femnist-digits"].contents
+        assert hash_arrays(made("femnist-digits", tmp_path)) == SOURCES["femnist-digits"].contents
 
 
 @pytest.mark.parametrize("name", ["adult", "heart-disease"])
@@ -245,7 +245,7 @@ def test_rebuilt_originals_are_uci_s_to_the_byte(name, tmp_path):
 def test_what_ships_is_what_the_catalogue_says():
     for name in ("heart-disease", "parkinsons"):
         with np.load(SHIPPED / SOURCES[name].file) as file:
-            assert digest(dict(file)) == SOURCES[name].contents
+            assert hash_arrays(dict(file)) == SOURCES[name].contents
         assert SOURCES[name].licence.startswith("CC BY 4.0")
         assert SOURCES[name].file in (SHIPPED / "NOTICE.md").read_text()
 
@@ -272,7 +272,7 @@ def test_cifar_as_published(tmp_path, monkeypatch):
     np.testing.assert_array_equal(found["x_train"].reshape(50, -1), x[train])
     np.testing.assert_array_equal(found["y_train"], y[train])
     assert found["x_test"][3, 2, 31, 30] == x[5 + 18, 3072 - 2] and found["class_names"][9] == "class 9"
-    write(tmp_path / "cifar10_original.npz", found)
+    write_arrays(tmp_path / "cifar10_original.npz", found)
     options = {"images": "original", "clients": 1, "samples": 0, "partition": "iid"}
     (client,) = load("cifar10", options, seed=0, data_dir=tmp_path).clients
     assert len(client.train) == 50 and client.train.x.shape[1:] == (3, 32, 32)

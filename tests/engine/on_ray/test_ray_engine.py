@@ -22,7 +22,7 @@ from perfed.methods.ditto import Ditto
 from perfed.participation.settings import Participation
 from perfed.training.plan import Path as Way
 from perfed.training.plan import Plan, PlanSettings
-from perfed.tree import size
+from perfed.tree import count_bytes
 
 SIZES, DIMS = (13, 9, 9, 6, 4, 3, 2, 1, 1), (4, 3, 6)
 pytestmark = [pytest.mark.network, pytest.mark.xdist_group("ray")]
@@ -259,7 +259,7 @@ def test_states_on_disk_go_with_the_work(ray, monkeypatch, tmp_path):
     monkeypatch.setattr(pool, "pack", watched)
     federation = blobs(SIZES)
     alone = train(serve(make("ditto"), federation, engine="sequential", rate=0.5), 3)
-    one = max(size(state) for state in alone.engine.states.values())
+    one = max(count_bytes(state) for state in alone.engine.states.values())
     many = on_ray(make("ditto"), federation, 2, rate=0.5, plan=Plan("ray", chunk=1, hold=3 * one))
     many.put_states_in(tmp_path)
     with many.engine.working():

@@ -23,7 +23,7 @@ def test_the_client_and_its_entry_are_named(value, client):
     replies = {i: reply_with(value if i == client else 1.0) for i in "abc"}
     with pytest.raises(ClientsDiverged, match=rf"'{client}' holds values that are not finite \(entry 'w'\)") as error:
         run_steps([DivergenceCheck()], [chunk_of(replies)])
-    assert [*error.value.found] == [client]
+    assert [*error.value.messages] == [client]
 
 
 def test_all_clients_of_all_chunks_are_named():
@@ -31,7 +31,7 @@ def test_all_clients_of_all_chunks_are_named():
     trained = ChunkResult((), {}, (), torch.empty(0), diverged={"c": "its loss is nan"})
     with pytest.raises(ClientsDiverged) as error:
         run_steps([DivergenceCheck()], [*chunks, trained], task_of("abc"))
-    assert [*error.value.found] == ["b", "c"]
+    assert [*error.value.messages] == ["b", "c"]
 
 
 @pytest.mark.parametrize("folded", [True, False])

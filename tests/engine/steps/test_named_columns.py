@@ -10,13 +10,13 @@ from exchanges import chunk_of, run_steps
 from perfed.engine.steps.named_columns import NamedColumns
 from perfed.model.chain import Model
 from perfed.model.presets import linear
-from perfed.testing.federations import named_columns
+from perfed.testing.federations import make_named_columns
 
 
 @pytest.mark.parametrize("average", ["samples", "uniform"])
 @pytest.mark.parametrize("ids", [["c0", "c1", "c2"], ["c0", "c1"], ["c1"]])
 def test_lacking_columns_get_the_mean_over_the_clients_that_have_them(average, ids):
-    engine = serve(make("fedavg", average=average), named_columns(), model=Model(head=linear(3))).engine
+    engine = serve(make("fedavg", average=average), make_named_columns(), model=Model(head=linear(3))).engine
     generator = torch.Generator().manual_seed(0)
     sizes = {"c0": 8.0, "c1": 6.0, "c2": 5.0}
     replies = {

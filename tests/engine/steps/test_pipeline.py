@@ -21,7 +21,7 @@ from perfed.methods.extensions.proximal import Proximal
 from perfed.methods.extensions.top_k import TopK
 from perfed.model.chain import Model
 from perfed.model.presets import linear
-from perfed.testing.federations import named_columns
+from perfed.testing.federations import make_named_columns
 
 PLAIN = [ByteCounter, DivergenceCheck]
 
@@ -46,7 +46,7 @@ def test_a_run_without_features_has_the_plain_steps_only():
         ([ExtensionPayloads], lambda: steps_of(server_of(Proximal()))),
         ([ExtensionPayloads, ExtensionReplies], lambda: steps_of(server_of(TopK()))),
         ([SecureSums], lambda: steps_of(server_of(secure=SecureAggregation()))),
-        ([NamedColumns], lambda: steps_of(serve(make("fedavg"), named_columns(), model=Model(head=linear(3))))),
+        ([NamedColumns], lambda: steps_of(serve(make("fedavg"), make_named_columns(), model=Model(head=linear(3))))),
         ([ModelScores], lambda: steps_of(server_of(), split="test")),
         ([ModelScores, ModelOutputs], lambda: steps_of(server_of(), split="test", keep_outputs=True)),
         ([LossCurves], lambda: steps_of(server_of(), watched=["c0"])),

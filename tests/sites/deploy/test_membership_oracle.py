@@ -49,7 +49,11 @@ def test_weights_that_overflow_at_one_row_get_the_same_kind_of_reply_with_the_ro
 @pytest.mark.parametrize("distance", ["w2", "mixture", "mmd"])
 def test_anchors_with_which_features_overflow_get_the_same_kind_of_reply_as_any_other(distance, tables):
     """Some distances of FLIC factorise matrices of a client's features, or end where features are not finite."""
-    flic = {"method": "flic-hl", "methods": {"flic-hl": {"distance": distance}}, "privacy": {"unit": "client", "noise": 3.0, "delta": 1e-3}}
+    flic = {
+        "method": "flic-hl",
+        "methods": {"flic-hl": {"distance": distance}},
+        "privacy": {"unit": "client", "noise": 3.0, "delta": 1e-3},
+    }
     text = study(tables, **{**PRIVATE, **flic})
     stations = Recorder(tables, text)
     with closing(stations):

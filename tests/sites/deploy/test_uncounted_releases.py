@@ -76,13 +76,13 @@ class GradientCounter:
 
     def __init__(self, monkeypatch) -> None:
         self.gradients = 0
-        plain = PrivateTraining.gradients
+        plain = PrivateTraining.compute_gradients
 
         def counted(private: PrivateTraining, *arguments):
             self.gradients += private.counter is not None
             return plain(private, *arguments)
 
-        monkeypatch.setattr(PrivateTraining, "gradients", counted)
+        monkeypatch.setattr(PrivateTraining, "compute_gradients", counted)
 
     @property
     def passes(self) -> float:

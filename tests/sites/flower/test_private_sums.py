@@ -100,7 +100,7 @@ def test_whether_a_site_refuses_a_sum_does_not_depend_on_its_share_of_the_noise(
     sites = Sites(tmp_path, quick(FedAvg, extensions=(own,)), FEDERATION, secure=secure, secrets=SECRETS)
     sites.server.prepare()
     shared_parameters = sites.server.state.shared
-    next(iter(shared_parameters.values())).view(-1)[0] = part * secure.numbers(3).largest
+    next(iter(shared_parameters.values())).view(-1)[0] = part * secure.numbers(3).largest_value
     sites.server.round(1)
     refused = {site for site, reply in sites.transport.came if "a private reply under masks" in str(unpack(reply)[0])}
     answered = {site for site, reply in sites.transport.came if "masked" in unpack(reply)[1]}

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from perfed.engine.steps.secure_sums import refuse_folds
 from perfed.engine.steps.step import ExchangeStep, ExchangeTask
-from perfed.maths.sums import KnownSums, Term, hidden
+from perfed.maths.sums import KnownSums, Term, make_hidden_entries
 from perfed.method.exchange import Replies
 from perfed.sites.flower.checks import Spec
 from perfed.sites.flower.wire import REPLY
@@ -42,4 +42,4 @@ class MaskedSums(ExchangeStep):
         entries = {name.removeprefix(REPLY): entry for name, entry in self.spec.items() if name.startswith(REPLY)}
         count = len(replies.ids)
         shapes = {path: ((count, *(n or 0 for n in e.shape)), e.dtype) for path, e in entries.items()}
-        return Replies(replies.ids, hidden(shapes, KnownSums(self.totals)), replies.train_loss)
+        return Replies(replies.ids, make_hidden_entries(shapes, KnownSums(self.totals)), replies.train_loss)
