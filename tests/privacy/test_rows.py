@@ -171,8 +171,10 @@ def test_each_client_has_the_noise_of_its_number_of_rows():
         for name in exact:
             noisy, one = (of[name][place] - exact[name][place] for of in (more, plain))
             torch.testing.assert_close(noisy, times * one)
-    private = PrivateTraining(clip=1.0, noise=1.0, rows=2.0, noises={6: 4.0}).at(torch.tensor([9.0, 6.0]), rng.PLAIN)
-    both, keys = (private, replace(private, each=None)), rng.key(0, torch.arange(2))
+    private = PrivateTraining(clip=1.0, noise=1.0, rows=2.0, noises={6: 4.0}).for_cohort(
+        torch.tensor([9.0, 6.0]), rng.PLAIN
+    )
+    both, keys = (private, replace(private, client_noise=None)), rng.key(0, torch.arange(2))
     times = torch.tensor([[1.0], [4.0]], dtype=torch.float64)
     noisy, one = (p.noisy_counts(1000 + 0 * times.expand(2, 3), 0, ["a", "b"], "classes") - 1000 for p in both)
     torch.testing.assert_close(noisy, times * one)
