@@ -86,7 +86,7 @@ class Network:
         return model
 
     def save(self, folder: Path) -> list[str]:
-        """Write ``network.pt2``."""
+        """Write ``network.pt2`` into a folder and return its name."""
         write_program(self.program, folder / NETWORK)
         return [NETWORK]
 

@@ -26,7 +26,7 @@ class Split:
         y: targets, ``(samples,)`` int64 class labels or ``(samples, ...)`` floating-point values.
         domain: ``(samples,)`` int64 domain ids, or ``None`` where domains are unknown.
         group: ``(samples,)`` int64 hashes of the samples' groups, equal for equal groups at all clients
-            (:func:`perfed.data.groups.hash_groups`); ``None`` without groups.
+            (:func:`perfed.tables.group_hashes.hash_groups`); ``None`` without groups.
         sound: whether the samples were checked (:func:`perfed.data.checks.check_samples`), or made of such.
 
     Example:

@@ -75,7 +75,7 @@ class Server:
 
     @property
     def method(self) -> Method:
-        """The method."""
+        """Return the method of the run."""
         return self.initialiser.method
 
     @property

@@ -17,7 +17,7 @@ class LossCurves(ExchangeStep):
         self._curves = curves
 
     def receive(self, result: ChunkResult) -> ChunkResult:
-        """Append the losses."""
+        """Append the loss of each local epoch to the record."""
         for client, losses in result.loss_curves.items():
             self._curves.setdefault(client, []).extend(losses)
         return result

@@ -26,7 +26,7 @@ class ModelScores(ExchangeStep):
         return replace(task, exchange=replace(task.exchange, measure=self._split))
 
     def receive(self, result: ChunkResult) -> ChunkResult:
-        """Collect the metrics."""
+        """Add the metrics of each client to those collected before."""
         self._metrics.update(result.metrics)
         return result
 
@@ -47,6 +47,6 @@ class ModelOutputs(ExchangeStep):
         return replace(task, keep_outputs=True)
 
     def receive(self, result: ChunkResult) -> ChunkResult:
-        """Collect the predictions."""
+        """Append the predictions for every sample."""
         self._outputs.extend(result.outputs)
         return result

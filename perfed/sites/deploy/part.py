@@ -64,7 +64,7 @@ def make_schema_of_one_site(site: str, metadata: Mapping[str, Any], options: Tab
         options: what the columns of the sites' tables are for.
 
     Raises:
-        PerfedError: as :func:`perfed.data.federation_schema.agreed`.
+        PerfedError: as :func:`perfed.tables.agreement.agree_on_schema`.
     """
     named = sorted({name for names in options.named.values() for name in names})
     return agree_on_schema(
