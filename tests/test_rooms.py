@@ -35,8 +35,8 @@ ROOMS = (  # from the bottom to the top; a room may use those before it
     "testing",  # for users and tests: nothing here imports it
 )
 DATA = (  # modules and packages inside data/ from the bottom to the top; a line may use the lines before it
-    "augment checksums csv_text groups names originals.reading originals.sources partition problems reading target_scale tokens",
-    "column facts files folder inputs labels",
+    "augment csv_text groups names originals.reading originals.sources partition problems reading target_scale tokens",
+    "checksums column facts files folder inputs labels",
     "client federation_schema originals",
     "checks columns summary",
     "lazy site_arrays",
