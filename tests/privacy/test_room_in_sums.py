@@ -15,7 +15,7 @@ from perfed.privacy.apply import privately
 from perfed.privacy.metrics import Measured
 from perfed.privacy.settings import Privacy
 
-LARGEST = FixedPoint(24, 3).largest  # 9.2e10
+LARGEST = FixedPoint(24, 3).largest_value  # 9.2e10
 
 
 def planned(**settings: float):
