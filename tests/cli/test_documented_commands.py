@@ -24,6 +24,7 @@ SHOWN = re.compile(r"\bperfed (?:run|compare|sweep|tune|partition) [a-z][a-z0-9-
 OWN_MODULES = {
     "my_methods": (ROOT / "examples" / "my_methods.py").read_text(),
     "my_policies": blocks("docs/howto/policy.md", "python")[0],
+    "my_kinds": blocks("docs/howto/robust.md", "python")[0],
 }
 COMMANDS: Any = typer.main.get_command(app)
 
