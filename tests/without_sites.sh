@@ -10,5 +10,5 @@ tar --create --exclude=./.git --exclude=./.venv --exclude=./build --exclude=./di
 cd "$copy"
 rm -r perfed/sites tests/sites
 # The documentation describes the commands for real sites, and what clients send to a server.
-documentation=(--ignore tests/test_web_pages.py --ignore tests/cli/test_documented_commands.py)
+documentation=(--ignore tests/test_web_pages.py --ignore tests/test_docs.py --ignore tests/cli/test_documented_commands.py)
 PYTHONPATH="$copy" "$python" -m pytest tests -m "not long" "${documentation[@]}" "${@:2}"

@@ -29,7 +29,6 @@ from perfed.participation import (
     policy_names,
     register_policy,
 )
-from perfed.sites.deploy.part import own_modules
 
 OWN = '''
 """A policy of the user's."""
@@ -140,17 +139,6 @@ def test_names_of_methods_under_it(here):
 
 def table(**participation) -> dict:
     return {**find_experiment("digits-label-skew"), "participation": participation}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"participation": {"policy": "own_policy:skipping", "skipping": {"skip": 1}}},
-        {"method": "fedavg+own_policy:skipping", "participation": {"own_policy:skipping": {"skip": 1}}},
-    ],
-)
-def test_a_deployment_names_its_module(here, changes):
-    assert own_modules(validate({**find_experiment("digits-label-skew"), **changes})) == ["own_policy"]
 
 
 @pytest.mark.parametrize("key", ["skipping", "own_policy:skipping"])
