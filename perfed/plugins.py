@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from perfed.errors import PerfedError
+from perfed.errors import PerfedError, suggest_name
 from perfed.system import is_sigterm_exit
 
 SKLEARN = "sklearn:"
@@ -221,7 +221,8 @@ class Registry(dict[str, T]):
     """Objects that modules of perfed and of users have registered by name.
 
     Args:
-        kind: the kind of objects, for messages: "method", "policy", "extension", "data set" or "metric".
+        kind: the kind of objects, for messages: "method", "policy", "kind of aggregation",
+            "extension", "data set" or "metric".
         module: returns the module that registered an object; empty for perfed.
     """
 
@@ -270,3 +271,24 @@ class Registry(dict[str, T]):
         registered_name = match_name(bare, self) or bare
         self.check_registration(request, registered_name)
         return registered_name
+
+    def qualify_name(self, request: str, setting: str, noun: str) -> str:
+        """Return the name of ``request`` as files have it: as it was registered, after its module if it has one.
+
+        Args:
+            request: a name in any case; ``module:NAME`` imports the module first.
+            setting: the setting that has the name, for the message.
+            noun: what the name is of, for the message.
+
+        Raises:
+            PerfedError: if nothing is registered under the name, or its module cannot be imported.
+        """
+        module, colon, _ = request.rpartition(":")
+        name = self.resolve_name(request)
+        if name not in self:
+            names = sorted(self)
+            raise PerfedError(
+                f"{setting} = '{request}': there is no such {noun}{suggest_name(name, names)}; allowed: "
+                f"{', '.join(names)}, or module:NAME for one in a file of yours"
+            )
+        return f"{module}{colon}{name}"

@@ -49,6 +49,11 @@ class Outcome:
         """What was printed, wherever lines were broken."""
         return " ".join(self.out.split())
 
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the command ended as for an error of the user: exit code 2 and one line."""
+        return self.code == 2 and self.err.count("\n") == 1 and "Traceback" not in self.err
+
 
 def perfed(*arguments: object) -> Outcome:
     """``perfed ARGUMENTS`` in this process."""

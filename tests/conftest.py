@@ -35,13 +35,16 @@ def one_thread():
 
 @pytest.fixture
 def forgotten(tmp_path):
-    """The data sets, methods, presets extensions that a test makes known are forgotten after it, and its modules."""
-    from perfed import datasets, extensions, methods  # noqa: F401 - make perfed's own known
+    """What a test registers by name is forgotten after it, and so are the modules in its folder."""
+    from perfed import datasets, extensions, methods  # noqa: F401 - register perfed's own
+    from perfed.aggregation.settings import AGGREGATORS
     from perfed.datasets import catalogue
+    from perfed.engine.metrics import METRICS
     from perfed.method import extension, registry
+    from perfed.participation.settings import POLICIES
 
     # In place: other modules hold the same dictionaries.
-    tables = (catalogue.DATASETS, registry.METHODS, extension.EXTENSIONS)
+    tables = (catalogue.DATASETS, registry.METHODS, extension.EXTENSIONS, POLICIES, AGGREGATORS, METRICS)
     before = [dict(table) for table in tables]
     yield
     for table, kept in zip(tables, before, strict=True):

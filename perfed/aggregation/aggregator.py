@@ -6,7 +6,7 @@ Each kind is one file in :mod:`perfed.aggregation.kinds`, or a file of the user'
 from __future__ import annotations
 
 import inspect
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -30,7 +30,7 @@ class AggregatorSettings(BaseModel):
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
-class Aggregator(Generic[Settings]):
+class Aggregator(ABC, Generic[Settings]):
     """Base of all kinds of aggregation.
 
     Attributes:
@@ -136,7 +136,7 @@ def register_aggregator(
 
     Raises:
         PerfedError: the name contains ``+``, ``:`` or ``.``, or is registered by another module; a setting is called
-            ``kind``.
+            ``kind``; the class lacks ``combine``.
     """
 
     def add(cls: _Class) -> _Class:
@@ -145,6 +145,8 @@ def register_aggregator(
         if "kind" in settings.model_fields:
             raise PerfedError(f"kind of aggregation '{name}': 'kind' cannot be one of its settings")
         AGGREGATORS.check_free(name, cls.__module__)
+        if inspect.isabstract(cls):
+            raise PerfedError(f"kind of aggregation '{name}': {cls.__name__} does not define combine")
         text = summary or (inspect.getdoc(cls) or name).splitlines()[0]
         AGGREGATORS[name] = AggregatorEntry(name, cls, settings, text, cls.__module__)
         return cls
@@ -179,24 +181,16 @@ def aggregator_id(name: str) -> str:
         >>> aggregator_id("Median")
         'median'
     """
-    module, colon, _ = name.rpartition(":")
-    registered = AGGREGATORS.resolve_name(name)
-    if registered not in AGGREGATORS:
-        hint = suggest_name(registered, aggregator_names())
-        raise PerfedError(
-            f"aggregation.kind = '{name}': there is no such kind{hint}; allowed: {', '.join(aggregator_names())}, or "
-            "module:NAME for one in a file of yours"
-        )
-    return f"{module}{colon}{registered}"
+    return AGGREGATORS.qualify_name(name, "aggregation.kind", "kind")
 
 
-def check_settings(kind: str, settings: Mapping[str, Any]) -> None:
-    """Check that the kind has all of the ``settings``.
+def check_settings(kind: str, model: type[BaseModel], settings: Mapping[str, Any]) -> None:
+    """Check that ``model``, the class of the kind's settings, has all of the ``settings``.
 
     Raises:
         PerfedError: it lacks one; names it and those that the kind has.
     """
-    fields = aggregator_entry(kind).settings.model_fields
+    fields = model.model_fields
     for key in settings:
         if key not in fields:
             hint = suggest_name(key, ["kind", *fields])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 import perfed.aggregation.kinds  # noqa: F401 - registers the kinds
-from perfed.aggregation.aggregator import Aggregator, aggregator_entry, aggregator_id, check_settings
+from perfed.aggregation.aggregator import AGGREGATORS, Aggregator, aggregator_entry, aggregator_id, check_settings
 from perfed.errors import PerfedError
+from perfed.plugins import bare_name
 from perfed.settings import STRICT
 
 
@@ -28,7 +29,7 @@ class Aggregation(BaseModel):
 
     model_config = ConfigDict(**{**STRICT, "extra": "allow"})
 
-    kind: Annotated[str, AfterValidator(aggregator_id)] = Field(
+    kind: str = Field(
         "mean", description="what takes the place of the mean over clients; module:NAME is one in a file of the user's"
     )
 
@@ -40,9 +41,9 @@ class Aggregation(BaseModel):
         if not isinstance(value, Mapping) or not isinstance(kind := value.get("kind", "mean"), str):
             return value
         kind = aggregator_id(kind)
+        model = AGGREGATORS[bare_name(kind)].settings
         settings = {key: item for key, item in value.items() if key != "kind"}
-        check_settings(kind, settings)
-        model = aggregator_entry(kind).settings
+        check_settings(kind, model, settings)
         return {"kind": kind, **dict(TypeAdapter(model).validate_python(settings))}
 
     @property

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Annotated, Any
 
@@ -251,27 +252,20 @@ def _leaderboard(item: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _policy(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _setting_value(setting: str, item: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the facts on a policy or a kind of aggregation, which is a value of ``setting``."""
     return [
-        ("in files and settings", f'[participation] policy = "{item["name"]}"'),
+        ("in files and settings", f'{setting} = "{item["name"]}"'),
         ("about", item["about"]),
         ("paper", item["paper"]),
     ]
 
 
-def _aggregation(item: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [
-        ("in files and settings", f'[aggregation] kind = "{item["name"]}"'),
-        ("about", item["about"]),
-        ("paper", item["paper"]),
-    ]
-
-
-_FACTS = {
+_FACTS: dict[str, Callable[[Mapping[str, Any]], list[tuple[str, str]]]] = {
     "method": _method,
     "data set": _dataset,
     "experiment": _experiment,
     "leaderboard": _leaderboard,
-    "policy": _policy,
-    "aggregation": _aggregation,
+    "policy": partial(_setting_value, "[participation] policy"),
+    "aggregation": partial(_setting_value, "[aggregation] kind"),
 }

@@ -142,13 +142,10 @@ def _extension(name: str) -> dict[str, Any]:
 
 def _describe_policy(name: str) -> dict[str, Any]:
     item = policy_entry(name)
-    paragraphs = (item.policy.__doc__ or "").split("\n\n")[1:]
     return {
         "name": policy_id(name),
         "title": item.title,
-        "summary": item.summary,
-        "about": " ".join(_plain(part) for part in paragraphs),
-        "paper": _paper_in(item.summary),
+        **_describe_class(item.policy, item.summary),
         "try": f"perfed compare digits-label-skew {item.example} --methods fedavg,fedavg+{name}".replace("  ", " "),
         "settings": _settings(item.settings.model_fields, {}, schedules=False),
     }
@@ -156,14 +153,21 @@ def _describe_policy(name: str) -> dict[str, Any]:
 
 def _describe_aggregator(name: str) -> dict[str, Any]:
     item = aggregator_entry(name)
-    paragraphs = (item.aggregator.__doc__ or "").split("\n\n")[1:]
     return {
         "name": aggregator_id(name),
-        "summary": item.summary,
-        "about": " ".join(_plain(part) for part in paragraphs),
-        "paper": _paper_in(item.summary),
+        **_describe_class(item.aggregator, item.summary),
         "try": f"perfed compare digits-label-skew aggregation.kind={name} --methods local,fedavg,ditto",
         "settings": _settings(item.settings.model_fields, {}, schedules=False),
+    }
+
+
+def _describe_class(cls: type, summary: str) -> dict[str, str]:
+    """Return the summary, the paper that it names, and the other paragraphs of the class's docstring."""
+    paragraphs = (cls.__doc__ or "").split("\n\n")[1:]
+    return {
+        "summary": summary,
+        "about": " ".join(_plain(part) for part in paragraphs),
+        "paper": _paper_in(summary),
     }
 
 

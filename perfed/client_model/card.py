@@ -145,7 +145,11 @@ def _metrics(facts: dict[str, Any]) -> str:
 
 
 def shown_metrics(found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Name, value and interval of each metric that :func:`metrics_with_intervals` gave, for people; accuracies in %."""
+    """Return name, value and interval of each metric, as text; accuracies are in %.
+
+    Args:
+        found: the result of :func:`~perfed.client_model.metrics.compute_metrics`.
+    """
     rows = []
     for name, values in found.get("of", {}).items():
         scale, unit = (100, " %") if name in _PERCENT else (1, "")

@@ -38,7 +38,7 @@ class Network:
 
     Attributes:
         module: from inputs of the site's shape, and domain ids where the method needs them, to class probabilities or
-            values (:class:`ClientModule`).
+            values (:class:`ClientModule`, or the module of a loaded program).
         facts: those of the client's model that describe its inputs.
     """
 

@@ -485,17 +485,13 @@ def _lazy(read: Arrays, look: Arrays, ids: Sequence[str], name: str, hold: int, 
     """Clients of whose arrays each is looked at once, by ``look``, and read by ``read`` when it is used."""
     refuse_unusable(name, ids)
     sites: list[ScannedArrays] = []
-    originals: list[dict[str, str]] = []
-    for client in ids:
-        arrays = arrays_of(client, read_arrays_by(look, client), SPLITS)
-        sites.append(scan_arrays(client, arrays.parts, arrays.names, labels.get("task")))
-        originals.append(arrays.originals)
+    originals: dict[str, dict[str, str]] = {}
+    for client_id in ids:
+        arrays = arrays_of(client_id, read_arrays_by(look, client_id), SPLITS)
+        sites.append(scan_arrays(client_id, arrays.parts, arrays.names, labels.get("task")))
+        originals[client_id] = arrays.originals
     schema = create_schema(sites, labels)
     facts = (site.facts_in(schema) for site in sites)
-    clients = tuple(
-        replace(client, originals=of_client)
-        for client, of_client in zip(
-            lazy_clients(FromArrays(read, schema.classes), facts, schema, hold), originals, strict=True
-        )
-    )
-    return federation_of(clients, schema, name, labels.get("class_names"))
+    clients = lazy_clients(FromArrays(read, schema.classes), facts, schema, hold)
+    named = (replace(client, originals=originals[client.id]) for client in clients)
+    return federation_of(named, schema, name, labels.get("class_names"))

@@ -10,13 +10,14 @@ from collections.abc import Set as AbstractSet
 from math import isclose
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_serializer, model_validator
 
 from perfed.data.column import Column, Name, Names
 from perfed.data.labels import Classes, Task
 from perfed.data.problems import raise_problems
 from perfed.data.target_scale import Sums, TargetScale
 from perfed.errors import PerfedError, shorten_list, summarise_validation_error
+from perfed.settings import STRICT
 
 _Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 MOST_DOMAINS = 100_000
@@ -40,7 +41,7 @@ class _Message(BaseModel):
         of_tasks: fields that only one task has.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = STRICT
     column_fields: ClassVar[AbstractSet[str]] = frozenset()
     of_tasks: ClassVar[Mapping[str, Task]] = {}
 
@@ -122,7 +123,6 @@ class SiteMetadata(_Message):
     numbers: Annotated[tuple[_Whole, ...], Field(max_length=100_000)] | None = None
     sums: Sums | None = None
     domains: _Domains | None = None
-    columns: _Columns | None = None
     named: Names | None = None
 
     @model_validator(mode="after")
@@ -141,7 +141,7 @@ class SiteMetadata(_Message):
 class Scale(BaseModel):
     """The values of a :class:`perfed.data.target_scale.TargetScale`."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = STRICT
 
     mean: Annotated[tuple[float, ...], Field(min_length=1, max_length=1000)]
     std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1, max_length=1000)]
@@ -165,7 +165,6 @@ class FederationSchema(_Message):
     classes: Annotated[tuple[_Whole | Name, ...], Field(max_length=100_000)] | None = None
     domains: _Domains | None = None
     scale: Scale | None = None
-    columns: _Columns | None = None
 
     @model_validator(mode="after")
     def _check_classes(self) -> Self:
@@ -187,20 +186,27 @@ class FederationSchema(_Message):
         return self.domains if isinstance(self.domains, tuple) else None
 
 
-def agree_on_targets(metadata: Metadata, sources: Mapping[str, str], target: str = "the target") -> FederationSchema:
+def agree_on_targets(metadata: Metadata, sources: Mapping[str, str]) -> FederationSchema:
     """Return the schema without columns: the task, the classes or the scale of the targets, and the domains.
 
     Args:
         metadata: the metadata of each site, at least of one.
         sources: the name of each site in messages.
-        target: the target in messages.
 
     Raises:
         DataProblems: the targets of some sites contradict those of others.
         PerfedError: all targets have the same value.
     """
-    raise_problems(describe_target_conflicts(metadata, sources, target))
-    sites = list(metadata.values())
+    raise_problems(describe_target_conflicts(metadata, sources, "the target"))
+    return merge_targets(list(metadata.values()))
+
+
+def merge_targets(sites: Sequence[SiteMetadata]) -> FederationSchema:
+    """Return the schema without columns for sites whose targets do not contradict each other.
+
+    Raises:
+        PerfedError: all targets have the same value.
+    """
     sums = [site.sums for site in sites if site.sums is not None]
     scale = TargetScale.of_sums(sums) if len(sums) == len(sites) else None
     domain_names = {name for site in sites if isinstance(site.domains, tuple) for name in site.domains}

@@ -146,10 +146,8 @@ class _Cut:
 
     def chosen(self, labels: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which samples are meant, by their classes."""
-        position, size = (
-            _evenly(labels, make_generator(self.seed, f"{self.purpose} of {self.client}")),
-            len(labels) // 2,
-        )
+        position = _evenly(labels, make_generator(self.seed, f"{self.purpose} of {self.client}"))
+        size = len(labels) // 2
         if self.fraction is not None:
             classes = np.unique(labels)
             for label in classes:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from perfed.errors import PerfedError
+from perfed.errors import PerfedError, shorten_list
 
 LONGEST_NAME = 1000
 """Largest number of characters in the name of a column, class, category or domain."""
@@ -30,15 +30,29 @@ def compose_text(text: str) -> str:
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
-def find_name(name: str, names: Iterable[str]) -> str | None:
+def find_name(name: str, names: Collection[str]) -> str | None:
     """Return the one of ``names`` that equals ``name`` up to the composition of accents, or ``None``.
 
     Example:
         >>> find_name("K\\u00f6ln", ["Bonn", "Ko\\u0308ln"]) == "Ko\\u0308ln"
         True
     """
+    if name in names:
+        return name
     composed = compose_text(name)
     return next((candidate for candidate in names if compose_text(candidate) == composed), None)
+
+
+def find_client(name: str, ids: Collection[str]) -> str:
+    """Return the id of the client with this name, whatever the composition of its accents.
+
+    Raises:
+        PerfedError: an unknown client.
+    """
+    client = find_name(name, ids)
+    if client is None:
+        raise PerfedError(f"unknown client '{name}'; ids are: {shorten_list([*ids])}")
+    return client
 
 
 def find_originals(texts: Iterable[str]) -> dict[str, str]:

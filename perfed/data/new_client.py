@@ -13,7 +13,7 @@ from perfed.data.names import find_name
 from perfed.data.site_arrays import SiteArrays
 from perfed.errors import PerfedError
 
-TESTED = 0.25
+TEST_FRACTION = 0.25
 """Share of a new client's rows that it is tested on."""
 
 
@@ -36,7 +36,7 @@ def new_client(federation: Federation, name: str, given: Mapping[str, Any], seed
     client = SiteArrays.of(name, full, federation.task).client(federation.schema)
     if client.split("test") is None:
         kept = client.validation
-        cut = with_validation(replace(client, validation=None), TESTED, federation.num_classes is not None, seed)
+        cut = with_validation(replace(client, validation=None), TEST_FRACTION, federation.num_classes is not None, seed)
         client = replace(cut, test=cut.validation, validation=kept)
     return client
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Annotated, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from torch import Tensor
 
 from perfed.errors import PerfedError
+from perfed.settings import STRICT
 
 _MOST = 1000  # values in one target
 _EPS = torch.finfo(torch.float64).eps
@@ -25,7 +26,7 @@ class Sums(BaseModel):
         squares: of each, the sum of squares about the client's mean (about 0, those of large numbers would cancel).
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = STRICT
 
     number: Annotated[int, Field(ge=1, le=2**53)]
     total: Annotated[tuple[float, ...], Field(min_length=1, max_length=_MOST)]

@@ -53,10 +53,8 @@ def adult(
     num_missing = min(round(missing * len(features_of_column)), len(features_of_column) - 1)
 
     def encode_client(client: Client) -> Client:
-        lacks = make_generator(seed, f"missing columns of {client.id}").permutation(len(features_of_column))[
-            :num_missing
-        ]
-        has_column = ~np.isin(column, lacks)
+        order = make_generator(seed, f"missing columns of {client.id}").permutation(len(features_of_column))
+        has_column = ~np.isin(column, order[:num_missing])
 
         def encode_split(split: Split | None) -> Split | None:
             if split is None or len(split) == 0:

@@ -143,10 +143,8 @@ def domain_problem(
     draw = make_generator(seed, "theory-mixture")
     mixture = torch.from_numpy(draw.dirichlet([alpha / domains] * domains, clients))
     sizes = torch.from_numpy(draw.integers(low, high + 1, clients))
-    basis, heads = (
-        draw_orthonormal(make_key(seed, "basis"), d, k),
-        draw_orthonormal(make_key(seed, "heads"), domains, k),
-    )
+    basis = draw_orthonormal(make_key(seed, "basis"), d, k)
+    heads = draw_orthonormal(make_key(seed, "heads"), domains, k)
     return LinearProblem(basis, heads, mixture, sizes, noise, seed)
 
 

@@ -267,7 +267,7 @@ def _draw_train_counts(
 
 
 def _choose_sizes(options: PartitionOptions, available: int, share: bool, seed: int) -> Indices:
-    """Return the number of training samples of every client, at most as many as are available."""
+    """Return the number of training samples of every client; raise :class:`PerfedError` if there are too few."""
     spread = options.size_spread
     if options.samples == 0:
         return label_skew.divide_samples(available, options.clients, spread=spread, seed=seed)

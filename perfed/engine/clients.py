@@ -124,9 +124,14 @@ class RoundClients:
         *,
         extensions: Literal["nothing", "penalties", "all"] = "nothing",
     ) -> Replies:
-        """Run one exchange; see :class:`perfed.engine.steps.step.ExchangeTask` for the arguments."""
-        exchange = Exchange(program, self.round, self._first_exchange + self.record.exchanges)
-        replies = self._engine.run(ExchangeTask(exchange, payload, self.ids, reduce, extensions), self.steps)
+        """Run one exchange.
+
+        See :class:`perfed.engine.steps.step.ExchangeTask` and :class:`~perfed.engine.executor.Exchange` for the
+        arguments.
+        """
+        role = extensions if self.method.extensions else "nothing"
+        exchange = Exchange(program, self.round, self._first_exchange + self.record.exchanges, extensions=role)
+        replies = self._engine.run(ExchangeTask(exchange, payload, self.ids, reduce), self.steps)
         replies.aggregator = self._engine.initialiser.aggregator
         self.ids = self.record.participants = replies.ids
         self.record.exchanges += 1

@@ -103,8 +103,7 @@ class BlendRun:
     rows, each predicted by models that were trained without its fold, everywhere; shrunk towards the weights that all
     sites learn together (:mod:`perfed.maths.blending`). Of values a site keeps its best own model alone where the
     mixture errs more (:func:`~perfed.maths.blending.guard_weights`). The mixture is of what the candidates, trained on
-    all
-    training rows, say: of probabilities, of values, or of log hazards.
+    all training rows, say: of probabilities, of values, or of log hazards.
 
     Attributes:
         experiment: of which the seed, the data, the evaluation and ``blend`` count.

@@ -17,8 +17,8 @@ from perfed.client_model.facts import describe_model
 from perfed.client_model.site_model import SiteModel
 from perfed.data.client import Client
 from perfed.data.federation import Federation
-from perfed.data.names import find_name
-from perfed.errors import PerfedError, shorten_list
+from perfed.data.names import find_client
+from perfed.errors import PerfedError
 from perfed.experiment.estimators import is_pooled
 from perfed.run.directory import RunDirectory
 from perfed.system import create_private_files, versions
@@ -105,10 +105,7 @@ class KeptModels:
             PerfedError: an unknown client, a model that was not kept, or a file that is damaged.
         """
         ids = self.federation.ids
-        name = find_name(client, ids)
-        if name is None:
-            raise PerfedError(f"unknown client '{client}'; ids are: {shorten_list(ids)}")
-        client = name
+        client = find_client(client, ids)
         file = self.path / FOLDER / (POOLED_FILE if is_pooled(self.name) else _file(ids.index(client)))
         if not file.exists():
             raise PerfedError(f"{file}: there is no model of client '{client}'; train again: 'perfed compare'")

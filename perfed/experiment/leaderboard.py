@@ -99,11 +99,10 @@ def _build_figure(path: Path, board: Leaderboard, row: Row, metric: str) -> Figu
     if row.method and marker_of(place)[0]:
         comparison = read_comparison(place)
         runs = [load_run(run) for key in comparison.keys if (run := comparison.directory(*key)).is_dir()]
-    summaries = [run.summary for run in runs if run.summary is not None and metric in run.summary.spreads]
-    finished = [run for run in runs if run.summary in summaries]
-    last = [summary.spreads[metric].mean for summary in summaries]
+    finished = [(run, run.summary) for run in runs if run.summary is not None and metric in run.summary.spreads]
+    last = [summary.spreads[metric].mean for _, summary in finished]
     side = metric_of(metric).direction
-    curves = [[line.spreads[metric].mean for line in run.rounds if metric in line.spreads] for run in finished]
+    curves = [[line.spreads[metric].mean for line in run.rounds if metric in line.spreads] for run, _ in finished]
     best = [side * max(side * value for value in curve) for curve in curves if curve]
     return Figure(
         method=row.name,
@@ -115,7 +114,7 @@ def _build_figure(path: Path, board: Leaderboard, row: Row, metric: str) -> Figu
         note=row.note,
         ours_best_mean=fmean(best) if best else None,
         ours_best_std=stdev(best) if len(best) > 1 else None,
-        rounds=max((summary.rounds for summary in summaries), default=None),
+        rounds=max((summary.rounds for _, summary in finished), default=None),
         seeds=len(last),
         chosen=_chosen_settings(path / "tuning" / row.folder / "grid.json") if row.grid else "",
     )

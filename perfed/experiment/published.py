@@ -130,8 +130,8 @@ class Leaderboard:
 
     name: str
     seeds: int
-    settings: tuple[str, ...] = ()
-    rows: tuple[str, ...] = ()
+    settings: tuple[str, ...]
+    rows: tuple[str, ...]
 
     @classmethod
     def from_names(cls, name: str, seeds: int | None, settings: Sequence[str], rows: Sequence[str] = ()) -> Self:

@@ -224,9 +224,14 @@ def read_grid(file: Path) -> list[dict[str, Any]]:
     Raises:
         PerfedError: the file cannot be read, has changed since it was written, or a point lacks a key.
     """
+    results = _parse_grid(file)
+    refuse_damage(file.parent, find_damage(file.parent, read_checksums(file.parent)), "resume the search")
+    return results
+
+
+def _parse_grid(file: Path) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = read_json(file)
     checked(list[_Point], results, file)
-    refuse_damage(file.parent, find_damage(file.parent, read_checksums(file.parent)), "resume the search")
     return results
 
 
@@ -240,7 +245,7 @@ def read_results(search: Search, path: Path) -> list[dict[str, Any]]:
     file = path / "grid.json"
     if not file.exists() or find_damage(path, read_checksums(path)):
         return []
-    results = read_grid(file)
+    results = _parse_grid(file)
     for result in results:
         if result["method"] not in search.methods or result["settings"] not in search.points:
             raise PerfedError(f"{file}: {' '.join(result['settings'])} is no point of the search in {path}")

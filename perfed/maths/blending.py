@@ -317,9 +317,8 @@ def guard_weights(rows: Rows, weights: FloatArray, local: Sequence[int]) -> Floa
     The best local model is that with the smallest squared error. The errors of the blend are larger if a one-sided
     signed-rank test of the rows' squared errors rejects equality at the level :data:`BLEND_LEVEL`. Ranks keep one
     distant row from hiding all others, as it can in a mean. In addition, the mean difference has to agree when the row
-    that
-    favours the blend most is left out: a blend that is slightly worse on most rows and much better on several serves
-    its purpose. Very few rows never suffice to reject.
+    that favours the blend most is left out: a blend that is slightly worse on most rows and much better on several
+    serves its purpose. Very few rows never suffice to reject.
 
     The best of several models has smaller errors on the rows by which it was selected than on others. The level of the
     test is therefore divided by the number of local models that might be the best one (Bonferroni). These are all

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -74,6 +74,11 @@ def trimmed_mean(x: Tensor, weights: Tensor, trim: float) -> Tensor:
     return _reduce_sorted(x, weights, mean)
 
 
+def joint_norms(changes: Iterable[Tensor]) -> Tensor:
+    """Return the norm of each client's ``(clients, ...)`` tensors, taken as one vector, float64 ``(clients,)``."""
+    return torch.stack([x.double().reshape(len(x), -1).square().sum(1) for x in changes]).sum(0).sqrt()
+
+
 def bound_updates(stacked: Tree, current: Tree, bound: float) -> dict[str, Any]:
     """Return the clients' tensors with every client's update cut to the norm ``bound``.
 
@@ -94,7 +99,7 @@ def bound_updates(stacked: Tree, current: Tree, bound: float) -> dict[str, Any]:
     changes = {path: x - now[path] for path, x in iterate_leaves(stacked) if x.is_floating_point()}
     if not changes:
         return dict(stacked)
-    norms = torch.stack([t.double().reshape(len(t), -1).square().sum(1) for t in changes.values()]).sum(0).sqrt()
+    norms = joint_norms(changes.values())
     factors = torch.where(torch.isfinite(norms), (bound / norms).clamp(max=1), 0.0)
 
     def cut(path: str, x: Tensor) -> Tensor:
@@ -104,7 +109,8 @@ def bound_updates(stacked: Tree, current: Tree, bound: float) -> dict[str, Any]:
         short = torch.where(factor > 0, changes[path].double() * factor, 0.0)
         return torch.where(factor == 1, x, (now[path].double() + short).to(x.dtype))
 
-    return _map_paths(stacked, cut)
+    bounded = iter([cut(path, x) for path, x in iterate_leaves(stacked)])
+    return map_leaves(stacked, lambda _, x: next(bounded))  # both visit the tensors in the same order
 
 
 def map_coordinates(stacked: Tree, estimate: Callable[[Tensor], Tensor]) -> dict[str, Any]:
@@ -125,10 +131,3 @@ def _reduce_sorted(x: Tensor, weights: Tensor, reduce: Callable[[Tensor, Tensor]
         values, order = block.T.contiguous().sort(dim=1, stable=True)
         results.append(reduce(values, weights[order].cumsum(1)))
     return torch.cat(results).view(x.shape[1:])
-
-
-def _map_paths(tree: Tree, fn: Callable[[str, Tensor], Tensor]) -> dict[str, Any]:
-    """Return ``fn(path, tensor)`` of every tensor, with paths as :func:`perfed.tree.iterate_leaves` has them."""
-    values = {path: fn(path, tensor) for path, tensor in iterate_leaves(tree)}
-    paths = iter(values)
-    return map_leaves(tree, lambda _, t: values[next(paths)])

@@ -32,8 +32,8 @@ def simplex_qp(matrix: ArrayLike, linear: ArrayLike | None = None) -> FloatArray
     the most effective one is added, and variables that are negative in the minimiser on the new plane are removed.
     Where P is singular, the smallest sufficient ridge r is added, from 1e-12 to 1e-4 of the largest entry of P (or of
     q, if that is larger); no part of P is dropped, and proximal steps ``r |a - last|^2`` remove the effect of the
-    ridge. The duality gap
-    with the original P bounds the error of the objective: it is at most 5e-9 of that entry, and usually at most 1e-13.
+    ridge. The duality gap with the original P bounds the error of the objective: it is at most 5e-9 of that entry, and
+    usually at most 1e-13.
 
     Args:
         matrix: P, ``(m, m)``, symmetric positive semi-definite up to rounding, of any scale; may be zero.

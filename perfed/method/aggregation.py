@@ -13,16 +13,8 @@ def find_reason_for_mean(method: Method) -> str:
     A class whose ``round`` is not the one that :attr:`Method.needs_mean <perfed.method.method.Method.needs_mean>` was
     declared for counts as undeclared.
     """
-    for cls in type(method).__mro__:
-        if "needs_mean" in vars(cls):
-            reason = str(vars(cls)["needs_mean"])
-            break
-        if "round" in vars(cls):
-            reason = UNDECLARED
-            break
-    else:
-        reason = UNDECLARED
-    if reason:
+    owner = next(cls for cls in type(method).__mro__ if {"needs_mean", "round"} & vars(cls).keys())
+    if reason := str(vars(owner).get("needs_mean", UNDECLARED)):
         return reason
     reasons = ((extension.name, extension.needs_mean) for extension in method.extensions)
     return next((f"in the extension '{name}', {reason}" for name, reason in reasons if reason), "")

@@ -125,7 +125,7 @@ def entry(name: str) -> Entry:
     """The registered method or preset called ``name``, or ``METHOD+POLICY``: a method under a participation policy.
 
     Names may be written in any case, and titles in their place. ``module:NAME`` imports the module first, which
-    registers the method NAME; so does it for a policy.
+    registers the method NAME; a policy after ``+`` may be written in the same way.
 
     Raises:
         PerfedError: there is none; says what is allowed.

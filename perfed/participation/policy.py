@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from perfed import rng
-from perfed.errors import PerfedError, suggest_name
+from perfed.errors import PerfedError
 from perfed.participation.clock import Population, Rows, Seconds
 from perfed.plugins import Registry, bare_name
 from perfed.settings import STRICT
@@ -202,7 +202,7 @@ class Policy(Generic[Settings]):
 def take_first(arrivals: Arrivals, count: int | None = None) -> tuple[Rows, float]:
     """Return the first ``count`` replies (default: all) and the seconds until the last of them arrives."""
     count = len(arrivals.rows) if count is None else min(count, len(arrivals.rows))
-    return arrivals.rows[:count], float(arrivals.seconds[count - 1])
+    return arrivals.rows[:count], float(arrivals.seconds[:count].max(initial=0.0))
 
 
 def take_without(arrivals: Arrivals, dropped: Rows) -> tuple[Rows, float]:
@@ -212,7 +212,7 @@ def take_without(arrivals: Arrivals, dropped: Rows) -> tuple[Rows, float]:
     """
     remain = ~np.isin(arrivals.rows, dropped)
     seconds = arrivals.seconds[remain] if remain.any() else arrivals.seconds
-    return arrivals.rows[remain], float(seconds.max())
+    return arrivals.rows[remain], float(seconds.max(initial=0.0))
 
 
 @dataclass(frozen=True)
@@ -299,15 +299,7 @@ def policy_id(name: str) -> str:
         >>> policy_id("SRPFL")
         'srpfl'
     """
-    module, colon, _ = name.rpartition(":")
-    registered = POLICIES.resolve_name(name)
-    if registered not in POLICIES:
-        hint = suggest_name(registered, policy_names())
-        raise PerfedError(
-            f"participation.policy = '{name}': there is no such policy{hint}; allowed: {', '.join(policy_names())}, or "
-            "module:NAME for one in a file of yours"
-        )
-    return f"{module}{colon}{registered}"
+    return POLICIES.qualify_name(name, "participation.policy", "policy")
 
 
 def qualified_name(name: str) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from perfed import rng
 from perfed.errors import PerfedError
+from perfed.maths.robust import joint_norms
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import Replies, Reply, ServerState
 from perfed.method.extension import Extension
@@ -83,7 +84,7 @@ class ClientPrivacy(Extension):
         one, now = _with_axis(reply), _with_axis(sent)
         changes = _changes(_vectors(one), now)
         rounding = sum(float(tensor.double().square().sum()) for tensor in _vectors(now).values())
-        norm = float(_norms(changes)) if changes else 0.0
+        norm = float(joint_norms(changes.values())) if changes else 0.0
         if norm <= self.clip * (1 + _ROUNDING) + _ROUNDING * sqrt(rounding):
             return ""
         return f"its change has the norm {norm:.4g}; at most {self.clip:g} is allowed (privacy.clip)"
@@ -170,11 +171,6 @@ def _changes(new: _Vectors, received: Mapping[str, Any]) -> _Vectors:
     return {path: tensor - old[path] for path, tensor in new.items()}
 
 
-def _norms(changes: _Vectors) -> Tensor:
-    """Of each client's change as one vector, float64 ``(n,)``."""
-    return torch.stack([change.double().flatten(1).square().sum(1) for change in changes.values()]).sum(0).sqrt()
-
-
 def _cut(
     reply: Mapping[str, Any], received: Mapping[str, Any], clip: float, noise: _Noise | None = None
 ) -> dict[str, Any]:
@@ -191,7 +187,7 @@ def _cut(
     if not new:
         return dict(reply)
     old, changes = _vectors(received), _changes(new, received)
-    norms = _norms(changes)
+    norms = joint_norms(changes.values())
     overflowed = ~torch.isfinite(norms)
     factor = (clip / norms).clamp(max=1)
 

@@ -55,7 +55,8 @@ def leaving_table() -> list[tuple[str, str, str, str]]:
         >>> next(row for row in leaving_table() if row[0] == "fedavg")
         ('fedavg', 'shared (parameters), num_samples (number of rows)', 'yes', 'yes')
     """
-    return [(name, _list_entries(name), _protect(name, "sample"), _protect(name, "client")) for name in method_names()]
+    methods = [(name, _parts(name)) for name in method_names()]
+    return [(name, _list_entries(p), _protect(p, "sample"), _protect(p, "client")) for name, p in methods]
 
 
 def _declared_methods() -> list[str]:
@@ -68,24 +69,27 @@ def _may_leave(kind: Mechanism, unit: Unit) -> bool:
     return bool(kind.sample if unit == "sample" else kind.client)
 
 
-def _parts(name: str) -> list[tuple[Method | Extension, Disclosure | None]]:
+_Parts = list[tuple[Method | Extension, Disclosure | None]]
+
+
+def _parts(name: str) -> _Parts:
     """Return a method with its default settings, and its extensions, each with what it declares."""
     method = build_method(name)
     parts: list[Method | Extension] = [method, *method.extensions]
     return [(part, disclosure_of(type(part))) for part in parts]
 
 
-def _list_entries(name: str) -> str:
+def _list_entries(parts: _Parts) -> str:
     entries: dict[str, Mechanism] = {}
-    for part, disclosure in _parts(name):
+    for part, disclosure in parts:
         if disclosure is None:
             return "not declared"
         entries |= disclosure.sent_entries(part)
     return ", ".join(f"{entry_name} ({kind.name})" for entry_name, kind in entries.items()) or "nothing"
 
 
-def _protect(name: str, unit: Unit) -> str:
-    for part, disclosure in _parts(name):
+def _protect(parts: _Parts, unit: Unit) -> str:
+    for part, disclosure in parts:
         if disclosure is None:
             return "no: nothing is declared"
         if reason := disclosure.refused.get(unit):

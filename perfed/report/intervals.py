@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import exp, inf, log, sqrt
 
 import numpy as np
@@ -427,35 +427,6 @@ def _are_alike(variances: Numbers, freedom: Numbers) -> NDArray[np.bool_]:
     return alike
 
 
-def _pool_shared_and_separate(effects: Numbers, freedom: Numbers, correlation: float) -> tuple[Numbers, float, float]:
-    """Return the variance of each row as the sum of a shared and a separate part, with one freedom and correlation.
-
-    The shared part is the variance of the mean of all rows. It contains the variance of the reference and has the
-    degrees of freedom of a single row, so that a reference that varies more than the methods widens the intervals. It
-    may be small by chance and is at least the value that follows from the separate part and ``correlation``, reduced by
-    the factor 1 - 3 / n for n degrees of freedom of the separate part.
-
-    The separate part is the variance of the deviations from the mean of all rows. That of each row is shrunk towards
-    their average (Smyth 2004): slightly if it is larger, since such a method may really vary more, and strongly if it
-    is smaller, which is often due to chance.
-
-    The degrees of freedom of the sum are Satterthwaite's (1946).
-    """
-    number, shared_effects = len(effects), effects.mean(0)
-    shared = np.square(shared_effects).sum()
-    separate_by_row = np.square(effects - shared_effects).sum(1)
-    separate = separate_by_row.mean()
-    shared_freedom = freedom.mean()
-    separate_freedom = freedom.sum() - shared_freedom
-    expected = separate * (1 + (number - 1) * correlation) / ((1 - correlation) * (number - 1))
-    shared = max(shared, expected * max(1 - _FLOOR_LOSS / separate_freedom, 0.0))
-    weights = freedom / (freedom + np.where(separate_by_row > separate, _LARGER, _SMALLER))
-    total = shared + separate
-    total_freedom = total**2 / (shared**2 / shared_freedom + separate**2 / separate_freedom)
-    total_correlation = np.clip((shared - separate / (number - 1)) / total, 0.0, _MOST_CORRELATION)
-    return shared + separate + weights * (separate_by_row - separate), float(total_freedom), float(total_correlation)
-
-
 def _estimate_correlation(components: Sequence[VarianceComponents]) -> float:
     """Return the mean correlation between the cells of two differences, clipped to 0 … 0.95.
 
@@ -507,12 +478,12 @@ def estimate_gains(
     for members in _comparable_groups(with_interval):
         correlation = _estimate_correlation(list(members.values()))
         pooled = pool_variances(list(members.values()), correlation)
-
-        def end(component: VarianceComponents, number: float, side: int, correlation: float = correlation) -> float:
-            return component.half_width(lambda variance: variance.simultaneous_quantile(number, correlation), side)
-
+        better, worse = (
+            partial(Variance.simultaneous_quantile, number=number, correlation=correlation)
+            for number in (counts.better, counts.worse)
+        )
         for method, component in zip(members, pooled, strict=True):
-            below, above = end(component, counts.better, -1), end(component, counts.worse, 1)
+            below, above = component.half_width(better, -1), component.half_width(worse, 1)
             gains[method] = Gain(component.mean, component.mean - below, component.mean + above)
     return gains
 

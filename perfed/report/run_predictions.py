@@ -56,9 +56,14 @@ class SitePredictions:
         """The number of rows."""
         return len(self.parts[0][0])
 
+    @cached_property
+    def value(self) -> float:
+        """The metric of all rows; NaN if it is undefined."""
+        return self._compute(np.ones(self.rows, dtype=bool))
+
     def reproduces(self, reported: float) -> bool:
         """Return whether the metric of all rows equals the one that the run reported."""
-        return bool(np.isclose(self._compute(np.ones(self.rows, dtype=bool)), reported, rtol=1e-6, atol=1e-9))
+        return bool(np.isclose(self.value, reported, rtol=1e-6, atol=1e-9))
 
     @cached_property
     def by_row(self) -> tuple[Values, Values]:
@@ -72,9 +77,9 @@ class SitePredictions:
         groups = -(-self.rows // -(-self.rows // MOST_GROUPS))
         group_of_row = np.arange(self.rows) % groups
         sizes = np.bincount(group_of_row).astype(np.float64)
-        times, whole = self.rows / sizes, self._compute(np.ones(self.rows, dtype=bool))
+        times = self.rows / sizes
         without = np.array([self._compute(group_of_row != group) for group in range(groups)])
-        return times * whole - (times - 1) * without, sizes
+        return times * self.value - (times - 1) * without, sizes
 
     def _compute(self, rows: NDArray[np.bool_]) -> float:
         """Return the metric of some of the rows, averaged over the evaluations; NaN if it is undefined."""

@@ -67,11 +67,11 @@ def row_intervals(
     candidates = _list_methods(values, pairs)
     predictions = {(run.method, run.seed): run.predictions_by(metric) for run in runs if run.method in candidates}
     components: dict[tuple[str, str], VarianceComponents] = {}
+    federated = [candidate for candidate in candidates if not needs_no_federation(candidate)]
     for site, (method, base) in pairs.items():
         site_predictions = {run: all_sites.at_site(site) for run, all_sites in predictions.items()}
-        federated = [candidate for candidate in candidates if not needs_no_federation(candidate)]
         for candidate in dict.fromkeys([method, *federated][: max(1, MOST_COLUMNS // len(pairs))]):
-            cells = _match_predictions(site_predictions, values, metric, site, (candidate, base))
+            cells = _match_predictions(site_predictions, values, site, (candidate, base))
             component = _row_components(cells, metric, len(values.seeds)) if cells else None
             if component is not None:
                 gains = values.gains(candidate, base, metric_of(metric))[:, values.sites.index(site)]
@@ -147,7 +147,6 @@ def _list_methods(values: ClientTable, pairs: Mapping[str, tuple[str, str]]) -> 
 def _match_predictions(
     predictions: Mapping[tuple[str, int], SitePredictions | None],
     values: ClientTable,
-    metric: str,
     site: str,
     pair: tuple[str, str],
 ) -> Cells:

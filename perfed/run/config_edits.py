@@ -47,16 +47,16 @@ def find_edits(directory: RunDirectory) -> dict[str, tuple[Any, Any]]:
     if not checkpoint_config:  # no checkpoint, or a run that was started without a configuration
         return {}
     try:
-        new = _flatten_keys(tomllib.loads(directory.read_config()))
+        new = _join_keys(tomllib.loads(directory.read_config()))
     except tomllib.TOMLDecodeError as error:
         raise PerfedError(f"{directory.path / 'config.toml'}: not valid TOML: {error}") from None
-    old = _flatten_keys(checkpoint_config)
+    old = _join_keys(checkpoint_config)
     may_change = ("device", "plan.hold_megabytes")
     keys = [key for key in dict.fromkeys([*old, *new]) if key not in may_change and not key.startswith("plan.paths.")]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
-def _flatten_keys(table: Mapping[str, Any]) -> dict[str, Any]:
+def _join_keys(table: Mapping[str, Any]) -> dict[str, Any]:
     return {".".join(path): value for path, value in flatten_keys(table).items()}
 
 

@@ -121,7 +121,8 @@ class RunDirectory(CheckpointFiles):
 
     Args:
         path: the directory.
-        contents: the contents of files that were read before, by name; these files are not read again.
+        contents: the contents of files that were read before, by name; :meth:`read_config` and comparisons with
+            checksums use them. The caller may add entries later.
 
     Raises:
         PerfedError: the run is of another format.

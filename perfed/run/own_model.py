@@ -17,7 +17,7 @@ from perfed.client_model.network import ClientModule, Network
 from perfed.client_model.site_model import SiteModel
 from perfed.data.checks import new_inputs
 from perfed.data.client import Client
-from perfed.data.names import find_name
+from perfed.data.names import find_client, find_name
 from perfed.data.reading import to_json_values
 from perfed.engine import evaluate
 from perfed.engine.joining import joined
@@ -72,7 +72,7 @@ class OwnModels:
             PerfedError: an unknown client, inputs of another shape or with other columns, values that are not finite,
                 no domains or unknown ones, or a method that projects the data.
         """
-        client = _find_client(self.server, client)
+        client = find_client(client, self.server.clients)
         cohort, method, federation = self._of(self.server, client), self._method(client), self.server.federation
         inputs, ids = new_inputs(self.server.clients[client], x, domain, federation.num_domains)
         if ids is None and (method.needs_domains or cohort.per_domain):
@@ -112,7 +112,7 @@ class OwnModels:
                 known = f"ids are: {shorten_list([*self.server.clients])}; joined: {shorten_list([*joined])}"
                 raise PerfedError(f"unknown client '{client}'; {known}")
             return load_site(joined[name], trust)
-        return self._site(self.server, _find_client(self.server, client))
+        return self._site(self.server, find_client(client, self.server.clients))
 
     def join(self, client: Client, rounds: int | None = None) -> SiteModel:
         """Return the model of a new client, which trains what is its own; what the others share does not change.
@@ -138,7 +138,7 @@ class OwnModels:
         Raises:
             PerfedError: an unknown client, or a method that predicts with more than these modules.
         """
-        client = _find_client(self.server, client)
+        client = find_client(client, self.server.clients)
         cohort, method = self._alone(self.server, client), self.server.method
         if type(method).predict is not Method.predict or method.changes_data or cohort.per_domain:
             raise PerfedError(f"{self.name} predicts with more than one chain of modules; use predict() of the run")
@@ -175,15 +175,3 @@ class OwnModels:
         with self.taken.at(server, client):
             (cohort,) = server.own_models([client], self.taken.rounds.get(client, self.done))
         return cohort
-
-
-def _find_client(server: Server, name: str) -> str:
-    """Return the id of the client with this name, whatever the composition of its accents.
-
-    Raises:
-        PerfedError: an unknown client.
-    """
-    client = find_name(name, server.clients)
-    if client is None:
-        raise PerfedError(f"unknown client '{name}'; ids are: {shorten_list([*server.clients])}")
-    return client

@@ -15,6 +15,7 @@ from perfed.data.federation_schema import (
     are_close,
     describe_target_conflicts,
     describe_target_differences,
+    merge_targets,
 )
 from perfed.data.labels import Classes, Task
 from perfed.data.problems import raise_problems
@@ -62,7 +63,7 @@ def agree_on_schema(
     task = "survival" if options.event is not None else options.task
     columns, contradictions = unify_kinds({site: sent.columns or () for site, sent in metadata.items()}, names)
     raise_problems([*describe_target_conflicts(metadata, names, target, task), *contradictions])
-    schema = agree_on_targets(metadata, names, target)
+    schema = merge_targets(list(metadata.values()))
     if schema.classes is not None:
         raise_problems(_describe_doubtful_classes(schema.classes, target, task_is_set=task is not None))
     if mode == "own":

@@ -11,6 +11,7 @@ import numpy as np
 
 from perfed.data.names import compose_text
 from perfed.errors import PerfedError
+from perfed.tables.cells import clean_cells
 from perfed.tables.missing import split_code
 from perfed.tables.problems import Frame, Series, pandas
 
@@ -105,7 +106,7 @@ class Conversions:
             converted[position] = text.replace(",", ".") if name in self.decimals and _DECIMAL.fullmatch(text) else text
         for replaced, new in _find_cells(cells, self.replacements(name)):
             converted[replaced] = new
-        return pandas().Series(converted, index=cells.index, name=cells.name, dtype=object)
+        return clean_cells(pandas().Series(converted, index=cells.index, name=cells.name, dtype=object))
 
 
 def remove_units(text: str, units: Sequence[str]) -> str:

@@ -54,12 +54,14 @@ def describe_doubts(data: Checked, columns: Mapping[str, Sequence[Column]], opti
     lines: list[str] = []
     if data.task == "classification":
         classes = [np.unique(y, return_inverse=True)[1] for y in targets]
-        lines += _describe_telling_columns(sites, columns, classes, options.target)
+        lines += _describe_predictive_columns(sites, columns, classes, options.target)
     else:
         values = [y.reshape(len(y), -1)[:, 0].astype(np.float64) for y in targets]
         lines += _describe_correlated_columns(sites, columns, values, options.target)
     if options.event is not None:
-        lines += _describe_telling_columns(sites, columns, [y[:, 1].astype(np.int64) for y in targets], options.event)
+        lines += _describe_predictive_columns(
+            sites, columns, [y[:, 1].astype(np.int64) for y in targets], options.event
+        )
     lines += find_suspected_codes(_collect_numbers(sites, columns))
     lines += _describe_ambiguous_columns(data.main, columns, options)
     lines += _describe_possible_codes(data, columns, options)
@@ -149,7 +151,7 @@ def _has_whole_hundreds(numbers: Floats) -> bool:
 # Classes -------------------------------------------------------------------------------------------------------
 
 
-def _describe_telling_columns(
+def _describe_predictive_columns(
     sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]], classes: Sequence[Ints], target: str
 ) -> Iterator[str]:
     """Columns, or the gaps in them, that alone tell the classes."""

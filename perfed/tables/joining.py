@@ -15,7 +15,7 @@ from perfed.data.column import Column
 from perfed.data.domain_input import with_domain
 from perfed.data.federation import Federation
 from perfed.data.groups import GroupSplit
-from perfed.data.new_client import TESTED, refuse_known_site
+from perfed.data.new_client import TEST_FRACTION, refuse_known_site
 from perfed.errors import PerfedError
 from perfed.tables.cells import clean_frame, column_names
 from perfed.tables.kinds import guess
@@ -91,7 +91,7 @@ def _create_options(
         dates=[name for name, kind in kinds.items() if kind == "date"],
         categories=[name for name, kind in kinds.items() if kind == "category"],
         missing=first.missing or None,
-        test_fraction=TESTED,
+        test_fraction=TEST_FRACTION,
         columns="named" if named else "own" if columns is None else "union",
         preprocess=first.transformer if first.own else None,
         **more,

@@ -69,9 +69,9 @@ def _guess_column(
     kind: Kind | None,
     *,
     swapped: bool,
-    to_numbers: Callable[[Series], Series] | None = None,
+    get_numbers: Callable[[], Series] | None = None,
 ) -> Column:
-    """Return :func:`guess` of normalised cells, whose numbers ``to_numbers`` may have parsed before."""
+    """Return :func:`guess` of normalised cells, whose numbers ``get_numbers`` may return."""
     filled = _are_filled(cells)
     present = cells if filled.all() else cells[filled]
     if present.empty:
@@ -83,7 +83,7 @@ def _guess_column(
     if present.dtype == bool or (words := _find_truth_words(present)):
         letters = () if present.dtype == bool else tuple(sorted(word for word in words if len(word) == 1))
         return Column(name=name, kind=kind or "boolean", binary=kind is not None, letters=letters)
-    numbers = (to_numbers or _to_numbers)(cells).to_numpy()[filled]
+    numbers = (_to_numbers(cells) if get_numbers is None else get_numbers()).to_numpy()[filled]
     share = float(np.mean(~np.isnan(numbers)))
     if share == 1:
         kind = kind or _kind_of_numbers(numbers, name)
@@ -275,18 +275,17 @@ def read(values: Series, column: Column) -> tuple[Series, list[str]]:
 
 
 def parse_cells(
-    cells: Series, column: Column, to_numbers: Callable[[Series], Series] | None = None
+    cells: Series, column: Column, get_numbers: Callable[[], Series] | None = None
 ) -> tuple[Series, list[str]]:
-    """Return :func:`read` of normalised cells, whose numbers ``to_numbers`` may have parsed before."""
+    """Return :func:`read` of normalised cells, whose numbers ``get_numbers`` may return."""
     where = f"column '{column.name}'"
-    to_numbers = to_numbers or _to_numbers
     if column.kind == "date":
         return _read_dates(cells, column, where)
     if column.kind not in ("number", "boolean"):
         texts = cells.astype(object).where(cells.notna(), None).map(_normalise_category)
         texts = texts.astype(object).where(texts.notna(), None)
         return texts, describe_control_characters(texts, where) if column.kind == "category" else []
-    numbers = to_numbers(cells)
+    numbers = _to_numbers(cells) if get_numbers is None else get_numbers()
     if column.format == "thousands" and cells.dtype == object:
         plain = cells.map(lambda cell: remove_separators(cell) if isinstance(cell, str) else cell)
         numbers = _to_numbers(clean_cells(plain))
@@ -440,7 +439,7 @@ class ParsedTable:
         """Return what :func:`read` returns for this column."""
         name = column.name
         key = ("read", name, column.kind, column.format, column.binary, column.letters, column.swapped)
-        return self._compute_once(key, lambda: parse_cells(self.cells(name), column, lambda _: self.numbers(name)))
+        return self._compute_once(key, lambda: parse_cells(self.cells(name), column, lambda: self.numbers(name)))
 
     def read_texts(self, name: str) -> tuple[Series, list[str]]:
         """Return what :func:`read` returns for a column of categories, such as the target."""
@@ -454,8 +453,7 @@ class ParsedTable:
         def guess_kind() -> Column:
             if test_rows is not None and name in test_rows.frame:
                 return guess(pandas().concat([self.frame[name], test_rows.frame[name]]), name, kind, swapped=swapped)
-            numbers = lambda _: self.numbers(name)  # noqa: E731
-            return _guess_column(self.cells(name), name, kind, swapped=swapped, to_numbers=numbers)
+            return _guess_column(self.cells(name), name, kind, swapped=swapped, get_numbers=lambda: self.numbers(name))
 
         return self._compute_once(("guess", name, kind, test_rows, swapped), guess_kind)
 

@@ -195,23 +195,27 @@ class SiteTableData:
         return tuple(sorted({text for column in texts for text in column.dropna()}))
 
     def _disclose(self, column: Column, fewest: int) -> Column:
-        learned = self._learn(column)
-        constant, missing, binary = learned.constant, learned.missing > 0, learned.binary
+        learned, one_scale = self._learn(column), self.options.one_scale
         if (public := self.options.public.get(column.name)) is not None:
-            constant = missing = binary = False
-            levels, sums = learned.levels, public.sums
-        else:  # a boolean is a category if it is one at another site
-            levels = self._learn(column.with_kind("category")).levels if column.kind == "boolean" else learned.levels
-            levels = levels if fewest <= 1 else self._select_frequent(column, levels, fewest)
-            sums = self._compute_sums(column, fewest) if self.options.one_scale else None
+            return Column(
+                name=column.name,
+                kind=column.kind,
+                constant=False,
+                missing=False,
+                binary=False,
+                levels=learned.levels,
+                sums=public.sums if one_scale else None,
+            )
+        # a boolean is a category if it is one at another site
+        levels = self._learn(column.with_kind("category")).levels if column.kind == "boolean" else learned.levels
         return Column(
             name=column.name,
             kind=column.kind,
-            constant=constant,
-            missing=missing,
-            binary=binary,
-            levels=levels,
-            sums=sums if self.options.one_scale else None,
+            constant=learned.constant,
+            missing=learned.missing > 0,
+            binary=learned.binary,
+            levels=levels if fewest <= 1 else self._select_frequent(column, levels, fewest),
+            sums=self._compute_sums(column, fewest) if one_scale else None,
         )
 
     def _compute_sums(self, column: Column, fewest: int) -> Sums | None:
@@ -265,7 +269,8 @@ class SiteTableData:
             return [f"{self.main.source}: {where} is of {self.task}, and the study is of {agreement.task}"]
         if public := self.options.public:
             differences = describe_differences_from_public(agreement, self.create_metadata(), public)
-            raise_problems([f"{self.main.source}: {line}" for line in differences])
+            if differences:
+                return [f"{self.main.source}: {line}" for line in differences]
         problems = [line for part in self._parts for line in part.add_source(self._describe_unknown(part, agreement))]
         columns, conflicts = self.unify_columns(agreement)
         pairs = zip(self.columns, columns, strict=True)

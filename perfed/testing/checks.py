@@ -95,6 +95,12 @@ def require_finite(metrics: Metrics, where: str) -> None:
             require(isfinite(value), f"{where}: {name} of client '{client}' is {value}")
 
 
+def require_finite_state(server: Server, where: str) -> None:
+    """Raise an error if a tensor of the run's state is not finite."""
+    for path, tensor in collect_tensors(server).items():
+        require(bool(torch.isfinite(tensor.double()).all()), f"{where}: {'/'.join(path)} is not finite")
+
+
 def require_close(metrics: Metrics, expected: Metrics, where: str) -> None:
     """Raise an error if metrics differ by more than the rounding of float64."""
     require(metrics.keys() == expected.keys(), f"{where}: other clients are measured")
@@ -154,8 +160,7 @@ def check_training(case: str, make: Make, engines: Mapping[str, Mapping[str, Any
             require(len(record.participants) == expected, f"{engine}: {record.participants} took part, not {expected}")
             require(isfinite(record.train_loss), f"{engine}: the training loss of round {number} is not finite")
         server.settle(sorted(never), 2)  # only SRPFL settles clients
-        for path, tensor in collect_tensors(server).items():
-            require(bool(torch.isfinite(tensor.double()).all()), f"{engine}: {'/'.join(path)} is not finite")
+        require_finite_state(server, engine)
         metrics = server.evaluate("test")
         require(set(metrics) == tested, f"{engine}: not all clients are measured")
         require_finite(metrics, engine)
@@ -200,7 +205,7 @@ def check_engines(make: Make) -> None:
         )
         require_close(results[1], reference[1], where)
         require_close(results[2], reference[2], where)
-    require(gap == 0, "bytes change the results of clients that work one at a time")  # the last of WAYS
+    require(gap == 0, "bytes change the results of clients that work one at a time")  # the last of DIVISIONS
 
 
 def check_engines_in_float32(make: Make) -> None:
@@ -365,8 +370,7 @@ def check_aggregation_kinds(make: Make) -> None:
                 require(reason in message, f"{where}: it is not refused with the declared reason (needs_mean)")
                 continue
             server = run_rounds(serve_with(aggregation, options), 2)
-            for path, tensor in collect_tensors(server).items():
-                require(bool(torch.isfinite(tensor.double()).all()), f"{where}: {'/'.join(path)} is not finite")
+            require_finite_state(server, where)
             require_finite(server.evaluate("test"), where)
             same = all(torch.equal(tensor, after[path]) for path, tensor in iterate_leaves(server.sets))
             require(not (averages and same), f"{where}: the result is that of the mean; use clients.mean")
@@ -417,7 +421,7 @@ def check_evaluation(make: Make) -> None:
 
 REQUIRED_ACCURACY = 0.67
 """Mean accuracy that :func:`check_learning` requires; predicting one class for all samples yields 0.5."""
-_ROUNDS, _PERIOD = 240, 12  # largest number of rounds of learns(), and rounds between its evaluations
+_ROUNDS, _PERIOD = 240, 12  # largest number of rounds of check_learning(), and rounds between its evaluations
 
 
 def check_learning(make: Make) -> None:
@@ -450,8 +454,7 @@ def check_task(task: str, make: Make) -> str:
         refusal = catch_refusal(lambda: served.append(run_rounds(build_server(make(), federation, **options), 2)))  # noqa: B023 - called here
         if refusal:
             continue
-        for path, tensor in collect_tensors(served[0]).items():
-            require(bool(torch.isfinite(tensor.double()).all()), f"{engine}: {'/'.join(path)} is not finite")
+        require_finite_state(served[0], engine)
         metrics = served[0].evaluate("test")
         require(set(metrics) == set(federation.ids), f"{engine}: not all clients are measured")
         require_finite(metrics, engine)

@@ -250,7 +250,8 @@ class View:
         """
         values = {**self.model, **(params or {})}
         parameters_used = [t for name, t in values.items() if stage_of(name) in self.chain.stages[:stages]]
-        # A change in place increases a tensor's version, except by a fused optimiser; training then calls forget().
+        # A change in place increases a tensor's version, except by a fused optimiser: training then calls
+        # drop_features().
         # The cached tensors stay alive, so that their ids are not reused.
         cache_key = (stages, id(samples.x), id(samples.domain), *((id(t), t._version) for t in parameters_used))
         if self._cached_features is None or self._cached_features[0] != cache_key:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 
@@ -106,7 +104,7 @@ class Largest(Aggregator[LargestSettings]):
 """
 
 
-def test_a_kind_in_a_file_of_the_users(tmp_path, monkeypatch):
+def test_a_kind_in_a_file_of_the_users(tmp_path, monkeypatch, forgotten):
     (tmp_path / "my_kinds.py").write_text(LARGEST)
     monkeypatch.syspath_prepend(tmp_path)
     aggregation = Aggregation(kind="my_kinds:largest", factor=2.0)
@@ -118,7 +116,6 @@ def test_a_kind_in_a_file_of_the_users(tmp_path, monkeypatch):
     assert "largest" in aggregator_names()
     with pytest.raises(ValueError, match="allowed with kind = 'my_kinds:largest': kind, factor"):
         Aggregation(kind="my_kinds:largest", trim=0.1)
-    sys.modules.pop("my_kinds")
 
 
 def test_names_and_settings_that_cannot_be_registered():
@@ -135,3 +132,5 @@ def test_names_and_settings_that_cannot_be_registered():
 
     with pytest.raises(PerfedError, match="registered twice"):
         register_aggregator("Median")(Other)
+    with pytest.raises(PerfedError, match="'mine': Other does not define combine"):
+        register_aggregator("mine")(Other)

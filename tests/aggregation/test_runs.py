@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from engines import ENGINES, blobs, make, serve, train
-from pydantic import Field
+from engines import ENGINES, blobs, difference, make, serve, train
+from robust import SignFlip
 
 from perfed import Method, Model, Reply, build_method, linear
 from perfed.aggregation import Aggregation
@@ -42,29 +42,12 @@ TABLE = {
 }
 
 
-class Lie(Extension):
-    """Sends ``-scale`` times the change in the place of the change, at some clients."""
-
-    name: ClassVar[str] = "lie"
-
-    clients: tuple[str, ...] = ()
-    scale: float = Field(10.0)
-
-    def outgoing(self, cohort, reply):
-        shared = {name: tensor.clone() for name, tensor in reply["shared"].items()}
-        for row in (row for row, client in enumerate(cohort.ids) if client in self.clients):
-            for name, tensor in shared.items():
-                before = cohort.delivered["shared"][name][row]
-                tensor[row] = before - self.scale * (tensor[row] - before)
-        return Reply({**reply, "shared": shared})
-
-
 def alike(clients: int = 10) -> Federation:
     return blobs((20,) * clients, labels=[[0, 1, 2]] * clients, test=20)
 
 
 def accuracy(method: str, kind: str, dishonest: tuple[str, ...], **options) -> float:
-    built = make(method, lr=0.1, optimizer="sgd", more_extensions=(Lie(clients=dishonest),))
+    built = make(method, lr=0.1, optimizer="sgd", more_extensions=(SignFlip(clients=dishonest),))
     server = serve(built, alike(), aggregation=KINDS[kind], **options)
     try:
         metrics = train(server, 8).evaluate("test")
@@ -172,11 +155,12 @@ def test_what_a_robust_kind_does_not_go_with_is_refused_in_one_line(kind):
         serve(fedavg, lacking, aggregation=quiet)
 
 
-def test_privacy_of_rows_goes_with_every_kind():
+@pytest.mark.parametrize("kind", ROBUST)
+def test_privacy_of_rows_goes_with_every_kind(kind):
     rows = build_method("fedavg").model_copy(
         update={"extensions": (SamplePrivacy(entries=("shared", "num_samples"), noise=1.0),)}
     )
-    train(serve(rows, blobs(), aggregation=KINDS["median"]), 1)  # each reply is private before it is combined
+    train(serve(rows, blobs(), aggregation=KINDS[kind]), 1)  # each reply is private before it is combined
 
 
 def test_experiments_refuse_private_and_masked_clients():
@@ -253,7 +237,10 @@ def test_feddars_setting_of_the_same_name_keeps_its_key():
     assert table["aggregation"] == {"kind": "median"}
 
 
-def test_other_values_of_the_head_are_not_touched():
-    model = Model(head=linear(3))
-    server = train(serve(make("fedper"), blobs(), model=model, aggregation=KINDS["median"]), 2)
-    assert server.evaluate("test")
+@pytest.mark.parametrize("kind", ROBUST)
+def test_where_nothing_is_shared_every_kind_gives_what_the_mean_gives(kind):
+    runs = [
+        train(serve(make("fedper"), blobs(), model=Model(head=linear(3)), aggregation=KINDS[name]), 2)
+        for name in ("mean", kind)
+    ]
+    assert difference(*runs) == 0

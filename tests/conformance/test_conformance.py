@@ -85,15 +85,15 @@ EXTENSIONS = {
 }
 
 
-def own_terms(name: str) -> set[str]:
+def own_extensions(name: str) -> set[str]:
     return {extension.name for extension in entry(name).extensions}
 
 
 @pytest.mark.in_turns(3)
 @pytest.mark.parametrize(
-    ("name", "extension"), [(n, t) for n in method_names() for t in EXTENSIONS if t not in own_terms(n)]
+    ("name", "extension"), [(n, t) for n in method_names() for t in EXTENSIONS if t not in own_extensions(n)]
 )
-def test_a_term_changes_what_clients_say_or_is_refused_in_one_line(name, extension):
+def test_an_extension_changes_what_clients_say_or_is_refused_in_one_line(name, extension):
     def metrics(*more_extensions):
         method = make(name, more_extensions=more_extensions)
         return train(serve(method, blobs((8, 6, 5)), model=network_for(method), rounds=4), 3).evaluate("test")

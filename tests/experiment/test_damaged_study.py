@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import EXPERIMENT, TINY, Outcome, perfed
+from command_line import EXPERIMENT, TINY, perfed
 from damage import DAMAGES
 
 DAMAGED = pytest.mark.parametrize("damage", [*DAMAGES, "of another"], ids=lambda how: getattr(how, "__name__", how))
@@ -38,10 +38,6 @@ def damaged_copy(studies: Path, study: str, name: Path | str, damage: Any, to: P
     return out
 
 
-def is_one_line(outcome: Outcome) -> bool:
-    return outcome.code == 2 and outcome.err.count("\n") == 1 and "Traceback" not in outcome.err
-
-
 def metrics(study: Path) -> dict[str, Any]:
     return {
         str(f.parent.relative_to(study)): json.loads(f.read_text())["metrics"] for f in study.glob("*/*/summary.json")
@@ -52,7 +48,7 @@ def metrics(study: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("study", ["comparison", "search"])
 def test_a_damaged_marker_is_refused(studies, tmp_path, study, damage):
     out = damaged_copy(studies, study, "comparisons.toml", damage, tmp_path)
-    assert is_one_line(perfed("resume", out))
+    assert perfed("resume", out).is_refusal
 
 
 @DAMAGED
@@ -62,9 +58,9 @@ def test_a_baseline_is_trained_again(studies, tmp_path, name, damage):
         pytest.skip("the comparison is then refused, as with a marker of another one")
     out = damaged_copy(studies, "comparison", BASELINE / name, damage, tmp_path)
     told = perfed("report", out / BASELINE)
-    assert is_one_line(told) and name in told.err
+    assert told.is_refusal and name in told.err
     resumed = perfed("resume", out)
-    assert is_one_line(resumed) or resumed.code == 0, resumed
+    assert resumed.is_refusal or resumed.code == 0, resumed
     if resumed.code == 0:
         assert metrics(out) == metrics(studies / "comparison")
         for file in BASELINE_FILES:

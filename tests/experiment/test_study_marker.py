@@ -24,7 +24,7 @@ MARKERS: dict[str, dict[str, Any]] = {
 
 def refuse(path: Path) -> str:
     outcome = perfed("resume", path)
-    assert outcome.code == 2 and outcome.err.count("\n") == 1 and "Traceback" not in outcome.err
+    assert outcome.is_refusal, outcome
     return outcome.err
 
 

@@ -100,7 +100,7 @@ def test_a_users_term_works_in_every_method():
         assert norms[1] < 0.97 * norms[0]
 
 
-def test_a_name_is_that_of_one_term(forgotten):
+def test_a_name_is_that_of_one_extension(forgotten):
     register_extension(Shrink)
     register_extension(Shrink)  # as a notebook's cell that is run again
     assert extension_class("test_extensions:shrink") is extension_class("shrink") is Shrink

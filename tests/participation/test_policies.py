@@ -20,6 +20,7 @@ from perfed.methods.flic.anchors import Anchors
 from perfed.model.chain import Model
 from perfed.model.presets import linear
 from perfed.participation.clock import Clock, Population
+from perfed.participation.policy import Arrivals, take_first, take_without
 from perfed.participation.schedule import stage_lengths
 from perfed.participation.selection import Selection
 from perfed.participation.settings import Participation
@@ -510,3 +511,9 @@ def test_the_cyclic_policy_hands_the_model_from_client_to_client(order):
     cycles = [tuple(visits[at : at + 3]) for at in range(0, 12, 3)]
     assert all(sorted(cycle) == ["c0", "c1", "c2"] for cycle in cycles)
     assert (len(set(cycles)) == 1) == (order == "fixed")
+
+
+def test_without_an_invited_client_no_reply_is_used_and_no_time_passes():
+    nothing = Arrivals(np.zeros(0, int), np.zeros(0), np.zeros(0, int))
+    for rows, seconds in (take_first(nothing), take_first(nothing, 2), take_without(nothing, np.array([0]))):
+        assert len(rows) == 0 and seconds == 0.0

@@ -13,10 +13,11 @@ import torch
 from command_line import perfed
 
 from perfed import Federation, PerfedError
+from perfed.data.column import Column
 from perfed.tables.agreement import agree_on_schema
 from perfed.tables.files import read_table
 from perfed.tables.joining import new_client_from_frame
-from perfed.tables.kinds import guess, read
+from perfed.tables.kinds import ParsedTable, guess, read
 from perfed.tables.options import TableOptions
 from perfed.tables.site import TablePreprocessor
 from perfed.tables.site_data import read_site_data
@@ -234,3 +235,12 @@ def test_from_init_to_an_onnx_file(tmp_path, monkeypatch):
     np.testing.assert_array_equal(*answers)
     assert not np.array_equal(answers[0][0], answers[0][1])
     assert perfed("init", "wards", "--target", "ill", "--values", "sex", "--out", "b.toml").code == 2
+
+
+def test_real_dates_that_are_converted_categories_are_read_alike_in_training_and_prediction():
+    frame = pd.DataFrame({"d": pd.to_datetime(["2024-01-01", "2024-02-03", None]), "y": ["a", "b", "a"]})
+    options = TableOptions(target="y", values={"d": {"2024-01-01": "first"}}, categories=["d"])
+    table = ParsedTable(frame).clean(options.codes).converted(options.conversions)
+    column = Column(name="d", kind="category")
+    in_training, in_prediction = table.read(column)[0].tolist(), read(table.frame["d"], column)[0].tolist()
+    assert in_training == in_prediction == ["2024-01-01", "2024-02-03", None]

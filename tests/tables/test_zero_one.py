@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from perfed import Federation
-from perfed.data.new_client import TESTED
+from perfed.data.new_client import TEST_FRACTION
 from perfed.data.problems import DataProblems
 from perfed.errors import PerfedError
 from perfed.tables.joining import new_client_from_frame
@@ -65,7 +65,7 @@ def test_a_newcomer_whose_only_2_is_among_its_test_rows_joins(columns):
     others = {"x": ward(visits=np.arange(40) % 4), "y": ward(seed=1, visits=np.arange(40) % 3)}
     federation = Federation.from_frames(others, target="sick", columns=columns)
     new = ward(seed=2)
-    tested = draw_test_rows(pd.factorize(new["sick"])[0], TESTED, 0, "test rows of west")
+    tested = draw_test_rows(pd.factorize(new["sick"])[0], TEST_FRACTION, 0, "test rows of west")
     new.loc[np.flatnonzero(tested)[0], "visits"] = 2
     client = new_client_from_frame(federation, "west", new, "west.csv")
     assert len(client.test) == tested.sum()

@@ -246,7 +246,9 @@ def watched():
 
 def blas_threads():
     return {
-        library["filepath"]: library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"
+        library["filepath"]: library["num_threads"]
+        for library in threadpool_info()
+        if library["user_api"] == "blas" and library["threading_layer"] != "disabled"  # one that always has one thread
     }
 
 

@@ -135,10 +135,8 @@ def balance_labels(counts: Indices, available: Indices, *, seed: int) -> Indices
     for client, client_counts in enumerate(counts):
         for label in range(num_labels):
             missing = np.maximum(0, client_counts - assigned[client].sum(axis=1))
-            room, label_seed = (
-                np.minimum(missing, remaining[:, label]),
-                derive_seed(seed, f"even labels {client} {label}"),
-            )
+            room = np.minimum(missing, remaining[:, label])
+            label_seed = derive_seed(seed, f"even labels {client} {label}")
             size = int(label_counts[client, label])
             regular = _fill_client(missing.astype(np.float64), min(size, int(room.sum())), room, label_seed)
             extra = _fill_client(

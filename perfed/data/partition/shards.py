@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from perfed.errors import PerfedError
 
-# Below this number of samples per client the program of FLIC's authors draws so many shards with replacement.
+# Below FEW_SAMPLES_PER_CLIENT samples per client the program of FLIC's authors draws SHARD_DRAWS shards with
+# replacement.
 FEW_SAMPLES_PER_CLIENT = 100
 SHARD_DRAWS = 50
 

@@ -28,11 +28,10 @@ class ExtensionPayloads(ExchangeStep):
 
     def send(self, task: ExchangeTask) -> ExchangeTask:
         """Return the task with the entry ``extensions`` in its payload, if they take part in this exchange."""
-        self._adds_to_replies = task.extensions == "all"
-        if task.extensions == "nothing":
+        self._adds_to_replies = task.exchange.extensions == "all"
+        if task.exchange.extensions == "nothing":
             return task
-        payload = {**task.payload, "extensions": payload_of(self._extensions, self._state)}
-        return replace(task, payload=payload, exchange=replace(task.exchange, extensions=task.extensions))
+        return replace(task, payload={**task.payload, "extensions": payload_of(self._extensions, self._state)})
 
     def collect(self, replies: Replies) -> Replies:
         """Keep the replies, if the extensions have added to them."""

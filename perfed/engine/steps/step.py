@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from perfed.engine.executor import ChunkResult, Exchange
 from perfed.method.exchange import Fold, Replies
@@ -27,12 +27,10 @@ class ExchangeTask:
     """What the server asks of its clients in one exchange.
 
     Attributes:
-        exchange: the program, the round and the number of the exchange.
+        exchange: the program, the round, the number of the exchange, and what extensions do in it.
         payload: what the program receives: the same for all clients, or one row per client.
         ids: the clients.
         reduce: for each entry of the replies that is folded, the fold.
-        extensions: what the method's extensions do in this exchange, if it has any; see
-            :class:`~perfed.engine.executor.Exchange`.
         keep_outputs: whether clients also return what their models predict for every sample on which they are scored.
         invitation: where time is real, which replies are enough; ``None``: all are needed.
     """
@@ -41,7 +39,6 @@ class ExchangeTask:
     payload: Mapping[str, Any]
     ids: Sequence[str]
     reduce: Mapping[str, Fold] = field(default_factory=dict)
-    extensions: Literal["nothing", "penalties", "all"] = "nothing"
     keep_outputs: bool = False
     invitation: Invitation | None = None
 

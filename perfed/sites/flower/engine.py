@@ -151,7 +151,7 @@ class FlowerEngine(Engine):
             spared = 0 < least <= len(answers) - len(failed)
             if invitation.strict and failed and not spared:
                 raise PerfedError(f"round {exchange.round}: {'; '.join(failed[:3])}; {_WAY}")
-            self._journal_step.answers = answers
+            self._journal_step.keep(answers)
         self.times.seconds, self.times.lost = _find_arrival_times(answers), _find_lost_sites(answers)
         bodies = {answer.site: answer.body for answer in answers if answer.body is not None}
         for site in sorted(invitation.choose(self.times.seconds)[0]):
@@ -184,14 +184,16 @@ class FlowerEngine(Engine):
             site, work = next(iter(tasks.items()))
             request = unpack(self._make_message(site, work, sequence))
             hashes = {"request": request_hash(*request), "payload": payload_hash(*request)}
-            message = lambda site, secure: self._make_message(site, tasks[site], sequence, secure)  # noqa: E731
+
+            def make_message(site: str, fields: Mapping[str, Any]) -> bytes:
+                return self._make_message(site, tasks[site], sequence, fields)
+
             bases = {site: _find_base(site, work) for site, work in tasks.items()}
-            answers = secure.replies(bases, hashes, message, expected)
+            answers = secure.replies(bases, hashes, make_message, expected)
             failed = [answer.error for answer in answers if answer.body is None]
             if needs_all and failed:
                 raise PerfedError(f"{where}: {'; '.join(failed[:3])}; {_WAY}")
-            self._journal_step.answers = answers
-            self._journal_step.write()  # before the sum is opened
+            self._journal_step.keep(answers)  # before the sum is opened
         self.times.seconds, self.times.lost = {}, _find_lost_sites(answers)
         try:
             vector = secure.opened(answers, len(tasks))
@@ -393,6 +395,8 @@ class RealTimeServer(Server):
     def round(self, number: int, *, measure: str | None = None, keep_outputs: bool = False) -> RoundRecord:
         """Run round ``number`` (from 1), then the method's work with all clients; predictions stay at the sites."""
         invitation = invite(self.selection, number)
+        if not invitation.ids:  # a policy may invite nobody
+            return RoundRecord([], float("nan"))
         clients = self._make_clients(invitation.ids, number, "round", split=measure)
         late = LateReplies(invitation, clients.record, self.engine.times)
         clients.steps.insert(0, late)

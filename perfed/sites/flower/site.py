@@ -179,8 +179,9 @@ class Site:
         """Return what was done, and the reply that leaves; under masks these are added last."""
         work = work_of(header, tree, self.client.id, state, self._scale)
         terms = self._allowed.terms(work.exchange) if self._masking is not None else ()
-        going = self._masking.join(header, tree, secure) if self._masking is not None and terms else None
+        going = None
         if self._masking is not None and terms:
+            going = self._masking.join(header, tree, secure)
             work = replace(work, exchange=self._masking.repeat_exchange(header, tree, state))
             if work.exchange.round != header["round"]:  # another reply than in that round must have other noise
                 content = f"{content} as in round {work.exchange.round}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from engines import blobs, make, serve
 from exchanges import chunk_of, run_steps, task_of
 
+from perfed.engine.executor import Exchange
 from perfed.engine.steps.extensions import ExtensionPayloads, ExtensionReplies
 from perfed.errors import PerfedError
 from perfed.method.exchange import ServerState
@@ -45,7 +47,8 @@ class Shift(Extension):
 def test_payloads_travel_with_exchanges_in_which_extensions_take_part(role):
     kept: list = []
     step = ExtensionPayloads([Scale(), Shift()], STATE, kept)
-    task, replies = run_steps([step], [chunk_of(REPLIES)], task_of("ab", {"x": torch.zeros(1)}, extensions=role))
+    asked = replace(task_of("ab", {"x": torch.zeros(1)}), exchange=Exchange("train", 1, 0, extensions=role))
+    task, replies = run_steps([step], [chunk_of(REPLIES)], asked)
     expected = {"x", "extensions"} if role != "nothing" else {"x"}
     assert task.payload.keys() == expected and task.exchange.extensions == role
     if role != "nothing":

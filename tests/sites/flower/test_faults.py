@@ -8,15 +8,17 @@ import time
 from math import inf, nan
 from multiprocessing import get_context
 
+import numpy as np
 import pytest
 import torch
 from engines import blobs, every_tensor, leaves, make, serve, train
 from in_process_sites import RUN, Sites
 
-from perfed.codec import flatten
+from perfed.codec import encode, flatten
 from perfed.engine.executor import LocalExecutor
 from perfed.errors import PerfedError
 from perfed.participation.invitation import invite
+from perfed.participation.policy import Policy, PolicySettings, register_policy, take_first
 from perfed.participation.settings import Participation
 from perfed.sites.flower.engine import Limits
 from perfed.sites.flower.message import pack, unpack
@@ -323,3 +325,15 @@ def test_a_run_whose_server_and_sites_are_killed_at_any_moment_ends_with_the_sam
     for client, state in found["sites"].items():
         for path, tensor in leaves(state):
             assert torch.equal(tensor, expected[(client, *path.split("/"))]), (client, path)
+
+
+def test_a_round_to_which_a_policy_invites_nobody_changes_nothing(tmp_path, forgotten):
+    @register_policy("nobody")
+    class Nobody(Policy[PolicySettings]):
+        def select(self, round_, ask):
+            return take_first(ask(np.zeros(0, int)))
+
+    sites = Sites(tmp_path, make("fedavg"), blobs((6, 5)), participation=Participation(policy="nobody"))
+    before = encode(sites.server.sets)
+    record = sites.server.round(1)
+    assert record.participants == [] and record.exchanges == 0 and encode(sites.server.sets) == before

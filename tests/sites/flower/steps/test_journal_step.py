@@ -25,7 +25,8 @@ class Ask(ExchangeStep):
 
     def send(self, task):
         self.answers_before = self.step.answers
-        self.step.answers = ANSWERS
+        if self.answers_before is None:
+            self.step.keep(ANSWERS)
         return task
 
 
