@@ -8,8 +8,6 @@ ROUNDING := $(foreach name,methods/combination methods/fast_w2 methods/fedem tra
 WORKERS := $(shell $(PYTHON) -c "import os; print(1 + os.cpu_count())")
 # A worker that dies is not replaced: pytest-xdist 3.8 waits for ever for the groups of tests that it gave the new one.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(WORKERS) --max-worker-restart 0 --durations 30
-# The methods whose turn it is change at midnight: all parts of a run have one date.
-export TEST_DATE := $(or $(TEST_DATE),$(shell date +%F))
 OUT ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)
 # No forests: growing and keeping them takes as long as all other runs together.
 PER_CLIENT := sklearn:logistic,sklearn:svc

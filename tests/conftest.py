@@ -5,23 +5,25 @@ import sys
 
 import pytest
 import torch
-from turns import has_turn, methods_of, today
+from short_part import SHORT_METHODS, is_sampled
 
 # Of Ray's niceness 15 its workers starve beside the other tests; no test depends on what earlier trials chose.
 os.environ.update(RAY_worker_niceness="0", PERFED_PLANS="")
 
 
 def pytest_collection_modifyitems(items):
-    """A test of every method is long for all methods but those whose turn it is; so are cases that take turns."""
-    day = today()
-    chosen = methods_of(day)
+    """Mark the cases of `every_method` and `sampled` tests that are not in the short part as long."""
     for item in items:
-        mark = item.get_closest_marker("every_method")
-        given = item.callspec.params if hasattr(item, "callspec") else {}
-        if mark and mark.args[0] in given and given[mark.args[0]] not in chosen:
+        every_method = item.get_closest_marker("every_method")
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        if (
+            every_method
+            and every_method.args[0] in parameters
+            and parameters[every_method.args[0]] not in SHORT_METHODS
+        ):
             item.add_marker("long")
-        turns = item.get_closest_marker("in_turns")
-        if turns and not has_turn(item.name, turns.args[0], day):
+        sampled = item.get_closest_marker("sampled")
+        if sampled and not is_sampled(item.name, sampled.args[0]):
             item.add_marker("long")
 
 

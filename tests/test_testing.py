@@ -122,7 +122,7 @@ def test_all_at_once_with_settings():
     check_method(FedPer(lr=0.02, batch_size=8, local_epochs=2))
 
 
-@pytest.mark.in_turns(2)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "said"),
     [

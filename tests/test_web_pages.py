@@ -44,7 +44,7 @@ def test_the_index_leads_to_every_method_s_page():
     assert sorted(re.findall(r"\]\(([\w-]+)\.md\)", method_pages.index_page())) == sorted(METHODS)
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["fedpac", "fedavg", "fedrep-srpfl", "fedadam", "mixed", "flic-hl", "local"])
 def test_a_method_s_page_has_its_settings_with_their_defaults(name):
     found, page = entry(name), rows(method_pages.page(METHODS[name]))

@@ -114,7 +114,7 @@ def read(place: Path, command: tuple[str, ...]) -> Outcome:
     return perfed(*("run" if part == "RUN" else part.replace("NEW", "made") for part in command))
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", READERS)
 def test_a_damaged_file_is_one_line(folder, tmp_path, monkeypatch, name):
     for seed in SEEDS:

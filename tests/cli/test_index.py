@@ -51,7 +51,7 @@ def described(checkout: Path) -> str:
     return str(found)
 
 
-@pytest.mark.in_turns(2)
+@pytest.mark.sampled(2)
 def test_it_is_of_the_sources_that_are_there_whatever_was_kept(checkout):
     file = checkout / "perfed" / "experiment" / "shipped" / f"{NAME}.toml"
     before, text = described(checkout), file.read_text()
@@ -95,7 +95,7 @@ def test_what_is_damaged_is_made_anew(monkeypatch, tmp_path, content):
         assert read() == made and json.loads(file.read_text()) == made
 
 
-@pytest.mark.in_turns(2)
+@pytest.mark.sampled(2)
 def test_it_goes_without_a_place_to_keep_it_and_says_so(checkout):
     (checkout.parent / "home" / ".cache").write_text("a file in the folder's place")
     process = started(checkout, *LIST)
@@ -114,7 +114,7 @@ def test_it_is_made_without_what_is_of_the_user(checkout):
     assert "mine" not in {item["name"] for item in json.loads(kept(checkout)[0].read_text())["methods"]}
 
 
-@pytest.mark.in_turns(2)
+@pytest.mark.sampled(2)
 def test_a_mistake_in_the_sources_is_one_line(checkout):
     file = checkout / "perfed" / "methods" / "fedavg.py"
     file.write_text(file.read_text() + "\nraise RuntimeError('half an edit')\n")

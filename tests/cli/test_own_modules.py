@@ -41,7 +41,7 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.in_turns(5)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "says"),
     [

@@ -195,7 +195,7 @@ def test_list(what):
     assert set(names) <= {word for line in lines for word in line.split()}
 
 
-@pytest.mark.in_turns(2)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", LISTS)
 def test_show(what):
     for item in index()[what]:

@@ -37,7 +37,7 @@ def written(file: Path, names: list[str], x: np.ndarray, **more: list[object]) -
     return file
 
 
-@pytest.mark.in_turns(2)
+@pytest.mark.sampled(2)
 def test_export_writes_a_model_and_a_card_and_nothing_else(run_dir, tmp_path):
     import onnxruntime
 

@@ -20,7 +20,7 @@ COMMANDS = (
 )
 
 
-@pytest.mark.in_turns(4)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -148,7 +148,7 @@ def centres(folder: Path, **constant: int) -> None:
         table.assign(**(constant if name == "east" else {})).to_csv(folder / f"{name}.csv", index=False)
 
 
-@pytest.mark.in_turns(2)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("more", [{}, {"grade": 1}])
 def test_a_survival_study_has_settings_that_learn(tmp_path, monkeypatch, more):
     monkeypatch.chdir(tmp_path)

@@ -171,7 +171,7 @@ def test_an_operation_of_other_libraries_is_read_only_if_it_is_trusted(run_dir):
     assert perfed("export", run_dir, "--site", "west", "--format", "safetensors", "--trust").code == 0
 
 
-@pytest.mark.in_turns(4)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("part", [0.3, 0.9])
 def test_a_damaged_network_in_torch_s_format_is_one_line(run_dir, part):
     file = network_file(run_dir)

@@ -70,7 +70,7 @@ FOR_PROXIMAL = ("SRPFL", "input dimensions differ", "awkward domains", "a client
 CASES = [(name, case) for name in METHODS for case in (FOR_PROXIMAL if name in WITH_PROXIMAL else FEDERATIONS)]
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_two_rounds_leave_finite_states_and_metrics(name, case):
     checks.check_training(case, METHODS[name], ENGINES if name == "fedavg" else TWO_ENGINES)
@@ -89,7 +89,7 @@ def own_extensions(name: str) -> set[str]:
     return {extension.name for extension in entry(name).extensions}
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "extension"), [(n, t) for n in method_names() for t in EXTENSIONS if t not in own_extensions(n)]
 )

@@ -36,7 +36,7 @@ def test_the_recorded_plan_of_an_automatic_run_gives_the_same_bits_again(name):
     checks.check_recorded_plan(METHODS[name])
 
 
-@pytest.mark.in_turns(2)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", METHODS)
 def test_chunks_that_run_at_the_same_time_give_the_same_bits(name):
     checks.check_parallel_chunks(METHODS[name])

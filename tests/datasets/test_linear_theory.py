@@ -469,7 +469,7 @@ def test_lemmas_b_2_and_b_3_and_theorem_4_9_are_as_published(clients, a, excess,
 BOUNDED = [(a, excess, cost) for a in (0.02, 0.25) for excess in (1.02, 1.1, 1.4) for cost in (0.0, 1.0, 10.0)]
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("a", "excess", "cost"), BOUNDED)
 def test_lemma_b_2_bounds_the_expected_time_of_the_schedule(a, excess, cost):
     """Order statistics and rounds summed up exactly, for N = 16 to 2^20; times of rate 3."""

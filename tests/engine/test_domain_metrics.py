@@ -146,7 +146,7 @@ def by_hand(run, data, heads) -> dict[str, float]:
     return {data.domain_name(m): float(np.mean(values)) for m, values in sorted(right.items())}
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("engine", ["stacked", "sequential"])
 @pytest.mark.parametrize("name", ["feddar-sa", "feddar-wa", "fedavg-multi-head"])
 def test_a_domain_that_nobody_trains_on_gets_the_mean_of_the_trained_heads(tmp_path, engine, name):

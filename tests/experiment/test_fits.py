@@ -51,7 +51,7 @@ def run(folder: Path, out: Path, experiment: tuple[str, ...], method: str, *sett
         return perfed(*command)
 
 
-@pytest.mark.in_turns(5)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("experiment", "method", "settings"),
     [

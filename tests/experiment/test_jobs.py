@@ -111,7 +111,7 @@ def nobody_works_on(out: Path, seconds: float) -> None:
 # The same results -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.in_turns(2)
+@pytest.mark.sampled(2)
 def test_the_same_bits_as_one_after_the_other(alone, tmp_path):
     done = perfed(*begin("--jobs", 2, "--json", "-v", "--out", tmp_path / "out"))
     assert done.code == 0, done.err

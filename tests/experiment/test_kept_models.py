@@ -31,7 +31,7 @@ def finished(name, federation, path):
     return run, KeptModels(name, path, 0, federation)
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*NAMES, "pooled"])
 def test_classifiers_are_read_back_as_they_were(name, tmp_path):
     full = "pooled:logistic" if name == "pooled" else f"sklearn:{name}"
@@ -50,7 +50,7 @@ def test_classifiers_are_read_back_as_they_were(name, tmp_path):
                 site.predict_proba(x)
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", VALUES)
 def test_values_are_read_back_in_their_own_unit(name, tmp_path):
     federation = blobs((30, 24), regression=True, test=25).standardised()
@@ -69,7 +69,7 @@ def test_a_cox_model_is_kept_as_its_coefficients(tmp_path):
         assert np.allclose(kept.site(client.id).predict(x), run.fitted(client).predict(x), atol=1e-5)
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["logistic", "random-forest", "gradient-boosting"])
 def test_onnx_says_the_same_also_of_classes_that_a_site_does_not_hold(name, tmp_path):
     import onnxruntime

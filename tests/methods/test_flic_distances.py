@@ -374,7 +374,7 @@ def loaded(method, federation):
     return group, {name: t + 0.3 * normal(*t.shape, seed=len(name)) for name, t in sent.items()}
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_engines_and_chunks_agree_with_every_setting(name):
     runs = {how: run(SETTINGS[name], **options) for how, options in ENGINES.items()}

@@ -25,7 +25,7 @@ def choices(server) -> dict[str, int]:
     return found
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("clusters", [2, 3])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_groups_with_opposite_labels_get_different_models(engine, clusters):

@@ -126,7 +126,7 @@ def test_five_rounds_are_as_good_as_thirty():
         assert torch.allclose(outputs(fitted(data, 5, **settings)), outputs(fitted(data, 30, **settings)), atol=0.02)
 
 
-@pytest.mark.in_turns(4)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("task", ["binary", "multinomial", "regression", "survival"])
 def test_without_hessians_it_goes_to_the_same_models(task):
     data, settings = federation(task), {"shared_pull": 3.0, "site_pull": 0.5}
@@ -289,7 +289,7 @@ def factors(server):
     return float(sets["pooled"]["of_site"]) * np.outer(sites, columns)
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("site_pull", VARIED)
 def test_with_factors_and_no_shared_slopes_it_is_a_logistic_regression_with_a_strength_for_each_column(site_pull):
     data = federation("binary", departure=1.0)

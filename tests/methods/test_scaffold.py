@@ -37,7 +37,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.in_turns(4)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_it_converges_where_federated_averaging_is_biased(name):
     federation = planes(first=0.5, more=0.5, seed=4)

@@ -21,7 +21,7 @@ def test_full_participation_is_the_closed_form(noise, releases, delta):
     assert epsilon(noise, Releases(releases), delta) >= closed_form(releases / noise**2, delta) - 1e-6
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("noise, rate, steps", [(1.0, 0.02, 500), (2.0, 0.1, 200), (0.8, 0.01, 2000)])
 def test_poisson_sampling_is_that_of_opacus(noise, rate, steps):
     mine = epsilon(noise, Releases(drawn=steps, rate=rate), 1e-5)
@@ -43,7 +43,7 @@ def test_without_sampling_nothing_is_amplified_and_nothing_told_costs_nothing():
     assert epsilon(0.0, Releases(1), 1e-5) == float("inf")
 
 
-@pytest.mark.in_turns(2)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("budget, releases", [(6.0, Releases(200)), (1.5, Releases(3, drawn=400, rate=0.05))])
 def test_noise_is_the_least_that_keeps_the_budget(budget, releases):
     noise = noise_for(budget, 1e-3, releases)

@@ -68,7 +68,7 @@ def test_a_model_that_says_no_number_of_a_row_is_not_told():
     assert all(np.isfinite(value) for value in made.told(broken, bounds, Noise(b"s" * 32, b"m")).values())
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -193,7 +193,7 @@ def test_noise_of_counts_is_drawn_once_and_of_all_classes():
     assert not torch.equal(first, private.noisy_counts(counts + 100, 8, ids, "classes"))
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["fedavg", "fedrep", "pfedme", "flic-hl", "fedproto"])
 def test_engines_give_the_same(name):
     entries = (*SENT, "means", "counts")

@@ -233,7 +233,7 @@ def allowed(share, of):
     return stats.binom.ppf(0.999, of, share) / of
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seeds", [1, 3, 5])
 @pytest.mark.parametrize("of", [(3, 0.0, 1.0), (6, 1.0, 0.3), (20, 0.0, 1.0), (20, 1.0, 1.0)], ids=str)
 @pytest.mark.parametrize("a", [0.0, 0.35, 1.0])

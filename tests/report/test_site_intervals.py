@@ -226,7 +226,7 @@ def test_rows_that_are_the_same_with_every_seed_do_not_average_out(tmp_path):
     assert widths[0] > 1.3 * widths[1]
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("federated", "seeds", "rows"), [(10, 1, 50), (5, 3, 50), (5, 3, 12)])
 def test_equal_methods_gain_at_no_site(federated, seeds, rows):
     """Chosen and judged on the same rows, 10 to 37 of 100 sites gained, and one in nine comparisons of ten."""

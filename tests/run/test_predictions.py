@@ -79,7 +79,7 @@ CASES = {
 }
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("case", CASES)
 def test_they_give_each_clients_reported_metric(case, dtype, tmp_path):

@@ -422,7 +422,7 @@ def test_a_run_does_not_go_on_with_another_configuration(whole, interrupted, tmp
     assert contents(out) == held
 
 
-@pytest.mark.in_turns(2)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_run_goes_on_to_more_rounds(whole, interrupted, tmp_path, finished):
     out = copy(whole if finished else interrupted, tmp_path / "run")

@@ -59,7 +59,7 @@ def as_word(ill: np.ndarray, rng: np.random.Generator) -> Any:
     return np.where(ill, "yes", "no")
 
 
-@pytest.mark.in_turns(4)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("made", [as_category, as_number, as_range, as_word])
 @pytest.mark.parametrize("columns", ["own", "common"])
 def test_a_column_that_holds_the_answer_is_said_with_how_often_it_is_right(made, columns):

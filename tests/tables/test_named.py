@@ -122,7 +122,7 @@ def test_a_newcomer_gets_the_shared_columns_and_keeps_its_own():
     assert client.table.transform(late.drop(columns="sick"))[0].shape == (40, shared + 1)
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", ["mixed", "fedavg-ft", "local"])
 def test_models_of_named_columns_learn_and_predict(method):
     run = Run(federation(), method, Model(head=linear(2)), rounds=3)

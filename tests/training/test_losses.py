@@ -184,7 +184,7 @@ def test_training_with_class_weights_ends_at_scikit_learn_s_weighted_fit(engine)
     assert not torch.allclose(*ends.values(), atol=0.05)
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["apfl", "fedrod", "feddar-wa", "separate-fedavg", "fedem"])
 def test_losses_of_methods_have_the_weights_too(name):
     federation = rare()

@@ -96,7 +96,7 @@ def of_weights(stations, site):
     return [(header, tree) for header, tree in replies if header["run"] == run and header["kind"] == "done"]
 
 
-@pytest.mark.in_turns(2)
+@pytest.mark.sampled(2)
 def test_weights_and_mixtures_are_those_of_a_simulation(ran):
     path, _ = ran
     content = same_as_simulated(path)

@@ -103,7 +103,7 @@ def test_a_run_that_was_interrupted_tells_the_same_and_counts_once(more, tables)
         assert line.metrics == {"2": 2, "3": 2}
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("unit", ["sample", "client"])
 def test_under_masks_the_mean_alone_is_known(unit, tables):
     text = quick(tables, unit, **MASKED)

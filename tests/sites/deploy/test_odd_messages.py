@@ -107,7 +107,7 @@ def test_forged_classes_are_no_oracle(tables, sent):
     assert reply["error"] == str(Said.DATA) and "ill" in notes[-1]
 
 
-@pytest.mark.in_turns(4)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "error", [TypeError, KeyError, RuntimeError, MemoryError, RecursionError, OSError, PerfedError]
 )

@@ -44,7 +44,7 @@ def test_a_policy_that_allows_what_the_study_needs_changes_nothing(tables):
     }
 
 
-@pytest.mark.in_turns(2)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("before", "after", "said"), TOO_LITTLE)
 def test_a_policy_that_forbids_what_the_study_needs_says_so_at_the_start(before, after, said, tables):
     """Before anything is sent; and where the site takes any study, once it knows which, before it trains."""

@@ -34,7 +34,7 @@ def options(path: Path, text: str | None, *more: object) -> list[object]:
     return [*given, "--dir", path / "at-north", *more]
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("columns", "changes"),
     [

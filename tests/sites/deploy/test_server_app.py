@@ -208,7 +208,7 @@ def test_a_site_that_sends_anchors_of_1e30_is_named_and_the_run_may_go_on_withou
     assert json.loads((tables / "run" / "rounds.jsonl").read_text().splitlines()[1])["counts"] == {"refused": ["west"]}
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -227,7 +227,7 @@ def test_counts_that_cannot_be_are_refused_and_the_site_is_named(fields, said, t
         submit(tables, study(tables), west_says(Stations(tables), lie))
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("field", ["told", "facts"])
 @pytest.mark.parametrize("value", [None, "text", [1], {"id": "north"}, "nothing"])
 def test_what_is_no_told_and_no_facts_is_refused_and_the_site_is_named(field, value, tables):

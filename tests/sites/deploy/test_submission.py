@@ -33,7 +33,7 @@ class Flower:
         return self.ends.pop(0)
 
 
-@pytest.mark.in_turns(2)
+@pytest.mark.sampled(2)
 def test_a_run_that_goes_on_is_followed_and_not_begun_twice(tables, monkeypatch):
     place = deployed(tables)
     out = tables / "run"
@@ -95,7 +95,7 @@ class Stoppable(Flower):
         self.stopped.set()
 
 
-@pytest.mark.in_turns(2)
+@pytest.mark.sampled(2)
 def test_a_run_is_ended_by_one_word_and_the_same_command_goes_on_to_the_same_bits(tables, monkeypatch):
     place, text, first, flower = deployed(tables), study(tables), Stations(tables), Stoppable()
     out, reached = tables / "run", threading.Event()

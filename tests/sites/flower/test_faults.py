@@ -150,7 +150,7 @@ BAD = {
 }
 
 
-@pytest.mark.in_turns(4)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("change", BAD, ids=lambda change: change.__name__)
 def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on_where_the_policy_allows(change, tmp_path):
     """With SRPFL's first two of three the round uses the two others; with everybody it ends, and names the site."""

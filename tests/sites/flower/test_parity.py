@@ -25,7 +25,7 @@ def same(sites: Sites, server) -> None:
 PROJECTS = "fedrep-tsne"  # the data of all clients together, which no site has
 
 
-@pytest.mark.in_turns(4)
+@pytest.mark.sampled(4)
 @pytest.mark.every_method("name")
 @pytest.mark.parametrize("name", [name for name in known_names() if name != PROJECTS])
 def test_every_method_ends_with_the_same_bits(name, tmp_path):

@@ -42,7 +42,7 @@ def came(sites: Sites) -> list[dict[str, torch.Tensor]]:
     return [tree["reply"]["shared"] for header, tree in found if header.get("program") == "train"]
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["fedavg", "fedrep", "flic-hl"])
 def test_of_noisy_rows_the_sum_under_masks_is_the_plain_one_to_the_quantisation(name, tmp_path):
     """After a round: the next message is another one then, by rounding, and so its noise is other noise."""

@@ -31,7 +31,7 @@ def worst(one, other) -> float:
     return max((float((a.double() - b.double()).abs().max()) for (_, a), (_, b) in pairs if a.numel()), default=0.0)
 
 
-@pytest.mark.in_turns(2)
+@pytest.mark.sampled(2)
 @pytest.mark.every_method("name")
 @pytest.mark.parametrize("name", [name for name in known_names() if name not in (*SINGLE, PROJECTS)])
 def test_sums_under_masks_are_those_of_a_simulation_and_the_plain_ones_to_the_quantisation(name, tmp_path):
