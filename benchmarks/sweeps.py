@@ -42,7 +42,7 @@ SWEEPS = {
     ),
     "feddar-dimension": (
         "sweep-mean",
-        f"feddar-adult-race model.body.out=2,8,32 --methods feddar-sa,feddar-wa --seeds 0..1 {ONE_THREAD}",
+        f"feddar-adult-race model.body.out=2,8,32 --methods feddar-sa,feddar-wa --seeds 0..2 {ONE_THREAD}",
     ),
     "flic-clients": (
         "sweep-mean",
