@@ -319,8 +319,8 @@ class Part:
 
     @property
     def binding(self) -> bytes:
-        """The SHA-256 of what all replies depend on: the study, the agreement, the site's rows, and the versions."""
-        content = [self.run, self.study, self.agreement.plain(), self.current_rows_hash]
+        """The SHA-256 of what all replies depend on: the site, the study, the agreement, the rows, and the versions."""
+        content = [self.site, self.run, self.study, self.agreement.plain(), self.current_rows_hash]
         content += [self.versions] if self.versions else []  # older versions left them out
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
 

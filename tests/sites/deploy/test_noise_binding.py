@@ -308,6 +308,20 @@ def test_noise_depends_on_study_agreement_rows_and_run_also_where_it_is_drawn_on
     assert not torch.equal(noise_of(part_of(path, text, schema), folder), found[0])
 
 
+def test_noise_depends_on_the_name_under_which_the_folder_of_a_site_is_used(finished):
+    """Mini-batches do, so that replies under two names differ; noise that is drawn once would be counted once."""
+    path, text, stations = finished
+    schema = FederationSchema.of_plain(unpack(stations.first("agreement"))[0]["agreement"], "here")
+    data = path / "data"  # with test rows apart, which are otherwise drawn by the site's name
+    data.mkdir()
+    for name in ("rows.csv", "test.csv"):
+        (data / name).write_bytes((path / "north.csv").read_bytes())
+    parts = [Part(site, data, "run", text, schema, "", "") for site in ("north", "other")]
+    assert parts[0].current_rows_hash == parts[1].current_rows_hash
+    first, second = (noise_of(part, path / "at-north") for part in parts)
+    assert not torch.equal(first, second)
+
+
 def test_deployments_that_share_a_ledger_add_up(finished):
     """A second deployment with the same table under another site's name counts in the same file."""
     path, text, _ = finished
