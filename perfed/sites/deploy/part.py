@@ -118,10 +118,13 @@ def count_sites(study: Experiment) -> int:
 
 
 def asked(study: str) -> dict[str, Any]:
-    """What a study asks of a site, as plain values: all of it but for the names of sites."""
+    """What a study asks of a site, as plain values: all of it but for the names of sites.
+
+    How many sites there are counts where they protect each other: shares of noise and the size of sums depend on it.
+    """
     plain = read(study, "the study").model_dump(mode="json")
-    plain["data"].pop("files", None)
-    return plain
+    files = plain["data"].pop("files", [])
+    return {**plain, "sites": len(files)} if plain.get("privacy") or plain.get("secure_aggregation") else plain
 
 
 def hash_study(study: str) -> str:

@@ -38,7 +38,9 @@ RUNS = "runs"
 """Folder of a site's folder with a folder for each run."""
 SECRET = "secret"
 """File of a run: 32 bytes that its noise is made with. It never leaves, and is in no log."""
-_NOTED = ".noted"  # suffix of a run's file, named after a line of the ledger: its count, so that an older one is noticed
+_NOTED = (
+    ".noted"  # suffix of a run's file, named after a line of the ledger: its count, so that an older one is noticed
+)
 _BYTES = 32
 _PATIENCE = 30.0  # seconds in which another process must have finished writing a shared ledger
 _SLACK = 1 + 1e-9
