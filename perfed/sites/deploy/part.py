@@ -131,12 +131,15 @@ def hash_study(study: str) -> str:
     """Return the SHA-256 of a study, a TOML text, as a site's administrator has agreed to it.
 
     A server may give the sites other names without asking the site's administrator. Where the study has their keys,
-    which are as fixed as the study, the names in its table of data do not count.
+    the names of these count, and those in its table of data do not. The keys themselves do not count: after one was
+    rotated, sites still know which sums they have opened.
     """
     experiment = read(study, "the study")
     secure, content = experiment.secure_aggregation, asked(study)
     if secure is None or secure.keys is None:
         content = experiment.model_dump(mode="json")
+    else:
+        content["secure_aggregation"]["keys"] = sorted(secure.keys)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
