@@ -118,7 +118,7 @@ def count_sites(study: Experiment) -> int:
 
 
 def asked(study: str) -> dict[str, Any]:
-    """What a study asks of a site, as plain values: all of it but for the names of sites.
+    """Return what a study asks of a site, as plain values: all of it but for the names of sites.
 
     How many sites there are counts where they protect each other: shares of noise and the size of sums depend on it.
     """
