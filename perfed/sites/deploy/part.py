@@ -118,22 +118,28 @@ def count_sites(study: Experiment) -> int:
 
 
 def asked(study: str) -> dict[str, Any]:
-    """What a study asks of a site, as plain values: all of it but for the names of sites."""
+    """Return what a study asks of a site, as plain values: all of it but for the names of sites.
+
+    How many sites there are counts where they protect each other: shares of noise and the size of sums depend on it.
+    """
     plain = read(study, "the study").model_dump(mode="json")
-    plain["data"].pop("files", None)
-    return plain
+    files = plain["data"].pop("files", [])
+    return {**plain, "sites": len(files)} if plain.get("privacy") or plain.get("secure_aggregation") else plain
 
 
 def hash_study(study: str) -> str:
     """Return the SHA-256 of a study, a TOML text, as a site's administrator has agreed to it.
 
     A server may give the sites other names without asking the site's administrator. Where the study has their keys,
-    which are as fixed as the study, the names in its table of data do not count.
+    the names of these count, and those in its table of data do not. The keys themselves do not count: after one was
+    rotated, sites still know which sums they have opened.
     """
     experiment = read(study, "the study")
     secure, content = experiment.secure_aggregation, asked(study)
     if secure is None or secure.keys is None:
         content = experiment.model_dump(mode="json")
+    else:
+        content["secure_aggregation"]["keys"] = sorted(secure.keys)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -319,8 +325,8 @@ class Part:
 
     @property
     def binding(self) -> bytes:
-        """The SHA-256 of what all replies depend on: the study, the agreement, the site's rows, and the versions."""
-        content = [self.run, self.study, self.agreement.plain(), self.current_rows_hash]
+        """The SHA-256 of what all replies depend on: the site, the study, the agreement, the rows, and the versions."""
+        content = [self.site, self.run, self.study, self.agreement.plain(), self.current_rows_hash]
         content += [self.versions] if self.versions else []  # older versions left them out
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
 

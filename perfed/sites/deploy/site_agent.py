@@ -33,6 +33,7 @@ from perfed.sites.deploy.part import (
 )
 from perfed.sites.deploy.policy import Policy
 from perfed.sites.deploy.server_files import app_hash
+from perfed.sites.deploy.spending import ledger
 from perfed.sites.deploy.trial import private_in
 from perfed.sites.flower.allowed import Allowed
 from perfed.sites.flower.audit_log import OutgoingLog
@@ -371,6 +372,8 @@ def check_site(settings: SiteSettings) -> None:
     if study is not None:
         experiment = read(study, "the study")
         settings.policy.check_study(experiment)
+        if experiment.privacy is not None:
+            ledger(settings.folder)  # which refuses one that is older than the site's other files
         secure, options = experiment.secure_aggregation, table_options(experiment)
         if secure is not None and secure.keys is not None:
             from perfed.sites.flower.signing import SigningKey  # which needs perfed[flower]

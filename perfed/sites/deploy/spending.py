@@ -29,7 +29,6 @@ from perfed.privacy.apply import PrivateMethod
 from perfed.rng import Noise
 from perfed.sites.flower.refusal import Refused, Said
 from perfed.sites.flower.site import metrics_of_round
-from perfed.sites.flower.store import Stored
 from perfed.system import lock_folder, read_secret, sync_folder, write_atomic
 from perfed.training.private import ReleaseCounter
 
@@ -39,6 +38,9 @@ RUNS = "runs"
 """Folder of a site's folder with a folder for each run."""
 SECRET = "secret"
 """File of a run: 32 bytes that its noise is made with. It never leaves, and is in no log."""
+_NOTED = (
+    ".noted"  # suffix of a run's file, named after a line of the ledger: its count, so that an older one is noticed
+)
 _BYTES = 32
 _PATIENCE = 30.0  # seconds in which another process must have finished writing a shared ledger
 _SLACK = 1 + 1e-9
@@ -98,28 +100,29 @@ class Told:
         measured = told / self.metrics_noise**2 if told else 0.0
         return max(training, measured) if self.unit == "sample" else training + measured
 
+    @property
+    def count(self) -> int:
+        """How many answers and releases the line has; it only grows."""
+        return len(self.answers) + sum(self.releases.values()) + sum(self.metrics.values())
+
 
 def ledger(folder: Path) -> list[Told]:
     """Return what all runs were told by the site in ``folder``.
 
     Raises:
-        PerfedError: the ledger is damaged, or lacks exchanges that the site has answered, as one from a backup does.
+        PerfedError: the ledger is damaged, or lacks answers or releases of the site's runs, as one from a backup does.
     """
     file = folder / LEDGER
     entries = read_json(file) if file.exists() else []
     if isinstance(entries, list):
         entries = [check_seal(entry, file) for entry in entries]
     lines = checked(list[Told], entries, file)
-    answered: dict[str, set[str]] = {}
-    for line in lines:
-        answered.setdefault(line.run, set()).update(line.answers)
-    for secret in sorted((folder / RUNS).glob(f"*/{SECRET}")):
-        run = secret.parent.name
-        sequences = set(map(str, Stored(folder / RUNS, run).sequences()))
-        if not sequences <= answered.get(run, set()):
+    counts = {line.noise_of: line.count for line in lines}
+    for noted in sorted((folder / RUNS).glob(f"*/*{_NOTED}")):
+        if checked(int, read_json(noted), noted) > counts.get(noted.stem, 0):
             raise PerfedError(
-                f"{file}: lacks what run '{run}' was told, whose exchanges this site has answered; restore the file "
-                "from a backup"
+                f"{file}: lacks what run '{noted.parent.name}' was told, whose exchanges this site has answered; "
+                "restore the file from a backup"
             )
     return lines
 
@@ -194,6 +197,7 @@ class SiteBudget:
             ahead=0,
             metrics_noise=0.0 if plan.metrics is None else plan.metrics.noise,
         )
+        self._noted = run / f"{self.line}{_NOTED}"
 
     @property
     def line(self) -> str:
@@ -280,6 +284,8 @@ class SiteBudget:
             if line != before or not file.exists():
                 write_atomic(file, json.dumps([seal(asdict(each)) for each in lines], indent=1) + "\n", mode=0o600)
                 sync_folder(file.parent)
+                write_atomic(self._noted, str(line.count))
+                sync_folder(self._noted.parent)
 
     def _find_line(self, lines: Sequence[Told]) -> Told | None:
         """Return this run's line of the ledger."""

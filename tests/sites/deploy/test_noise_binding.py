@@ -20,11 +20,13 @@ from stations import COLUMNS, PUBLIC, Stations, answer_all, study, submit
 from perfed import rng
 from perfed.data.federation_schema import FederationSchema
 from perfed.errors import PerfedError
+from perfed.experiment.config import read
 from perfed.sites.deploy.own_model import site_model
 from perfed.sites.deploy.part import Part
 from perfed.sites.deploy.policy import Policy
 from perfed.sites.deploy.site_agent import SiteSettings, Station, check_site
 from perfed.sites.deploy.spending import LEDGER, ledger, total
+from perfed.sites.deploy.study import study_of
 from perfed.sites.flower.message import pack, unpack
 from perfed.sites.flower.probe import Server
 from perfed.sites.flower.refusal import Said
@@ -145,6 +147,18 @@ def test_other_studies_under_other_run_ids_add_up(finished):
     assert one.run != two.run and one.noise_of != two.noise_of and one.squares == two.squares
     refused = replies_of(path, text, stations.first("study"), policy=Policy(epsilon=7.0))
     assert refused[0]["error"].startswith(Said.POLICY)  # the other study counts, whatever the run id
+
+
+@pytest.mark.parametrize(
+    ("sites", "answer"), [(list("abc"), "told"), (list("abcdefgh"), Said.STUDY), (["a"], Said.STUDY)]
+)
+def test_a_server_chooses_the_names_of_the_sites_of_a_private_study_and_not_their_number(sites, answer, finished):
+    """Under masks a site's share of the noise is the smaller the more sites there are."""
+    path, text, stations = finished
+    other = study_of(read(text, "the study"), sites).to_toml()
+    header, _ = unpack(stations.first("study"))
+    (reply,) = replies_of(path, text, pack({**header, "run": "another", "study": other}, {}))
+    assert reply.get("error", reply["kind"]) == answer
 
 
 def test_a_site_that_takes_any_study_refuses_private_ones(finished):
@@ -306,6 +320,20 @@ def test_noise_depends_on_study_agreement_rows_and_run_also_where_it_is_drawn_on
         noise_of(part_of(path, text, domains), folder)
     change_a_label(path / "north.csv")
     assert not torch.equal(noise_of(part_of(path, text, schema), folder), found[0])
+
+
+def test_noise_depends_on_the_name_under_which_the_folder_of_a_site_is_used(finished):
+    """Mini-batches do, so that replies under two names differ; noise that is drawn once would be counted once."""
+    path, text, stations = finished
+    schema = FederationSchema.of_plain(unpack(stations.first("agreement"))[0]["agreement"], "here")
+    data = path / "data"  # with test rows apart, which are otherwise drawn by the site's name
+    data.mkdir()
+    for name in ("rows.csv", "test.csv"):
+        (data / name).write_bytes((path / "north.csv").read_bytes())
+    parts = [Part(site, data, "run", text, schema, "", "") for site in ("north", "other")]
+    assert parts[0].current_rows_hash == parts[1].current_rows_hash
+    first, second = (noise_of(part, path / "at-north") for part in parts)
+    assert not torch.equal(first, second)
 
 
 def test_deployments_that_share_a_ledger_add_up(finished):

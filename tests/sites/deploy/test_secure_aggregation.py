@@ -18,6 +18,7 @@ from perfed.experiment.config import read, validate
 from perfed.experiment.start import start
 from perfed.sites.deploy.deployment import Deployment
 from perfed.sites.deploy.own_model import site_model
+from perfed.sites.deploy.part import hash_study
 from perfed.sites.deploy.preview import Preview
 from perfed.sites.deploy.site_agent import SiteSettings, check_site
 from perfed.sites.deploy.trial import entries_sent
@@ -42,6 +43,18 @@ def test_sites_that_check_each_others_keys_end_where_a_simulation_ends(tables):
     text = study(tables, secure_aggregation={"threshold": 2, "keys": site_keys(tables)})
     submit(tables, text, Stations(tables, text))
     same_as_simulated(tables, secure_aggregation={"threshold": 2})
+
+
+def test_sites_remember_the_sums_of_a_study_after_a_key_was_rotated(tables):
+    """With new notes, a second sum of the first payload, of fewer sites, would show the reply of the others."""
+    rotated = SigningKey(b"another".ljust(32, b"-")).public
+    keys = {name: SigningKey(name.encode().ljust(32, b"-")).public for name in ("north", "south", "west")}
+
+    def hash_with(keys: dict[str, str], **changes: object) -> str:
+        return hash_study(study(tables, secure_aggregation={"threshold": 2, "keys": keys}, **changes))
+
+    assert hash_with({**keys, "west": rotated}) == hash_with(keys)
+    assert hash_with(keys, seed=1) != hash_with(keys)
 
 
 def test_a_site_whose_key_the_study_does_not_have_joins_no_run(tables):

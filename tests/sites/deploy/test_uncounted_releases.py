@@ -13,9 +13,11 @@ from test_noise_binding import PRIVATE, Recorder, replies_of
 from perfed.errors import PerfedError
 from perfed.experiment.config import read
 from perfed.sites.deploy.policy import Policy
+from perfed.sites.deploy.site_agent import SiteSettings, check_site
 from perfed.sites.deploy.spending import LEDGER, ledger, total
 from perfed.sites.deploy.trial import private_in
 from perfed.sites.flower.message import pack, unpack
+from perfed.sites.flower.probe import Server
 from perfed.sites.flower.refusal import Said
 from perfed.sites.flower.site import OWN_MODEL
 from perfed.training.private import PrivateTraining
@@ -69,6 +71,23 @@ def test_an_earlier_ledger_in_the_place_of_the_present_one_is_refused(tables):
     (tables / "at-north" / LEDGER).write_bytes(earlier)
     with pytest.raises(PerfedError, match=r"lacks what run '.*' was told, whose exchanges this site has answered"):
         ledger(tables / "at-north")
+
+
+def test_a_ledger_from_before_an_evaluation_is_refused(tables):
+    """Metrics with noise leave no state at the site, and with an older ledger they would leave a second time."""
+    text = noisy_study(tables, "fedrep", rounds=2, evaluation={"every": 1})
+    stations = submit(tables, text, Recorder(tables, text))
+    folder = asked_anew(tables, stations)
+    evaluations = [data for data in stations.asked if unpack(data)[0].get("index") == -1]
+    replies_of(folder, text, *[data for data in stations.asked if data not in evaluations])
+    earlier = (folder / "at-north" / LEDGER).read_bytes()
+    assert all("error" not in reply for reply in replies_of(folder, text, *evaluations))
+    (folder / "at-north" / LEDGER).write_bytes(earlier)
+    with pytest.raises(PerfedError, match=r"lacks what run '.*' was told"):
+        ledger(folder / "at-north")
+    with pytest.raises(PerfedError, match=r"lacks what run '.*' was told"):
+        check_site(SiteSettings("north", folder / "north.csv", Server("127.0.0.1:1"), folder / "at-north", text))
+    assert [reply.get("metrics") for reply in replies_of(folder, text, *evaluations)] == [None, None]
 
 
 class GradientCounter:
