@@ -16,6 +16,7 @@ import sweeps
 from documents import PAGES, blocks
 from made_up_runs import write
 
+from perfed.methods.titles import display_name
 from perfed.report import load_runs, verdict
 
 SMALL = ("digits-label-skew", "digits-views")
@@ -63,8 +64,9 @@ def test_sweeps_are_kept_with_their_command_and_figure(name):
     if sweeps.SWEEPS[name][0] == "sweep-mean":
         for method in {row["method"] for row in kept["rows"]}:
             means = [100 * row["mean"] for row in kept["rows"] if row["method"] == method]
-            said = drawn[drawn.index(f"{method}: ") + len(method) + 2 :]
-            shown = [float(value) for value in said.split("<")[0].split(";")[0].split(", ")]
+            # The figures that were drawn earlier have the names of methods instead of their titles.
+            listed = next(re.finditer(rf"(?:{method}|{display_name(method)}): ([^;<]*)", drawn))[1]
+            shown = [float(value) for value in listed.split(", ")]
             assert shown == pytest.approx(means, abs=0.006)
 
 
