@@ -1,4 +1,4 @@
-"""An experiment's file for tables of the user's own, with comments."""
+"""Writes the commented experiment file of ``perfed init`` for the user's tables."""
 
 from __future__ import annotations
 
@@ -87,18 +87,18 @@ _BASELINES: dict[Task, list[str]] = {
 _SURVIVAL_BATCH = "batch_size = 256  # events are compared with the rows of their batch: the whole site, if it can be"
 
 
-def fitting(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
-    """Return the federation of tables with the split and the columns that fit, and these settings.
+def choose_split_and_columns(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
+    """Choose the split and the kind of columns of tables; return the federation and the completed settings.
 
-    That is five folds where each site has the rows, and named columns where two sites have one of the same name.
-
-    Groups are divided by the draw that is most even over sites and classes.
+    The split has five folds if every site has enough rows, and otherwise a fraction of test rows. Columns are "named"
+    if at least two sites have a column of the same name. Groups are divided by the draw that is most even over sites
+    and classes.
 
     Args:
-        settings: options of the data set "tables", without those on the split; ``columns``, if given, stay.
+        settings: options of the data set "tables" without those of the split; a value of ``columns`` is not changed.
 
     Raises:
-        DataProblems: the tables have problems whatever the split.
+        DataProblems: the tables have problems that do not depend on the split.
     """
     if "columns" not in settings:
         with suppress(DataProblems):  # kinds that differ, or too few rows for the folds
@@ -143,22 +143,26 @@ def _share_columns(federation: Federation) -> bool:
     return max(Counter(name for table in tables for name in table.columns_there).values(), default=0) > 1
 
 
-def compared(settings: Mapping[str, Any], federation: Federation) -> list[str]:
-    """Return the methods that are worth comparing first, with scikit-learn's models beside them; arguments as below.
+def suggest_list_methods(settings: Mapping[str, Any], federation: Federation) -> list[str]:
+    """Return the methods that are worth comparing first, followed by scikit-learn models.
 
-    Where most rows are of one class, what says that class of every row is among them.
+    If most rows belong to one class, the model that always predicts this class is included.
+
+    Args:
+        settings: options of the data set "tables".
+        federation: the federation that was loaded with them.
 
     Example:
         >>> from perfed import load
-        >>> compared({"columns": "named"}, load("digits", {"clients": 9}, seed=0))
+        >>> suggest_list_methods({"columns": "named"}, load("digits", {"clients": 9}, seed=0))
         ['local', 'mixed', 'forest', 'fedavg-ft', 'sklearn:logistic', 'sklearn:random-forest']
     """
-    majority = ["sklearn:majority"] if _one_class(federation) else []
-    return [*_methods(settings, federation), *_BASELINES[federation.task], *majority]
+    majority = ["sklearn:majority"] if _has_dominant_class(federation) else []
+    return [*_list_methods(settings, federation), *_BASELINES[federation.task], *majority]
 
 
-def _one_class(federation: Federation) -> bool:
-    """Whether most rows are of one class."""
+def _has_dominant_class(federation: Federation) -> bool:
+    """Return whether most training rows belong to one class."""
     if federation.num_classes is None:
         return False
     counts = [client.train.class_counts(federation.num_classes) for client in federation]
@@ -166,27 +170,28 @@ def _one_class(federation: Federation) -> bool:
 
 
 def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -> str:
-    """Return TOML of an experiment on tables, which runs as it stands.
+    """Return the TOML text of a complete experiment on tables.
 
-    Rate, weight decay and rounds are those with which, of several, verdicts come closest to those of tuned methods on
-    heart disease, intensive care, schools and Parkinson's disease (docs/results.md). Survival has its own.
+    The learning rate, weight decay and number of rounds were chosen among several: with them, verdicts are closest to
+    those of tuned methods on heart disease, intensive care, schools and Parkinson's disease (docs/results.md). Survival
+    tasks have other values.
 
     Args:
-        name: of the experiment.
+        name: the name of the experiment.
         settings: options of the data set "tables"; with ``columns = "named"`` the model has one body for all sites.
-        federation: made with them.
+        federation: the federation that was loaded with them.
 
     Raises:
         PerfedError: the text does not parse to the intended settings.
     """
     data: dict[str, Any] = {"drop": [], "numbers": [], "dates": [], "categories": [], **settings}
     data = {key: data[key] for key in _WHAT if key in data}
-    lines = [f"{_toml(key, value)}  # {_WHAT[key]}" for key, value in data.items()]
+    lines = [f"{_format_toml_line(key, value)}  # {_WHAT[key]}" for key, value in data.items()]
     lines += [] if "missing" in data else [f'# missing = ["-9"]  # {_WHAT["missing"]}']
-    methods = compared(settings, federation)
+    methods = suggest_list_methods(settings, federation)
     rounds = 30 if federation.task == "survival" else 60
     tables = [client.table for client in federation if client.table is not None]
-    kinds = [f"#   {kind}: {_in_comment(names)}" for kind, names in columns_by_kind(tables).items()]
+    kinds = [f"#   {kind}: {_format_names(names)}" for kind, names in columns_by_kind(tables).items()]
     file, names = shlex.quote(f"{name}.toml"), ",".join(methods)
     tune = tune_command(f"{name}.toml", settings, federation)
     comments = [f"{tune} --out tuned", f"perfed compare tuned/chosen.toml --methods {names} --seeds 0..4"]
@@ -194,8 +199,8 @@ def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -
 # Written by 'perfed init'. What the sites hold, and what is wrong: perfed check {file}
 # The verdict: perfed compare {file} --methods {names} --seeds 0..4
 # With a mixture of all at each site, in six times the time: perfed blend with the same --methods and --seeds
-{_toml("name", name)}
-{_toml("method", methods[1])}
+{_format_toml_line("name", name)}
+{_format_toml_line("method", methods[1])}
 rounds = {rounds}
 
 [data]
@@ -206,12 +211,12 @@ name = "tables"
 
 {_model_and_training(settings, federation, comments)}"""
     tables_of_settings = tomllib.loads(_model_and_training(settings, federation, []))
-    meant = {"name": name, "method": methods[1], "rounds": rounds, "data": {"name": "tables", **data}}
-    check_settings(text, {**meant, **tables_of_settings})
+    intended = {"name": name, "method": methods[1], "rounds": rounds, "data": {"name": "tables", **data}}
+    check_settings(text, {**intended, **tables_of_settings})
     return text
 
 
-def check_settings(text: str, meant: Mapping[str, Any]) -> None:
+def check_settings(text: str, intended: Mapping[str, Any]) -> None:
     """Raise an error if a TOML text does not parse to the intended settings.
 
     Names of columns, files and sites come from the data; none of them may add or change a setting.
@@ -220,7 +225,7 @@ def check_settings(text: str, meant: Mapping[str, Any]) -> None:
         PerfedError: the text is not valid TOML, or contains other settings.
     """
     try:
-        same = tomllib.loads(text) == meant
+        same = tomllib.loads(text) == intended
     except tomllib.TOMLDecodeError:
         same = False
     if not same:
@@ -252,22 +257,22 @@ every = 5
 
 def tune_command(file: str, settings: Mapping[str, Any], federation: Federation) -> str:
     """Return the command that chooses rate and weight decay for each method of a file of :func:`study_text`."""
-    trained = [name for name in _methods(settings, federation) if name not in ("mixed", "forest")]
-    methods = ",".join(trained)
+    tunable = [name for name in _list_methods(settings, federation) if name not in ("mixed", "forest")]
+    methods = ",".join(tunable)
     return f"perfed tune {shlex.quote(file)} --methods {methods} {_GRID}"
 
 
-def _methods(settings: Mapping[str, Any], federation: Federation) -> list[str]:
+def _list_methods(settings: Mapping[str, Any], federation: Federation) -> list[str]:
     if settings["columns"] == "named":
         return ["local", "mixed", *(["forest"] if federation.task != "survival" else []), "fedavg-ft"]
     return ["local", "hetfedrep", *(["flic-class"] if federation.task != "survival" else [])]
 
 
-def _in_comment(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     """Return names as a list on one line, with quotes around ambiguous ones."""
     return shorten_list([quote_unless_plain(name) for name in names], NAMES)
 
 
-def _toml(key: str, value: Any) -> str:
+def _format_toml_line(key: str, value: Any) -> str:
     """Return a key and its value as one line of TOML."""
     return f"{key} = {toml_value(value)}"
