@@ -355,7 +355,7 @@ def group_key(chain: Chain) -> str:
     return "|".join([*chain.stages, str(chain.input_shape), *parts])
 
 
-def stackable_reason(chain: Chain) -> tuple[str, str] | None:
+def find_stacking_obstacle(chain: Chain) -> tuple[str, str] | None:
     """The layer for which clients of this architecture must run one at a time, and why; ``None`` if there is none."""
     shape = chain.input_shape
     for stage in chain.stages:

@@ -143,7 +143,7 @@ def _share_columns(federation: Federation) -> bool:
     return max(Counter(name for table in tables for name in table.columns_there).values(), default=0) > 1
 
 
-def suggest_list_methods(settings: Mapping[str, Any], federation: Federation) -> list[str]:
+def suggest_methods(settings: Mapping[str, Any], federation: Federation) -> list[str]:
     """Return the methods that are worth comparing first, followed by scikit-learn models.
 
     If most rows belong to one class, the model that always predicts this class is included.
@@ -154,7 +154,7 @@ def suggest_list_methods(settings: Mapping[str, Any], federation: Federation) ->
 
     Example:
         >>> from perfed import load
-        >>> suggest_list_methods({"columns": "named"}, load("digits", {"clients": 9}, seed=0))
+        >>> suggest_methods({"columns": "named"}, load("digits", {"clients": 9}, seed=0))
         ['local', 'mixed', 'forest', 'fedavg-ft', 'sklearn:logistic', 'sklearn:random-forest']
     """
     majority = ["sklearn:majority"] if _has_dominant_class(federation) else []
@@ -188,7 +188,7 @@ def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -
     data = {key: data[key] for key in _WHAT if key in data}
     lines = [f"{_format_toml_line(key, value)}  # {_WHAT[key]}" for key, value in data.items()]
     lines += [] if "missing" in data else [f'# missing = ["-9"]  # {_WHAT["missing"]}']
-    methods = suggest_list_methods(settings, federation)
+    methods = suggest_methods(settings, federation)
     rounds = 30 if federation.task == "survival" else 60
     tables = [client.table for client in federation if client.table is not None]
     kinds = [f"#   {kind}: {_format_names(names)}" for kind, names in columns_by_kind(tables).items()]

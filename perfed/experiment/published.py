@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from perfed.engine.metrics import chosen
+from perfed.engine.metrics import find_metric
 from perfed.errors import PerfedError, suggest_name, summarise_validation_error
 from perfed.experiment.comparison import USUAL, Resources
 from perfed.experiment.config import merge_tables, shipped_files
@@ -74,7 +74,7 @@ class Board(BaseModel):
 
     @model_validator(mode="after")
     def _check_rows(self) -> Board:
-        chosen(self.metric)
+        find_metric(self.metric)
         folders = [row.folder for row in self.rows]
         for row in self.rows:
             if folders.count(row.folder) > 1:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
-from perfed.engine.evaluate import Metrics, Outputs, by_domain, client_table, sample_counts, summarise
-from perfed.engine.metrics import METRICS, chosen, metrics_of
+from perfed.engine.evaluate import Metrics, Outputs, client_table, compute_domain_metrics, sample_counts, summarise
+from perfed.engine.metrics import METRICS, find_metric, metrics_of
 from perfed.experiment.config import Experiment
 from perfed.run import predictions
 from perfed.run.callbacks.results import holdings
@@ -56,7 +56,7 @@ class Judged:
     @property
     def names(self) -> list[str]:
         """The requested metrics that can be computed; some need probabilities, which not every model predicts."""
-        names = (chosen(metric)[0] for metric in self.experiment.evaluation.measured)
+        names = (find_metric(metric)[0] for metric in self.experiment.evaluation.measured)
         of_outputs = (name for name in names if not METRICS[name].of_model)
         return [name for name in of_outputs if self.probable or not METRICS[name].probabilities]
 
@@ -75,7 +75,9 @@ class Judged:
         evaluation, federation = self.experiment.evaluation, self.federation
         weights = None if evaluation.weights == "uniform" else sample_counts(federation, evaluation.split)
         client_metrics = summarise(self.metrics, weights)
-        domains, of_clients = by_domain(self._outputs, federation, self.names) if federation.num_domains else ({}, {})
+        domains, of_clients = (
+            compute_domain_metrics(self._outputs, federation, self.names) if federation.num_domains else ({}, {})
+        )
         first = outline(name, federation, evaluation.split, self.experiment.seed, 0, client_metrics, domains)
         summary = {**first, **entries}
         if path is not None:

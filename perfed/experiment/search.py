@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from perfed.data.checksums import find_damage, read_checksums, refuse_damage, set_aside, write_checksums_of
 from perfed.data.held_out import TUNING_FRACTION
 from perfed.data.reading import checked, read_json
-from perfed.engine.metrics import main_metric, metric_of, shown
+from perfed.engine.metrics import describe_metric, main_metric, metric_of
 from perfed.errors import PerfedError
 from perfed.experiment.comparison import USUAL, ComparisonSpec, Resources
 from perfed.experiment.factory import Key
@@ -181,7 +181,7 @@ class Search(ComparisonSpec):
                 continue
             for end, word, step in ((min(grid_values), "smallest", -1), (max(grid_values), "largest", 1)):
                 if value == end and self._is_allowed(best, f"{key}={_next_number(value, step)}"):
-                    score = shown(best["metric"], best["mean"])
+                    score = describe_metric(best["metric"], best["mean"])
                     advice = "try smaller ones" if step < 0 else "try larger ones"
                     notes.append(f"{key} = {text} is the {word} value of the grid (validation {score}); {advice}")
         return notes

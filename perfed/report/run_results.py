@@ -21,7 +21,7 @@ from pydantic import BaseModel, model_validator
 from perfed.data.csv_text import unescaped
 from perfed.data.reading import checked, decode_text, parsed, read_bytes, read_json, reason_of
 from perfed.engine.metrics import main_metric as choose_metric
-from perfed.engine.metrics import recall
+from perfed.engine.metrics import register_described_metrics
 from perfed.errors import PerfedError
 from perfed.report.run_predictions import RunPredictions
 from perfed.run.config_edits import check_edits
@@ -268,7 +268,7 @@ def load_run(directory: Path) -> RunResults:
         raise PerfedError(f"{config}: needs a top-level string 'method' and integer 'seed'")
     content = contents.get("summary.json")
     summary = None if content is None else checked(Summary, read_json(summary_file, content), summary_file)
-    recall(summary.own_metrics if summary else {})
+    register_described_metrics(summary.own_metrics if summary else {})
     table = contents.get("clients.csv")
     clients = None if table is None else load_clients(directory / "clients.csv", settings, table)
     rounds, participation = _parse_rounds(directory / "rounds.jsonl", contents.get("rounds.jsonl"), clients)

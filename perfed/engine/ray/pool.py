@@ -181,7 +181,7 @@ class Pool:
             gone=member.gone,
             paths=self._plan.paths,
             chooses=job.chooses,
-            metrics={name: METRICS[name] for name in work.scoring.metrics if METRICS[name].own},
+            metrics={name: METRICS[name] for name in work.scoring.metrics if METRICS[name].is_user_defined},
         )
         member.gone = []
         for client in parcels:

@@ -184,7 +184,7 @@ class Worker:
             assert has == number, f"client '{client}' is in state {has}, not {number}"
         self._plan.paths = dict(task.paths)
         self._plan.trying = nullcontext if task.chooses else _never
-        done = self._host.attempt(replace(task.work, shared=shared, states=states)).whole()
+        done = self._host.attempt(replace(task.work, shared=shared, states=states)).with_computed_entries()
         if task.remembers:
             self._states.update({client: (task.number, state) for client, state in done.states.items()})
         else:

@@ -119,7 +119,7 @@ class FlowerEngine(Engine):
         self._allowed = allowed
         self.times = ReplyTimes()
         self._journal_step = JournalStep(
-            journal, self.notes, lambda exchange: exchange.lasting or bool(self._find_masked_terms(exchange))
+            journal, self.notes, lambda exchange: exchange.changes_states or bool(self._find_masked_terms(exchange))
         )
         self.steps.append(self._journal_step)
         self.evaluation_steps.append(self._journal_step)
@@ -139,13 +139,13 @@ class FlowerEngine(Engine):
             return
         exchange = task.exchange
         if terms := self._find_masked_terms(exchange):
-            spared = not exchange.lasting and self._limits.least > 0
+            spared = not exchange.changes_states and self._limits.least > 0
             yield from self._sum_under_masks(tasks, exchange, terms, needs_all=task.invitation is None and not spared)
             return
-        invitation = task.invitation or Invitation.of_all(list(tasks), strict=self.strict or exchange.lasting)
+        invitation = task.invitation or Invitation.of_all(list(tasks), strict=self.strict or exchange.changes_states)
         answers = self._journal_step.answers
         if answers is None:
-            least = self._limits.least if task.invitation or not exchange.lasting else 0
+            least = self._limits.least if task.invitation or not exchange.changes_states else 0
             answers = self._ask_sites(tasks, sequence_of(exchange), invitation, least)
             failed = [answer.error for answer in answers if answer.body is None]
             spared = 0 < least <= len(answers) - len(failed)
@@ -198,7 +198,7 @@ class FlowerEngine(Engine):
         try:
             vector = secure.opened(answers, len(tasks))
         except Void as void:
-            if needs_all and exchange.lasting:  # an evaluation is lost, and the run goes on
+            if needs_all and exchange.changes_states:  # an evaluation is lost, and the run goes on
                 raise PerfedError(f"{where}: {void}; {_WAY}") from None
             self._add_note(f"{where} is void: {void}")
             return
