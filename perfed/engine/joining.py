@@ -24,7 +24,7 @@ class _Joining(Server):
         before = self.sets
         for number in range(rounds + 1):
             kind, program = ("settle", self._train_round) if number else ("prepare", self._prepare)
-            self._transaction(self._make_clients([client], number, kind), program)
+            self._run_transaction(self._make_clients([client], number, kind), program)
             self.state = ServerState(before)
 
     def _train_round(self, server: ServerState, clients: RoundClients) -> None:

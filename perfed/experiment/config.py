@@ -154,7 +154,7 @@ class Experiment(BaseModel):
             rows,
             name=self.method,
             policy=participation.policy,
-            shares=0 if secure is None else secure.needed(num_invited, num_invited),
+            shares=0 if secure is None else secure.count_required(num_invited, num_invited),
             measured=Measured(
                 self.evaluation.measured,
                 [n for n in range(1, self.rounds + 1) if self.evaluation.is_due(n, self.rounds)],

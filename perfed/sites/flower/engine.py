@@ -173,7 +173,7 @@ class FlowerEngine(Engine):
 
         assert self._allowed is not None and self.initialiser.secure is not None
         sequence, where = sequence_of(exchange), f"round {exchange.round}"
-        needed = self.initialiser.secure.needed(len(tasks), self._allowed.asked)
+        needed = self.initialiser.secure.count_required(len(tasks), self._allowed.asked)
         confirms = self.initialiser.secure.keys is not None
         secure = SecureSum(
             self._transport, self._journal, self._run, sequence, needed, self._limits.seconds, confirms=confirms
