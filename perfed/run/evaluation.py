@@ -7,7 +7,7 @@ from math import isnan
 from typing import Any
 
 from perfed.data.federation import Federation
-from perfed.data.held_out import scored_apart
+from perfed.data.held_out import split_validation
 from perfed.engine.evaluate import (
     Metrics,
     Outputs,
@@ -48,7 +48,7 @@ def scored_split(
         return federation, split, []
     notes = []
     if split == "validation":
-        federation, split = scored_apart(federation, seed), "test"
+        federation, split = split_validation(federation, seed), "test"
         notes.append(f"half of the validation samples are {name}'s own; the scores are on the others")
     lacking = sum(client.split("validation") is None for client in federation)
     if lacking:
