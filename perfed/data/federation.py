@@ -358,7 +358,7 @@ class Federation:
         """
         if self.task != "regression":
             raise PerfedError(f"targets of {self.task} are not standardised; only values are")
-        scale = TargetScale.of([client.train.y for client in self])
+        scale = TargetScale.from_targets([client.train.y for client in self])
 
         return replace(self, clients=tuple(client.with_targets(scale.down) for client in self), target_scale=scale)
 

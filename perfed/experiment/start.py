@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from perfed.data.domain_input import completed_by
+from perfed.data.domain_input import apply_options
 from perfed.data.facts import ClientFacts
 from perfed.data.federation import Federation, federation_of
 from perfed.data.federation_schema import FederationSchema
@@ -182,7 +182,7 @@ def _load_single_site(directory: RunDirectory, site: str) -> Federation | None:
     options = experiment.data.options
     site_client = read_site_client(options, experiment.seed, site, agreement)
     federation = federation_of([site_client], agreement, experiment.data.name)
-    federation = completed_by(federation, options, experiment.seed)
+    federation = apply_options(federation, options, experiment.seed)
     (client,) = federation
     if replace(client.facts(federation.survival), feature_names=None) != facts.pop(site):
         raise PerfedError(f"site '{site}': its data are not those that the run in {directory.path} was begun with")

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, model_validator
 
-from perfed.data.csv_text import unescaped
-from perfed.data.reading import checked, decode_text, parsed, read_bytes, read_json, reason_of
+from perfed.data.csv_text import unescape_cell
+from perfed.data.reading import checked, decode_text, parse_json, read_bytes, read_json, reason_of
 from perfed.engine.metrics import main_metric as choose_metric
 from perfed.engine.metrics import register_described_metrics
 from perfed.errors import PerfedError
@@ -101,7 +101,7 @@ def load_clients(file: Path, settings: Mapping[str, Any], content: bytes | None 
     values: list[list[float]] = []
     try:
         for row in reader:
-            ids.append(intern(unescaped(row["id"])))  # runs have the same ids: a single string for each
+            ids.append(intern(unescape_cell(row["id"])))  # runs have the same ids: a single string for each
             values.append([_parse_cell(row[name]) for name in (*needed, *optional)])
     except (AttributeError, KeyError, TypeError, ValueError, csv.Error) as error:
         needs = f"needs columns id, {metric}_before and {metric}_after holding numbers or nothing"
@@ -305,7 +305,7 @@ def _parse_rounds(
     used: list[NDArray[np.uint8]] = []
     for line, text in enumerate(lines, 1):
         if text.strip():
-            values = parsed(text, file, line)
+            values = parse_json(text, file, line)
             rounds.append(checked(Round, values, file, line))
             names = values.get("participants")
             if isinstance(names, list) and all(isinstance(name, str) for name in names):

@@ -92,7 +92,7 @@ def summary_of(
         "notes": [*plan.describe(), *notes, *counted],
         "versions": versions("torch", torch.__version__),
         **oracle,
-        **({"describe_user_metrics": own} if (own := describe_user_metrics(evaluator.scoring.metrics)) else {}),
+        **({"own_metrics": own} if (own := describe_user_metrics(evaluator.scoring.metrics)) else {}),
     }
 
 

@@ -279,7 +279,7 @@ def test_what_other_processes_do_not_know_is_refused(tmp_path, forgotten):
     class Here(Local):
         """Made in a function."""
 
-    with pytest.raises(PerfedError, match=r"^jobs: other processes do not know .*'made-here'.* mine:NAME$"):
+    with pytest.raises(PerfedError, match=r"^jobs: other processes cannot import .*'made-here'.* mine:NAME$"):
         face.compare(clients, ["made-here"], **given)
     assert not (tmp_path / "out").exists()
 
