@@ -63,7 +63,7 @@ class Server:
         federation = initialiser.transform_data(federation)
         self.initialiser, self._finishes = initialiser, initialiser.method.finishes
         self.clock, self.participation = clock or Clock(), participation
-        population = Population.of(
+        population = Population.from_federation(
             federation, initialiser.method.batch_size, initialiser.method.epochs_in, initialiser.method.epoch_steps
         )
         self.selection = Selection(participation, self.clock, population, initialiser.seed, rounds)

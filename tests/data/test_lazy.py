@@ -218,7 +218,7 @@ def test_a_server_builds_the_same_federation_of_facts_as_the_sites_have():
     facts = [ClientFacts.of_plain(value) for value in told]
     assert facts == [client.facts() for client in EAGER]
     server = Federation.from_source(None, facts, num_classes=3, name=EAGER.name)
-    one, other = (Population.of(f, 5, lambda round_: 1) for f in (server, EAGER))
+    one, other = (Population.from_federation(f, 5, lambda round_: 1) for f in (server, EAGER))
     assert (
         one.ids == other.ids and (one.num_samples == other.num_samples).all() and (one.batches == other.batches).all()
     )

@@ -28,7 +28,7 @@ from perfed.engine.server import Server
 from perfed.engine.steps.step import ExchangeStep, ExchangeTask
 from perfed.errors import PerfedError
 from perfed.maths.sums import SingleReplies, Term
-from perfed.participation.invitation import Invitation, invite, take
+from perfed.participation.invitation import Invitation, create_invitation, record_choice
 from perfed.participation.selection import Choice
 from perfed.sites.flower.allowed import Allowed
 from perfed.sites.flower.checks import REFUSED, Entry, Expected, Spec, norms, too_large, usable, wrong_reply
@@ -260,9 +260,9 @@ class FlowerEngine(Engine):
         for answer in exchange:
             refused = partial(self._find_refusal, tasks[answer.site])
             answers.append(_check_answer(answer, expected, sizes, refused, self._is_discreet))
-            if answers[-1].body is not None and invitation.enough(_find_arrival_times(answers)):
+            if answers[-1].body is not None and invitation.is_complete(_find_arrival_times(answers)):
                 answers = self._refuse_large_replies(answers, sizes, tasks)
-                if invitation.enough(_find_arrival_times(answers)):
+                if invitation.is_complete(_find_arrival_times(answers)):
                     return answers
         return self._refuse_large_replies(answers, sizes, tasks)
 
@@ -394,7 +394,7 @@ class RealTimeServer(Server):
 
     def round(self, number: int, *, measure: str | None = None, keep_outputs: bool = False) -> RoundRecord:
         """Run round ``number`` (from 1), then the method's work with all clients; predictions stay at the sites."""
-        invitation = invite(self.selection, number)
+        invitation = create_invitation(self.selection, number)
         if not invitation.ids:  # a policy may invite nobody
             return RoundRecord([], float("nan"))
         clients = self._make_clients(invitation.ids, number, "round", split=measure)
@@ -405,5 +405,5 @@ class RealTimeServer(Server):
         except NobodyReplied:
             counts = clients.record.counts
             return RoundRecord([], float("nan"), seconds=late.seconds, replied=late.arrived, counts=counts)
-        take(self.selection, number, late.arrived)
+        record_choice(self.selection, number, late.arrived)
         return self._finish_round(record, number, Choice(record.participants, late.seconds, late.arrived))
