@@ -401,7 +401,7 @@ class RealTimeServer(Server):
         late = LateReplies(invitation, clients.record, self.engine.times)
         clients.steps.insert(0, late)
         try:
-            record = self._transaction(clients, self._round)
+            record = self._run_transaction(clients, self._round)
         except NobodyReplied:
             counts = clients.record.counts
             return RoundRecord([], float("nan"), seconds=late.seconds, replied=late.arrived, counts=counts)
