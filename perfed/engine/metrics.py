@@ -72,7 +72,7 @@ class Metric:
 
     @property
     def direction(self) -> int:
-        """1 if higher values are better, otherwise -1."""
+        """The sign of an improvement: 1 if higher values are better, otherwise -1."""
         return 1 if self.higher_is_better else -1
 
     @property

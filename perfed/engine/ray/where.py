@@ -29,7 +29,7 @@ class Cluster:
             raise PerfedError(f"Ray address '{self.address}': must be HOST:PORT, e.g. 10.0.0.1:6379, or auto")
 
 
-_chosen = Cluster()
+_cluster = Cluster()
 
 
 def use_workers(workers: int = 0, address: str = "") -> None:
@@ -45,10 +45,10 @@ def use_workers(workers: int = 0, address: str = "") -> None:
         >>> use_workers(2, address="auto")
         >>> use_workers()  # the default again
     """
-    global _chosen
-    _chosen = Cluster(workers, address)
+    global _cluster
+    _cluster = Cluster(workers, address)
 
 
 def get_cluster() -> Cluster:
     """Return the cluster that :func:`use_workers` has set."""
-    return _chosen
+    return _cluster
