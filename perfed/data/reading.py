@@ -76,7 +76,7 @@ def parse_json(text: str, file: Path, line: int | None = None) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise PerfedError(f"{file}, line {line or error.lineno}: not JSON: {error.msg}") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists inside each other
+    except (ValueError, RecursionError) as error:  # too many digits in a number, or too deeply nested lists
         raise PerfedError(f"{_describe_place(file, line)}: not JSON: {reason_of(error)}") from None
 
 
@@ -186,7 +186,7 @@ def read_arrays(
         raise
     except FileNotFoundError:
         raise PerfedError(f"{file}: no such file") from None
-    except Exception as error:  # zipfile, zlib, struct and numpy raise each their own
+    except Exception as error:  # zipfile, zlib, struct and numpy raise different exceptions
         raise PerfedError(f"{file}: {fault}: {reason_of(error)}") from None
 
 

@@ -260,7 +260,7 @@ def _import_class(name: str) -> Any:
         raise PerfedError(f"unknown scikit-learn model '{name}'; allowed: {', '.join(_list_allowed_names(name))}")
     try:
         estimator_class = getattr(import_user_module(module), attribute)
-    except Exception as error:  # whatever a user's module does
+    except Exception as error:  # a user's module can raise any exception
         raise PerfedError(f"{name}: no class '{attribute}' of a module '{module}': {error}") from None
     if not (isinstance(estimator_class, type) and issubclass(estimator_class, BaseEstimator)):
         raise PerfedError(f"{name}: '{attribute}' of '{module}' is no estimator of scikit-learn's kind")

@@ -21,32 +21,32 @@ from perfed.errors import PerfedError, shorten_list
 from perfed.report.warnings import MOSTLY
 from perfed.tables.leaks import site_groups
 
-_WHAT = {
-    "files": "files or folders, beside this file",
-    "test_files": "rows to test on",
-    "site_column": "names the site of every row",
+_OPTION_COMMENTS = {
+    "files": "files or folders, relative to the folder of this file",
+    "test_files": "files with test rows",
+    "site_column": "column with the site of every row",
     "target": "column to predict",
-    "event": "1 or yes where the event was seen at that time; else nothing is known beyond it",
-    "domain": "column of domains; its accuracy is reported for each",
-    "group": "rows of one value are never on both sides of a split, at whichever site",
-    "group_draw": "of many divisions of the groups the most even one, found by 'perfed init'",
-    "drop": "columns that do not enter: ids, free text",
-    "numbers": 'columns of numbers, where they were not taken for it; "crp=mg/l" removes a unit or mark',
-    "dates": "columns of dates, where they were not taken for it",
-    "categories": "columns whose numbers are codes",
-    "missing": 'values that mean missing, as NA and None do: "-9", in one column "age=999"; "" for none but these',
-    "thousands": "columns of numbers with separated thousands (1,250)",
+    "event": "column with 1 or yes if the event was observed at that time, and 0 or no for censored rows",
+    "domain": "column of domains, for each of which the accuracy is reported",
+    "group": "rows with the same value are always on the same side of a split, at all sites",
+    "group_draw": "the most even of many random divisions of the groups, chosen by 'perfed init'",
+    "drop": "columns that are not used: ids, free text",
+    "numbers": 'columns of numbers that were not recognised as such; "crp=mg/l" removes a unit or mark',
+    "dates": "columns of dates that were not recognised as such",
+    "categories": "columns of numbers that are codes of categories",
+    "missing": 'values that mean missing, in addition to NA and None: "-9", or "age=999" for one column; "" for none',
+    "thousands": "columns of numbers with separators between thousands (1,250)",
     "decimals": "columns of numbers with a decimal comma",
-    "swapped": "columns of dates whose day and month a spreadsheet swapped at some sites",
-    "values": "by column, texts that are replaced wherever it is read",
-    "folds": "seed s tests on fold s mod 5, so that --seeds 0..4 judges every row once",
-    "test_fraction": "share of each site's rows to test on",
-    "columns": "named: those that several sites have mean the same, others are a site's own; or own, common, union",
+    "swapped": "columns of dates whose day and month a spreadsheet has swapped at some sites",
+    "values": "replacements of texts, by column",
+    "folds": "seed s tests on fold s mod 5, so that --seeds 0..4 tests on every row once",
+    "test_fraction": "fraction of each site's rows to test on",
+    "columns": "named: columns of the same name are shared, the others belong to one site; or own, common, union",
 }
 
 _OWN = """\
-# Each site has an embedding of its own columns (hetfedrep keeps it to itself); body and head come behind it.
-# Linear does best on small tables; on large ones try { kind = "mlp", hidden = [32], out = 16 }.
+# Each site has an embedding of its columns, which hetfedrep does not share; body and head follow it.
+# A linear embedding is best for small tables; for large ones try { kind = "mlp", hidden = [32], out = 16 }.
 [model]
 embedding = { kind = "linear", out = 8 }
 body = { kind = "hidden-layer", out = 8 }
@@ -56,19 +56,20 @@ _OWN_LABELS = """
 [methods.local.model]
 body = "none"
 
-# How long clients align their embeddings before round 1; "validated" lets each find out, which takes longer.
+# The number of epochs in which clients align their embeddings before round 1; with "validated", each client
+# determines it, which takes longer.
 [methods.flic-class]
 pretrain_epochs = 10
 """
 _SHARED = """\
-# Columns of one name mean the same at all sites: a body that they share, whose weights of a site's own columns stay
-# there, and a head that each may have of its own. Mixed is a linear model with partial pooling, and has the head alone.
+# Columns of the same name mean the same at all sites. The sites share a body, except for its weights of columns that
+# only one site has; the head may be shared or personal. Mixed is a linear model with partial pooling and only a head.
 [model]
 body = { kind = "mlp", hidden = [32], out = 16 }
 head = "linear"
 """
 _SHARED_LOCAL = """
-# A model on one site's rows needs more of it than one on everybody's.
+# A model of a single site needs more weight decay than a model of all sites.
 [methods.local]
 weight_decay = {}
 """
@@ -76,15 +77,15 @@ _VALUES = """\
 lr = 1e-2
 lr_drops = [40]  # a tenth of it after round 40"""
 _GRID = "--grid lr=1e-3,3e-3,1e-2 --grid weight_decay=1e-3,1e-2,1e-1"
-_COMPARED = """\
-# Methods are compared by log loss, which also sees probabilities; compare_by = "accuracy" or "auc" takes another.
+_EVALUATION_COMMENT = """\
+# Methods are compared by log loss, which evaluates probabilities; compare_by = "accuracy" or "auc" is possible, too.
 """
 _BASELINES: dict[Task, list[str]] = {
     "classification": ["sklearn:logistic", "sklearn:random-forest"],
     "regression": ["sklearn:ridge", "sklearn:random-forest"],
     "survival": ["sklearn:cox"],
 }
-_SURVIVAL_BATCH = "batch_size = 256  # events are compared with the rows of their batch: the whole site, if it can be"
+_SURVIVAL_BATCH = "batch_size = 256  # an event is compared with the rows of its batch, which is ideally the whole site"
 
 
 def choose_split_and_columns(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
@@ -101,7 +102,7 @@ def choose_split_and_columns(settings: dict[str, Any]) -> tuple[Federation, dict
         DataProblems: the tables have problems that do not depend on the split.
     """
     if "columns" not in settings:
-        with suppress(DataProblems):  # kinds that differ, or too few rows for the folds
+        with suppress(DataProblems):  # the kinds of columns differ, or there are too few rows for the folds
             named = {**settings, **_split(settings, {"folds": 5}), "columns": "named"}
             federation = load("tables", named, seed=0)
             if _share_columns(federation):
@@ -116,7 +117,7 @@ def choose_split_and_columns(settings: dict[str, Any]) -> tuple[Federation, dict
         return federation, {**settings, **split}
     if "test_fraction" in split and _share_columns(federation):
         named = {**settings, **split, "columns": "named"}
-        with suppress(DataProblems):  # kinds that differ
+        with suppress(DataProblems):  # the kinds of columns differ
             return load("tables", named, seed=0), named
     return federation, {**settings, **split, "columns": "own"}
 
@@ -185,9 +186,9 @@ def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -
         PerfedError: the text does not parse to the intended settings.
     """
     data: dict[str, Any] = {"drop": [], "numbers": [], "dates": [], "categories": [], **settings}
-    data = {key: data[key] for key in _WHAT if key in data}
-    lines = [f"{_format_toml_line(key, value)}  # {_WHAT[key]}" for key, value in data.items()]
-    lines += [] if "missing" in data else [f'# missing = ["-9"]  # {_WHAT["missing"]}']
+    data = {key: data[key] for key in _OPTION_COMMENTS if key in data}
+    lines = [f"{_format_toml_line(key, value)}  # {_OPTION_COMMENTS[key]}" for key, value in data.items()]
+    lines += [] if "missing" in data else [f'# missing = ["-9"]  # {_OPTION_COMMENTS["missing"]}']
     methods = suggest_methods(settings, federation)
     rounds = 30 if federation.task == "survival" else 60
     tables = [client.table for client in federation if client.table is not None]
@@ -196,9 +197,9 @@ def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -
     tune = tune_command(f"{name}.toml", settings, federation)
     comments = [f"{tune} --out tuned", f"perfed compare tuned/chosen.toml --methods {names} --seeds 0..4"]
     text = f"""\
-# Written by 'perfed init'. What the sites hold, and what is wrong: perfed check {file}
-# The verdict: perfed compare {file} --methods {names} --seeds 0..4
-# With a mixture of all at each site, in six times the time: perfed blend with the same --methods and --seeds
+# Written by 'perfed init'. To see a summary of the data and their problems: perfed check {file}
+# To compare methods: perfed compare {file} --methods {names} --seeds 0..4
+# To also mix their models at each site, in six times the time: perfed blend with the same --methods and --seeds
 {_format_toml_line("name", name)}
 {_format_toml_line("method", methods[1])}
 rounds = {rounds}
@@ -206,7 +207,7 @@ rounds = {rounds}
 [data]
 name = "tables"
 {chr(10).join(lines)}
-# What the columns were taken for; drop, numbers, dates and categories say otherwise.
+# The kinds of the columns as perfed recognised them; drop, numbers, dates and categories change them.
 {chr(10).join(kinds)}
 
 {_model_and_training(settings, federation, comments)}"""
@@ -241,7 +242,7 @@ def _model_and_training(settings: Mapping[str, Any], federation: Federation, com
     values = same and federation.task == "regression"
     return f"""\
 {_SHARED if same else _OWN if survival else _OWN + _OWN_LABELS}
-# Rate and weight decay decide who wins. These do for a first look; yours are found on validation data alone:
+# Learning rate and weight decay decide which method is best. These values are a start; to tune them on validation data:
 {chr(10).join(f"#   {command}" for command in commands)}
 [training]
 optimizer = "adam"
@@ -252,7 +253,7 @@ local_epochs = 2
 {_SHARED_LOCAL.format("1e-2" if values else "3e-2") if same and not survival else ""}
 [evaluation]
 every = 5
-{_COMPARED if federation.task == "classification" else ""}"""
+{_EVALUATION_COMMENT if federation.task == "classification" else ""}"""
 
 
 def tune_command(file: str, settings: Mapping[str, Any], federation: Federation) -> str:
