@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from usage import usage
 
 from perfed.engine.evaluate import spread
-from perfed.engine.metrics import Metric, computed
+from perfed.engine.metrics import Metric, compute_metric
 from perfed.report import load_runs, verdict
 from perfed.report.against import best_reference, compare_methods
 from perfed.report.paired import ClientTable
@@ -211,7 +211,7 @@ def run(folder: Path, method: str, seed: int, right: NDArray[np.bool_]) -> Path:
     (where / "predictions").mkdir(parents=True)
     y = np.arange(rows) % 2
     outputs = [np.eye(2)[np.where(own, y, 1 - y)] for own in right]
-    values = [computed("accuracy", y, own) for own in outputs]
+    values = [compute_metric("accuracy", y, own) for own in outputs]
     ids = [f"site-{number:03d}" for number in range(sites)]
     np.savez(
         where / "predictions/round-0000.npz",

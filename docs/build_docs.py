@@ -99,7 +99,7 @@ class Kept:
         with tempfile.TemporaryDirectory() as folder:
             study = Study.create(Path(folder) / "made", ComparisonSpec(table, names, list(seeds)))
             ready = study.runs()
-            for key in study.left():
+            for key in study.list_unfinished():
                 print(f"{self.experiment} {' '.join(self.settings)}: {ready.label(*key)}", file=sys.stderr)
                 ready(*key).execute()
             runs = load_runs(study.comparisons[""].started())

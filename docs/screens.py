@@ -46,7 +46,7 @@ def screens(experiment: str, methods: Sequence[str], seeds: Sequence[int], setti
 def _page(made: experiments.Study, out: Path, title: str) -> Path:
     """The first two sections of the report."""
     ready = made.runs()
-    for key in made.left():
+    for key in made.list_unfinished():
         ready(*key).execute()
     runs = load_runs(made.comparisons[""].started())
     study = Study.of(runs)

@@ -1,4 +1,4 @@
-"""What a kind of aggregation is, and kinds by name.
+"""The base class of kinds of aggregation, and the registry of kinds.
 
 Each kind is one file in :mod:`perfed.aggregation.kinds`, or a file of the user's (``kind = "module:NAME"``).
 """
@@ -22,7 +22,7 @@ from perfed.tree import Tree, map_leaves, stack
 
 
 class AggregatorSettings(BaseModel):
-    """Base of the settings of a kind of aggregation, which are keys of ``[aggregation]``; without any of its own."""
+    """Base class of the settings of a kind of aggregation, which are keys of ``[aggregation]``; it has no settings."""
 
     model_config = STRICT
 
@@ -31,10 +31,10 @@ Settings = TypeVar("Settings", bound=BaseModel)
 
 
 class Aggregator(ABC, Generic[Settings]):
-    """Base of all kinds of aggregation.
+    """Base class of all kinds of aggregation.
 
     Attributes:
-        settings: the kind's keys of ``[aggregation]``.
+        settings: the settings of the kind, which are keys of ``[aggregation]``.
         is_mean: whether the result is the weighted mean, for which sums over clients suffice.
 
     Example:
@@ -63,7 +63,7 @@ class Aggregator(ABC, Generic[Settings]):
         """
 
     def aggregate(self, stacked: Tree, weights: Tensor | None, current: Tree) -> dict[str, Any]:
-        """Return one value for the clients' tensors, which takes the place of their weighted mean.
+        """Return one value for the clients' tensors, which replaces their weighted mean.
 
         Args:
             stacked: nested dictionary of ``(clients, ...)`` tensors.
@@ -106,9 +106,14 @@ def _select_entry(tree: Tree, k: int, axis: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class AggregatorEntry:
-    """A registered kind of aggregation: its class, that of its settings, and a line for readers.
+    """A registered kind of aggregation.
 
-    ``module`` is where it was registered.
+    Attributes:
+        name: the name in settings.
+        aggregator: the class of the kind.
+        settings: the class of its settings.
+        summary: one line for readers.
+        module: the module that registered the kind.
     """
 
     name: str
@@ -127,11 +132,11 @@ _Class = TypeVar("_Class", bound=type[Aggregator[Any]])
 def register_aggregator(
     name: str, *, settings: type[BaseModel] = AggregatorSettings, summary: str = ""
 ) -> Callable[[_Class], _Class]:
-    """Class decorator: register a kind of aggregation as ``name``.
+    """Return a class decorator that registers a kind of aggregation as ``name``.
 
     Args:
-        name: name in ``aggregation.kind``.
-        settings: pydantic class of the kind's own keys of ``[aggregation]``.
+        name: the name in ``aggregation.kind``.
+        settings: the pydantic class of the settings of the kind, which are keys of ``[aggregation]``.
         summary: one line for ``perfed list aggregations``; default: the first line of the class's docstring.
 
     Raises:
@@ -170,7 +175,7 @@ def aggregator_entry(name: str) -> AggregatorEntry:
 
 
 def aggregator_id(name: str) -> str:
-    """Return ``name`` as files have it: in the case in which it was registered, after its module if it has one.
+    """Return the canonical name of a kind, as it was registered, with its module in front if ``name`` has one.
 
     ``module:NAME`` imports the module, which registers the kind.
 
@@ -185,10 +190,10 @@ def aggregator_id(name: str) -> str:
 
 
 def check_settings(kind: str, model: type[BaseModel], settings: Mapping[str, Any]) -> None:
-    """Check that ``model``, the class of the kind's settings, has all of the ``settings``.
+    """Check that the class ``model`` of a kind's settings has all of the ``settings``.
 
     Raises:
-        PerfedError: it lacks one; names it and those that the kind has.
+        PerfedError: a setting is unknown; the message contains it and the settings of the kind.
     """
     fields = model.model_fields
     for key in settings:

@@ -1,4 +1,4 @@
-"""The ``[aggregation]`` table: what the server makes of the clients' replies where a method averages them."""
+"""The ``[aggregation]`` table, which selects the kind of mean with which the server averages clients' replies."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def init_command(
     from perfed.cli.terminal import print_federation
     from perfed.data.names import quote_name
     from perfed.experiment.config import validate
-    from perfed.experiment.init_template import compared, fitting, study_text, tune_command
+    from perfed.experiment.init_template import choose_split_and_columns, study_text, suggest_methods, tune_command
     from perfed.tables.files import table_files
 
     table_files([*files, *(test or [])])
@@ -98,7 +98,7 @@ def init_command(
     table_settings: dict[str, Any] = {key: value for key, value in {**tables, **roles, **columns}.items() if value}
     table_settings |= {"values": _parse_replacements(values)} if values else {}
     with alone_on_stdout(as_json), _all_problems():
-        federation, settings = fitting(table_settings)
+        federation, settings = choose_split_and_columns(table_settings)
     settings |= {key: [_relative(path, out) for path in settings[key]] for key in tables if key in settings}
     text = study_text(out.stem, settings, federation)
     validate(tomllib.loads(text))
@@ -108,7 +108,7 @@ def init_command(
         return print_json({**asdict(federation.facts), "experiment": str(out)})
     print_federation(federation)
     say_where("experiment", out)
-    methods = ",".join(compared(settings, federation))
+    methods = ",".join(suggest_methods(settings, federation))
     _say_next(
         shlex.join(["perfed", "compare", str(out), "--methods", methods, "--seeds", "0..4"]),
         tune_command(str(out), settings, federation),

@@ -24,10 +24,10 @@ from perfed.experiment.comparison import ComparisonSpec, Conclusion, Resources, 
 from perfed.experiment.config import Experiment, find_experiment, validate
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.factory import Key, RunFactory
-from perfed.experiment.jobs import Execute, Jobs, Outcomes, in_turn
+from perfed.experiment.jobs import Execute, Jobs, Outcomes, execute_in_turn
 from perfed.experiment.leaderboard import conclude_leaderboard, run_leaderboard
 from perfed.experiment.overrides import override, parse_value
-from perfed.experiment.planned import parse_names, parse_seeds, suggested
+from perfed.experiment.planned import parse_names, parse_seeds, suggest_methods
 from perfed.experiment.start import is_done, resume
 from perfed.experiment.study import Planned, Study, extend
 from perfed.method.registry import method_id
@@ -103,7 +103,7 @@ def asked_comparison(
     check_one_word(methods, [experiment, *(settings or [])])
     table = find_experiment(experiment)
     if not methods.strip(" ,"):
-        some = ",".join(suggested(table))
+        some = ",".join(suggest_methods(table))
         raise PerfedError(
             f"--methods: at least one is needed, such as --methods {some}; 'perfed list methods' names all"
         )
@@ -184,7 +184,9 @@ def resumable(directory: Path, how: Training, *, resumed: bool = False) -> Itera
 
 def _executor(how: Training, work: Work) -> Execute:
     """Return what executes runs as the command line asks for, and shows how far they are."""
-    return partial(in_turn, execute=work.execute) if how.jobs == 1 else Jobs(how.jobs, how.ray_address, work.told)
+    return (
+        partial(execute_in_turn, execute=work.execute) if how.jobs == 1 else Jobs(how.jobs, how.ray_address, work.told)
+    )
 
 
 # What came of it -------------------------------------------------------------------------------------------
@@ -239,7 +241,7 @@ def finish(study: Study, how: Training, show: Shown) -> dict[str, Conclusion]:
 
     number, resources = len(study.keys), resources_of(how)
     with shown(Work(number)) as work:
-        work.already(number - len(study.left()))
+        work.already(number - len(study.list_unfinished()))
         execute = _executor(how, work)
         if study.spec.kind == "search":
             choices = study.choose(resources, execute)

@@ -24,7 +24,7 @@ from perfed.data.reading import read_arrays
 from perfed.errors import PerfedError
 from perfed.experiment.blended_models import opened_models
 from perfed.experiment.kept_models import KeptModels
-from perfed.experiment.start import opened
+from perfed.experiment.start import open_run
 from perfed.plugins import refuse_modules
 from perfed.system import write_atomic
 from perfed.tables.cells import clean_frame
@@ -94,7 +94,8 @@ def join(source: Source, file: Path) -> None:
         raise PerfedError(f"{folder}: site '{site}' has joined already")
     with refuse_modules(source.directory, source.trust):
         found = opened_models(source.directory, data_dir=source.data_dir)
-        run = opened(source.directory) if isinstance(found, KeptModels) else found  # which says that nobody joins such
+        # Raise the error of open_run: no site can join a run of scikit-learn models.
+        run = open_run(source.directory) if isinstance(found, KeptModels) else found
     model = run.join(_newcomer(run.federation, site, file, run.seed))
     model.save(folder)
     write_atomic(folder / "card.md", card(model.facts))

@@ -14,8 +14,8 @@ from perfed.cli.options import Shown
 from perfed.cli.table import print_table
 from perfed.data.federation import Federation
 from perfed.data.reading import to_json_values
+from perfed.engine.metrics import describe_metric as with_unit
 from perfed.engine.metrics import metric_of
-from perfed.engine.metrics import shown as with_unit
 from perfed.experiment.comparison import Conclusion
 from perfed.experiment.leaderboard import leaderboard_of
 from perfed.experiment.search import Choice

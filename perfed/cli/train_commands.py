@@ -227,13 +227,13 @@ def sweep_command(
     """Compare methods (else the experiment's) for each of several values of one key: a table and a figure."""
     from perfed.cli import execution
     from perfed.experiment.config import find_experiment
-    from perfed.experiment.planned import swept
+    from perfed.experiment.planned import plan_sweep
 
     execution.check_one_word(methods, [experiment, axis, *(settings or [])])
     execution.shared_settings(how, [axis])
     named = methods or execution.method_in(find_experiment(experiment))
     asked = execution.asked_comparison(experiment, settings, named, seeds, how)
-    key, planned = swept(asked.table, axis, asked.methods, asked.seeds)
+    key, planned = plan_sweep(asked.table, axis, asked.methods, asked.seeds)
     out = how.out or default_out(f"sweep-{asked.table.get('name', 'experiment')}")
     execution.begin(out, planned, how, show, key)
 

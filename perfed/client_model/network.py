@@ -20,7 +20,7 @@ from perfed.client_model.onnx_table import OPSET
 from perfed.client_model.pt2_reader import UnsafeProgramError, read_program, register_buffer
 from perfed.data.federation import Federation
 from perfed.data.reading import reason_of, refuse_untrusted
-from perfed.engine.evaluate import everywhere
+from perfed.engine.evaluate import predict_all_domains
 from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.training.cohort import Cohort
@@ -212,7 +212,7 @@ class ClientModule(nn.Module):
             for part in _PARTS:
                 setattr(cohort, part, self._fill_tree(before[part], part, buffers))
             cohort.domain = None if domain is None else domain[None]
-            outputs = everywhere(self.method, cohort, x[None], self.trained)[0]
+            outputs = predict_all_domains(self.method, cohort, x[None], self.trained)[0]
         finally:
             cohort.domain = None
             for part in _PARTS:

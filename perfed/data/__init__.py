@@ -1,1 +1,1 @@
-"""Who the clients are and what they hold: federations, partitions, files."""
+"""Clients and their data: federations, partitions and files."""

@@ -1,4 +1,4 @@
-"""What is refused of a client's data."""
+"""Checks of a client's data."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from perfed.errors import PerfedError
 
 
 def new_inputs(client: Client, x: Any, domain: Any, num_domains: int) -> tuple[Tensor, Tensor | None]:
-    """Inputs and domain ids for a client's model, checked as its own data are.
+    """Return new inputs and domain ids for a client's model as tensors, after the checks of a client's data.
 
     Raises:
-        PerfedError: another shape or other columns, values that are not finite, domains that there are not.
+        PerfedError: the shape or columns differ from those of the client, values are not finite, or domains are
+            unknown.
     """
     where, columns = f"client '{client.id}'", column_names(x)
     if columns is not None and client.feature_names is not None:
@@ -38,11 +39,13 @@ def new_inputs(client: Client, x: Any, domain: Any, num_domains: int) -> tuple[T
 
 
 def check_client(client: Client, num_classes: int | None, survival: bool = False) -> None:
-    """Refuse a client's data that no model can be trained or tested on; samples are looked at once, then facts alone.
+    """Check that a model can be trained and tested on a client's data.
+
+    Samples are checked only once; later checks use only their facts.
 
     Raises:
-        PerfedError: no training data, lengths, shapes or types that do not fit, labels that there are not, values that
-            are not finite; names the client and the split.
+        PerfedError: there are no training data, lengths, shapes or types do not match, labels are unknown, or values
+            are not finite; the message names the client and the split.
     """
     where = f"client '{client.id}'"
     if len(client.train) == 0:
@@ -72,10 +75,17 @@ def check_client(client: Client, num_classes: int | None, survival: bool = False
 def check_samples(
     where: str, split: Split, feature_names: Sequence[str] | None, num_classes: int | None, survival: bool
 ) -> None:
-    """Refuse samples that no model can be trained or tested on, else mark them as sound; ``where``: client and split.
+    """Check that a model can be trained and tested on samples, and mark them as sound.
+
+    Args:
+        where: the client and the split in error messages.
+        split: the samples.
+        feature_names: the names of the columns, if they have names.
+        num_classes: the number of classes; ``None`` if targets are values.
+        survival: whether targets are times and events.
 
     Raises:
-        PerfedError: lengths that differ, values that are not finite, labels that there are not, odd domain ids.
+        PerfedError: lengths differ, values are not finite, labels are unknown, or domain ids are not valid.
     """
     x, y = split.x, split.y
     if y.shape[0] != len(split) or (split.domain is not None and split.domain.shape != (len(split),)):
@@ -98,13 +108,13 @@ def check_samples(
 
 
 def check_finite(where: str, y: Tensor) -> None:
-    """Refuse targets that hold NaN or infinity."""
+    """Raise an error if targets contain NaN or infinity."""
     if y.is_floating_point() and not bool(torch.isfinite(y).all()):
         raise PerfedError(f"{where} targets hold NaN or infinity; targets must be finite")
 
 
 def _check_classes(where: str, split: Split, num_classes: int | None, survival: bool) -> None:
-    """The same of what is known of samples."""
+    """Raise an error if the facts of a split contradict the task: values or labels, classes, and shapes."""
     if num_classes is not None and split.has_values:
         raise PerfedError(f"{where} targets are values; labels of {num_classes} classes are needed")
     if num_classes is not None and len(split.held_classes) > num_classes:
@@ -115,16 +125,17 @@ def _check_classes(where: str, split: Split, num_classes: int | None, survival: 
 
 
 def _check_survival(where: str, y: Tensor) -> None:
-    """Targets are pairs of a time and an event."""
+    """Raise an error unless targets are pairs of a positive time and an event of 0 or 1."""
     if y.shape[1:] != (2,) or not torch.is_floating_point(y):
         needed = f"floating-point ({len(y)}, 2), times and events"
         raise PerfedError(f"{where} have shape {tuple(y.shape)}, {y.dtype}; survival needs {needed}")
-    early, other = torch.nonzero(y[:, 0] <= 0).flatten(), torch.nonzero((y[:, 1] != 0) & (y[:, 1] != 1)).flatten()
-    if len(early):
-        row = int(early[0])
+    not_positive = torch.nonzero(y[:, 0] <= 0).flatten()
+    not_events = torch.nonzero((y[:, 1] != 0) & (y[:, 1] != 1)).flatten()
+    if len(not_positive):
+        row = int(not_positive[0])
         raise PerfedError(f"{where} hold the time {float(y[row, 0]):g} in row {row}; times must be above 0")
-    if len(other):
-        row = int(other[0])
+    if len(not_events):
+        row = int(not_events[0])
         raise PerfedError(f"{where} hold the event {float(y[row, 1]):g} in row {row}; allowed: 0 (censored), 1")
 
 
@@ -141,52 +152,56 @@ def _check_inputs(where: str, x: Tensor, feature_names: Sequence[str] | None) ->
 
 
 def check_domains(clients: Sequence[Client], names: Sequence[str] | None) -> None:
-    """Refuse domain ids that only some samples have, or that there are not.
+    """Check that all samples or none have domain ids, and that the ids are valid.
 
     Raises:
-        PerfedError: names the client and the split.
+        PerfedError: the check fails; the message names the client and the split.
     """
 
-    # There may be very many clients: no list of all their splits.
-    def splits() -> Iterator[tuple[str, str, Split]]:
+    # A generator, since a list of the splits of very many clients would be large.
+    def iterate_splits() -> Iterator[tuple[str, str, Split]]:
         return ((c.id, name, split) for c in clients for name in SPLITS if (split := c.split(name)) is not None)
 
-    refuse_mixed_domains((client, name, split.has_domains) for client, name, split in splits())
+    refuse_mixed_domains((client, name, split.has_domains) for client, name, split in iterate_splits())
     samples = None
-    for client, name, split in splits():
+    for client, name, split in iterate_splits():
         if not split.has_domains:
             return
         last, where = len(split.held_domains or ()) - 1, f"client '{client}': {name}"
         check_range(where, 0, last, None if names is None else len(names))
         if names is None:
-            samples = sum(len(split) for _, _, split in splits()) if samples is None else samples
+            samples = sum(len(split) for _, _, split in iterate_splits()) if samples is None else samples
             if last >= samples:
                 problem = "ids count the domains from 0, and there are fewer samples than that"
                 raise PerfedError(f"{where} domain id {last} is not allowed: {problem}")
 
 
-def refuse_mixed_domains(known: Iterable[tuple[str, str, bool]]) -> None:
-    """Refuse domain ids that only some samples have; ``known``: by client and split, whether it has them."""
-    first = dict[bool, tuple[str, str]]()
-    for client, name, there in known:
-        first.setdefault(there, (client, name))
-    if len(first) == 2:
-        (client, name), (other, given) = first[False], first[True]
+def refuse_mixed_domains(splits: Iterable[tuple[str, str, bool]]) -> None:
+    """Raise an error if only some samples have domain ids.
+
+    Args:
+        splits: the client, the name of the split, and whether its samples have domain ids.
+    """
+    examples = dict[bool, tuple[str, str]]()
+    for client, name, has_domains in splits:
+        examples.setdefault(has_domains, (client, name))
+    if len(examples) == 2:
+        (client, name), (other_client, other_name) = examples[False], examples[True]
         raise PerfedError(
-            f"client '{client}': {name} samples without domain ids, while client '{other}' has them for its "
-            f"{given} samples; all samples of all clients need one, or none"
+            f"client '{client}': {name} samples without domain ids, while client '{other_client}' has them for its "
+            f"{other_name} samples; all samples of all clients need one, or none"
         )
 
 
 def check_ids(where: str, domain: Tensor, domains: int | None) -> None:
-    """Domain ids are integers from 0 on, below ``domains`` if that is known."""
+    """Raise an error unless domain ids are integers from 0 on, below ``domains`` if this number is known."""
     if domain.dtype != torch.int64:
         raise PerfedError(f"{where} domain ids must be integers, not {domain.dtype}")
     check_range(where, int(domain.min()), int(domain.max()), domains)
 
 
 def check_range(where: str, low: int, high: int, domains: int | None) -> None:
-    """Refuse domain ids outside of 0..``domains`` - 1, of which the smallest and largest are ``low`` and ``high``."""
+    """Raise an error if the smallest or largest domain id, ``low`` or ``high``, is outside of 0..``domains`` - 1."""
     if low < 0 or (domains is not None and high >= domains):
         allowed = "at least 0" if domains is None else f"from 0 to {domains - 1}, as there are {domains} domains"
         raise PerfedError(f"{where} domain id {low if low < 0 else high} is not allowed; ids are {allowed}")

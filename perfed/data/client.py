@@ -1,4 +1,4 @@
-"""What one client holds."""
+"""A client and the splits of its samples."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from perfed.data.names import compose_text, find_originals
 
 @dataclass(frozen=True, repr=False)
 class Split:
-    """Samples of one client: inputs, targets and, where known, domain ids.
+    """The samples of one split of a client: inputs, targets and, if known, domain ids.
 
     Attributes:
         x: inputs, ``(samples, *input_shape)``, a floating-point tensor.
         y: targets, ``(samples,)`` int64 class labels or ``(samples, ...)`` floating-point values.
-        domain: ``(samples,)`` int64 domain ids, or ``None`` where domains are unknown.
+        domain: ``(samples,)`` int64 domain ids, or ``None`` if domains are unknown.
         group: ``(samples,)`` int64 hashes of the samples' groups, equal for equal groups at all clients
             (:func:`perfed.tables.group_hashes.hash_groups`); ``None`` without groups.
-        sound: whether the samples were checked (:func:`perfed.data.checks.check_samples`), or made of such.
+        sound: whether the samples, or those from which they were derived, were checked
+            (:func:`perfed.data.checks.check_samples`).
 
     Example:
         >>> split = Split(torch.eye(3), torch.tensor([0, 1, 1]))
@@ -47,44 +48,44 @@ class Split:
     def __repr__(self) -> str:
         return f"<Split: {len(self)} samples of shape {self.input_shape}>"
 
-    # Facts, which a deferred split knows without reading -----------------------------------------------------
+    # Facts, which a deferred split has without reading its samples ------------------------------------------
 
     @cached_property
     def known(self) -> SplitFacts:
-        """All that is known of the samples without them, counted once; of survival without events."""
+        """The facts about the samples, without the number of events; they are computed once."""
         domains = None if self.domain is None else tuple(torch.bincount(self.domain).tolist())
         classes = None if self.has_values else tuple(torch.bincount(self.y).tolist())
         return SplitFacts(len(self), self.input_shape, self.target_shape, classes, domains)
 
     @cached_property
     def largest(self) -> float:
-        """Largest absolute value of the inputs; not finite where one of them is not."""
+        """The largest absolute value of the inputs; not finite if an input is not."""
         low, high = torch.aminmax(self.x)
         return max(-float(low), float(high))
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
+        """The shape of one input."""
         return tuple(self.x.shape[1:])
 
     @property
     def target_shape(self) -> tuple[int, ...]:
-        """Shape of one target."""
+        """The shape of one target."""
         return tuple(self.y.shape[1:])
 
     @property
     def has_values(self) -> bool:
-        """Whether targets are floating-point values, not labels."""
+        """Whether targets are floating-point values rather than labels."""
         return torch.is_floating_point(self.y)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all inputs together."""
+        """The number of bytes of all inputs."""
         return self.x.numel() * self.x.element_size()
 
     @property
     def held_classes(self) -> Counts:
-        """Samples of class 0, 1, ..., up to the last that occurs; nothing where targets are values."""
+        """The number of samples of class 0, 1, ..., up to the last that occurs; empty if targets are values."""
         return self.known.classes or ()
 
     @property
@@ -94,35 +95,35 @@ class Split:
 
     @property
     def held_domains(self) -> Counts | None:
-        """Samples of domain 0, 1, ..., up to the last that occurs; ``None`` where domains are unknown."""
+        """The number of samples of domain 0, 1, ..., up to the last that occurs; ``None`` if domains are unknown."""
         return self.known.domains
 
     @property
     def events(self) -> int:
-        """Of survival: samples with an event."""
+        """The number of samples with an event, for survival."""
         return int(self.y[:, 1].sum())
 
     def class_counts(self, classes: int) -> list[int]:
-        """Samples of each of ``classes`` classes."""
+        """Return the number of samples of each of ``classes`` classes."""
         return pad_counts(self.held_classes, classes)
 
     def domain_counts(self, domains: int) -> list[int]:
-        """Samples of each of ``domains`` domains; all 0 where they are unknown."""
+        """Return the number of samples of each of ``domains`` domains; all are 0 if domains are unknown."""
         return pad_counts(self.held_domains or (), domains)
 
     def facts(self, survival: bool = False) -> SplitFacts:
-        """All that is known of the samples without them."""
+        """Return the facts about the samples, with the number of events for ``survival``."""
         return replace(self.known, events=self.events) if survival else self.known
 
-    def mark(self, where: str, before: int) -> int:
-        """``before``, changed by ``where`` the samples are, their shape and their targets."""
-        facts = f"{where} {(len(self), *self.input_shape)}".encode()
-        return zlib.crc32(self.y.double().cpu().numpy().tobytes(), zlib.crc32(facts, before))
+    def update_checksum(self, name: str, checksum: int) -> int:
+        """Return ``checksum`` updated with the name of the split, its shape and its targets."""
+        facts = f"{name} {(len(self), *self.input_shape)}".encode()
+        return zlib.crc32(self.y.double().cpu().numpy().tobytes(), zlib.crc32(facts, checksum))
 
     # Samples -----------------------------------------------------------------------------------------------
 
     def loaded(self) -> Split:
-        """The split with its samples in memory: itself."""
+        """Return the split with its samples in memory, which is the split itself."""
         return self
 
     @property
@@ -131,61 +132,61 @@ class Split:
         return False
 
     def then(self, change: Callable[[Split], Split], facts: Callable[[SplitFacts], SplitFacts] | None = None) -> Split:
-        """What ``change`` makes of the samples; of a deferred split when they are read.
+        """Return the split after a change of its samples, which a deferred split applies when it is read.
 
         Args:
-            change: can be pickled, and gives equal samples for equal ones.
-            facts: what becomes of them, where that is known; otherwise a deferred split is read once for them.
+            change: a function that can be pickled and returns equal samples for equal ones.
+            facts: returns the facts after the change; if not given, a deferred split is read once to compute them.
         """
-        made = change(self)
-        return made if facts is None else self._vouch(made, facts(self.known))
+        changed = change(self)
+        return changed if facts is None else self._keep_sound(changed, facts(self.known))
 
     def take(self, index: Tensor) -> Split:
-        """The samples at ``index`` (int64, in that order)."""
-        domain, group = (None if known is None else known[index] for known in (self.domain, self.group))
-        return self._vouch(Split(self.x[index], self.y[index], domain, group))
+        """Return the samples at the positions ``index`` (int64), in this order."""
+        domain, group = (None if values is None else values[index] for values in (self.domain, self.group))
+        return self._keep_sound(Split(self.x[index], self.y[index], domain, group))
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Split:
-        """The same samples on ``device``, with floating-point inputs and targets in ``dtype``."""
+        """Return the samples on ``device``, with floating-point inputs and targets in ``dtype``."""
         y = self.y.to(device, dtype) if torch.is_floating_point(self.y) else self.y.to(device)
-        made = Split(self.x.to(device, dtype), y, None if self.domain is None else self.domain.to(device), self.group)
-        narrow = dtype.itemsize < self.x.dtype.itemsize and len(self) and not self.largest <= torch.finfo(dtype).max
-        return made if narrow else self._vouch(made, vars(self).get("known"))
+        split = Split(self.x.to(device, dtype), y, None if self.domain is None else self.domain.to(device), self.group)
+        overflows = dtype.itemsize < self.x.dtype.itemsize and len(self) and not self.largest <= torch.finfo(dtype).max
+        return split if overflows else self._keep_sound(split, vars(self).get("known"))
 
     def with_targets(self, change: Callable[[Tensor], Tensor]) -> Split:
-        """The same inputs with other targets of the same shape and kind, made of those that there are."""
-        return self._vouch(replace(self, y=change(self.y)), self.known if self.has_values else None)
+        """Return the inputs with the targets that ``change`` computes, which have the same shape and kind."""
+        return self._keep_sound(replace(self, y=change(self.y)), self.known if self.has_values else None)
 
     def with_groups(self, group: Tensor) -> Split:
         """Return the samples with the group hashes ``group``."""
-        return self._vouch(replace(self, group=group), self.known)
+        return self._keep_sound(replace(self, group=group), self.known)
 
     def with_facts(self, facts: SplitFacts) -> Split:
-        """The same samples, which need not be counted any more."""
+        """Return this split after setting its facts, which are then not computed any more."""
         vars(self)["known"] = facts
         return self
 
-    def _vouch(self, made: Split, facts: SplitFacts | None = None) -> Split:
-        """``made`` of these samples in a way that keeps them sound, with what is known of it."""
-        if self.sound and not (made.has_values and not bool(torch.isfinite(made.y).all())):
-            vars(made)["sound"] = True
-        return made if facts is None else made.with_facts(facts)
+    def _keep_sound(self, derived: Split, facts: SplitFacts | None = None) -> Split:
+        """Return ``derived`` with ``facts``, marked as sound if this split is sound and its targets are finite."""
+        if self.sound and not (derived.has_values and not bool(torch.isfinite(derived.y).all())):
+            vars(derived)["sound"] = True
+        return derived if facts is None else derived.with_facts(facts)
 
 
 class Preprocessing(Protocol):
-    """The preprocessing that turns the rows of a site's table into inputs, as far as clients need to know it."""
+    """The preprocessing that turns the rows of a site's table into inputs, as clients use it."""
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The columns of the site that enter."""
+        """The columns of the site from which inputs are computed."""
 
     @property
     def constant(self) -> tuple[str, ...]:
-        """The names of columns that do not enter because all training rows hold the same value."""
+        """The names of columns that are left out because all training rows have the same value."""
 
     @property
     def columns_there(self) -> frozenset[str]:
-        """The names of the columns that enter or would if they were not constant."""
+        """The names of the columns that are used, and of constant columns."""
 
     def with_domain_input(self) -> Preprocessing:
         """Return the preprocessing with the domain as a further input."""
@@ -193,17 +194,17 @@ class Preprocessing(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class Client:
-    """One client: an id, its training data, and optionally validation and test data.
+    """A client: an id, training data, and optionally validation and test data.
 
     Attributes:
-        id: unique within the federation; replies are aggregated in the sorted order of ids.
-        train: at least one sample.
-        test: may be ``None`` or empty: the client then takes part but is not evaluated.
+        id: the id, which is unique in the federation; replies are aggregated in the sorted order of ids.
+        train: the training data, with at least one sample.
+        test: the test data; if it is ``None`` or empty, the client takes part in training but is not evaluated.
         validation: held-out training data for choices made at the client (early stopping, tuning).
         feature_names: one name per column for tabular inputs.
         table: the preprocessing of the site's table if its data come from one (:func:`perfed.tables.site.table_of`).
-        held: where the first inputs mean the same at all clients, by the names of columns, which of these the client
-            has; those that it lacks are 0. ``None`` otherwise.
+        held: if the first inputs are columns that clients share by name, a mask of those that the client has; the
+            inputs of the others are 0. ``None`` otherwise.
         originals: the client's spelling of each class and feature name whose composed form
             (:func:`perfed.data.names.compose_text`) differs from it, by the composed form.
 
@@ -233,20 +234,23 @@ class Client:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input, without the sample axis."""
+        """The shape of one input, without the sample axis."""
         return self.train.input_shape
 
     def facts(self, survival: bool = False) -> ClientFacts:
-        """All that a server may know of the client without its samples; see :meth:`Federation.from_source`."""
+        """Return the facts about the client that a server without its samples needs.
+
+        :meth:`Federation.from_source` uses them.
+        """
         splits = {name: split for name in SPLITS if (split := self.split(name)) is not None}
-        mark = 0
+        checksum = 0
         for name, split in splits.items():
-            mark = split.mark(f"{self.id} {name}", mark)
-        known = {name: split.facts(survival) for name, split in splits.items()}
-        return ClientFacts(self.id, known, self.feature_names, mark, self.held)
+            checksum = split.update_checksum(f"{self.id} {name}", checksum)
+        split_facts = {name: split.facts(survival) for name, split in splits.items()}
+        return ClientFacts(self.id, split_facts, self.feature_names, checksum, self.held)
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Client:
-        """The same client, its splits :meth:`Split.to` there."""
+        """Return the client with its splits on ``device`` and in ``dtype`` (:meth:`Split.to`)."""
         splits = (self.train, self.test, self.validation)
         train, test, validation = (None if split is None else split.to(dtype, device) for split in splits)
         assert train is not None
@@ -257,17 +261,17 @@ class Client:
         return self.originals.get(name, name)
 
     def with_targets(self, change: Callable[[Tensor], Tensor]) -> Client:
-        """The same client with other targets in every split, made of those that it has."""
+        """Return the client with the targets that ``change`` computes, in every split."""
         splits = {name: split for name in SPLITS if (split := getattr(self, name)) is not None}
         return replace(self, **{name: split.with_targets(change) for name, split in splits.items()})
 
     def split(self, name: str) -> Split | None:
-        """The split called ``name`` ("train", "validation" or "test"); ``None`` if absent or empty."""
-        found: Split | None = getattr(self, name)
-        return found if found is not None and len(found) > 0 else None
+        """Return the split called ``name`` ("train", "validation" or "test"); ``None`` if it is absent or empty."""
+        split: Split | None = getattr(self, name)
+        return split if split is not None and len(split) > 0 else None
 
 
 def sizes_of(clients: Sequence[Client]) -> str:
-    """How many samples there are of each split that occurs."""
+    """Return a text with the number of samples of each split that is not empty."""
     counts = {name: sum(len(split) for c in clients if (split := c.split(name)) is not None) for name in SPLITS}
     return f"{', '.join(f'{count} {name}' for name, count in counts.items() if count)} samples"

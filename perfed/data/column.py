@@ -1,4 +1,4 @@
-"""A column of a site's table: how its cells are read, what the training rows hold, and how it enters models."""
+"""A column of a site's table: its kind and format, statistics of its training rows, and its role in models."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Names = Annotated[tuple[Name, ...], Field(max_length=100_000)]
 class Column(BaseModel):
     """A column of a table.
 
-    Detection of its kind sets the attributes that say how cells are read, the training rows set those that say what
-    the column holds, and the agreement of all sites sets those that say how it enters models.
+    The attributes on the format are set when the kind is detected, the statistics are computed from the training rows,
+    and the attributes on its role in models are set by the agreement of all sites.
 
     Attributes:
         name: the name in the site's table.

@@ -1,4 +1,4 @@
-"""Which columns clients have, and which of them all have, by their names."""
+"""The columns of each client, and the columns that all clients have, by name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from perfed.data.client import Client
 
 @dataclass(frozen=True)
 class Columns:
-    """What the inputs of each client are called.
+    """The columns of each client.
 
     Attributes:
-        of: by id the names of its columns, or how many numbers an input has where they have no names.
+        of: the names of the columns by client id; the number of values of an input if they have no names.
 
     Example:
         >>> Columns({"east": ("age", "weight"), "west": ("weight", "height")}).common
@@ -26,41 +26,42 @@ class Columns:
 
     @classmethod
     def of_clients(cls, clients: Iterable[Client]) -> Columns:
-        """Return those of ``clients``; of inputs that come first at all of them, a client has those that it holds."""
-        return cls({client.id: _inputs_of(client) for client in clients})
+        """Return the columns of ``clients``; of columns shared by name, a client has those in its mask ``held``."""
+        return cls({client.id: _name_inputs(client) for client in clients})
 
     @cached_property
     def common(self) -> dict[str, tuple[bool, ...]]:
-        """By id, which numbers of its inputs all clients have: one value each, in their order.
+        """A mask of the inputs of each client that all clients have, by client id.
 
-        Columns are the same where their names are. Inputs without names are all the same where there are as many, and
-        else none is; so too where some clients' inputs have names and others' have none.
+        Columns are equal if their names are. Inputs without names are equal at all clients if all have the same number
+        of them; otherwise, or if only some clients have names, there are no common inputs.
         """
         kinds = dict.fromkeys(self.of.values())
         names = [set(kind) for kind in kinds if isinstance(kind, tuple)]
         shared = set.intersection(*names) if names and len(names) == len(kinds) else set()
-        made = {
+        masks = {
             kind: (len(kinds) == 1,) * kind if isinstance(kind, int) else tuple(name in shared for name in kind)
             for kind in kinds
         }
-        return {client: made[kind] for client, kind in self.of.items()}
+        return {client: masks[kind] for client, kind in self.of.items()}
 
 
-def _inputs_of(client: Client) -> tuple[str, ...] | int:
+def _name_inputs(client: Client) -> tuple[str, ...] | int:
+    """Return names of a client's inputs that are equal for shared columns; their number if they have no names."""
     number = prod(client.input_shape)
     if client.held is None:
         return client.feature_names or number
-    shared = [place if held else None for place, held in enumerate(client.held)]
-    own = [None] * (number - len(shared))
-    return tuple(f"{client.id} {at}" if place is None else f"{place}" for at, place in enumerate([*shared, *own]))
+    shared = [column if has_column else None for column, has_column in enumerate(client.held)]
+    columns = [*shared, *[None] * (number - len(shared))]
+    return tuple(f"{client.id} {i}" if column is None else f"{column}" for i, column in enumerate(columns))
 
 
 def in_order(common: Sequence[bool], names: Sequence[str] | None) -> list[int]:
-    """Return where the ``common`` columns of a client are, in the order that all clients have them: by name.
+    """Return the positions of the ``common`` columns of a client in the order of their names, the same at all clients.
 
     Example:
         >>> in_order((True, False, True), ("weight", "height", "age"))
         [2, 0]
     """
-    found = [place for place, held in enumerate(common) if held]
-    return found if names is None else sorted(found, key=lambda place: names[place])
+    positions = [position for position, is_common in enumerate(common) if is_common]
+    return positions if names is None else sorted(positions, key=lambda position: names[position])

@@ -1,4 +1,4 @@
-"""The domain of a sample as an input of the model."""
+"""The domain of a sample as an input of the model, and the options that every data set has."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from perfed.errors import PerfedError
 
 
 def with_domain_input(federation: Federation) -> Federation:
-    """The federation with the one-hot domain of every sample behind its inputs, along their first axis.
+    """Return the federation with the one-hot domain of every sample appended to its inputs, along their first axis.
 
-    Vectors get M more features, called ``domain NAME`` where features have names; images get M more channels of zeros
-    or ones, which random crops move (and fill) like the others.
+    Vectors get M more features, called ``domain NAME`` if features have names; images get M more channels of zeros or
+    ones, which random crops move and fill like the other channels.
 
     Raises:
         PerfedError: the samples have no domains.
@@ -37,23 +37,25 @@ def with_domain_input(federation: Federation) -> Federation:
 
 
 def with_domain(client: Client, names: Sequence[str]) -> Client:
-    """``client`` with the one-hot domain, of those called ``names``, of every sample behind its inputs."""
-    extend = _Extended(len(names))
+    """Return the client with the one-hot domain of every sample appended to its inputs; ``names`` are the domains."""
+    append_domain = _AppendDomain(len(names))
 
-    def extended(split: Split | None) -> Split | None:
+    def extend(split: Split | None) -> Split | None:
         if split is None or not split.has_domains:
             return split
-        inputs, *rest = split.input_shape
-        return split.then(extend, lambda facts: replace(facts, input_shape=(inputs + len(names), *rest)))
+        inputs, *shape = split.input_shape
+        return split.then(append_domain, lambda facts: replace(facts, input_shape=(inputs + len(names), *shape)))
 
     features = client.feature_names and (*client.feature_names, *(f"domain {name}" for name in names))
-    splits = {name: extended(getattr(client, name)) for name in SPLITS}
+    splits = {name: extend(getattr(client, name)) for name in SPLITS}
     table = client.table and client.table.with_domain_input()
     return replace(client, feature_names=features, table=table, **splits)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
-class _Extended:
+class _AppendDomain:
+    """A function that appends the one-hot domain to the inputs of a split."""
+
     domains: int
 
     def __call__(self, split: Split) -> Split:
@@ -64,10 +66,10 @@ class _Extended:
 
 
 OPTIONS = ("validation_fraction", "domain_input", "inner_fold")
-"""Options that every data set has, for :func:`completed`."""
+"""The options that every data set has, which :func:`apply_common_options` applies."""
 
 
-def completed(
+def apply_common_options(
     federation: Federation,
     fraction: float,
     domain_input: bool,
@@ -76,16 +78,18 @@ def completed(
     *,
     by_class: bool = True,
 ) -> Federation:
-    """The federation with what every data set may have besides: a fold of the training data in the place of the test
-    data, validation data, and the domain among the inputs.
+    """Return the federation after applying the options that every data set has.
 
     Args:
-        federation: of all clients, or of those at one place.
-        fraction: of the training samples, see :func:`perfed.data.held_out.with_validation`; 0: none.
-        domain_input: whether to do as :func:`with_domain_input`.
-        seed: of the choice of validation data, and of folds.
-        inner_fold: i and k, see :func:`perfed.data.held_out.fold_as_test`; empty: none.
-        by_class: whether each class (of survival, each event) is spread evenly, from which one could tell their sizes.
+        federation: the federation of all or some clients.
+        fraction: the fraction of the training samples that become validation data
+            (:func:`perfed.data.held_out.with_validation`); 0 for none.
+        domain_input: whether domains are appended to the inputs (:func:`with_domain_input`).
+        seed: the seed of the choice of validation data and of folds.
+        inner_fold: the fold i of k that replaces the test data (:func:`perfed.data.held_out.fold_as_test`); empty for
+            none.
+        by_class: whether classes (for survival, samples with and without an event) are divided evenly, which could
+            disclose their sizes.
     """
     stratify = by_class and federation.task != "regression"
     if inner_fold:
@@ -97,9 +101,12 @@ def completed(
     return with_domain_input(federation) if domain_input else federation
 
 
-def completed_by(federation: Federation, options: Mapping[str, Any], seed: int) -> Federation:
-    """:func:`completed` as the checked ``options`` of the data set say: not by class where they say what is public."""
-    return completed(
+def apply_options(federation: Federation, options: Mapping[str, Any], seed: int) -> Federation:
+    """Apply the validated ``options`` of a data set with :func:`apply_common_options`.
+
+    Classes are not divided evenly if the options name public metadata.
+    """
+    return apply_common_options(
         federation,
         options["validation_fraction"],
         options["domain_input"],

@@ -1,4 +1,4 @@
-"""What is known of a client without its samples: how many there are, of what shape, of which classes and domains."""
+"""Facts about a client without its samples: their number, shapes, classes and domains."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ Counts = tuple[_Whole, ...]
 
 @dataclass(frozen=True)
 class SplitFacts:
-    """What is known of the samples of one split.
+    """The facts about the samples of one split.
 
     Attributes:
-        samples: how many, at least 1.
-        input_shape: of one input.
-        target_shape: of one target; ``()`` for a label or one value.
-        classes: samples of class 0, 1, ...; ``None`` where targets are values.
-        domains: samples of domain 0, 1, ...; ``None`` where domains are unknown.
-        events: of survival, samples with an event; else ``None``.
+        samples: the number of samples, at least 1.
+        input_shape: the shape of one input.
+        target_shape: the shape of one target; ``()`` for a label or one value.
+        classes: the number of samples of class 0, 1, ...; ``None`` if targets are values.
+        domains: the number of samples of domain 0, 1, ...; ``None`` if domains are unknown.
+        events: for survival, the number of samples with an event; otherwise ``None``.
 
-    Counts need not go beyond the last class or domain that occurs; zeros behind it are left away.
+    Counts end with the last class or domain that occurs; zeros after it are removed.
 
     Raises:
-        PerfedError: no samples, a negative number, counts whose sum is not the number of samples, or more events.
+        PerfedError: there are no samples, a number is negative, the sum of counts is not the number of samples, or
+            there are more events than samples.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -63,17 +64,17 @@ class SplitFacts:
 
 @dataclass(frozen=True)
 class ClientFacts:
-    """What a server may know of a client whose samples it does not have.
+    """The facts about a client that a server without its samples needs.
 
     Attributes:
-        id: of the client.
-        splits: "train", and "validation" and "test" where the client has them.
-        feature_names: one per column of tabular inputs.
-        mark: a number that changes when the samples do, as far as the one who gives the facts can say.
-        held: as of :class:`perfed.data.client.Client`.
+        id: the id of the client.
+        splits: the facts about "train" and, if the client has them, "validation" and "test".
+        feature_names: one name per column of tabular inputs.
+        mark: a checksum of the samples, or any number that changes with them.
+        held: see :class:`perfed.data.client.Client`.
 
     Raises:
-        PerfedError: no training samples, a split of another name, or splits whose inputs or targets differ in kind.
+        PerfedError: there are no training samples, or a split has another name.
 
     Example:
         >>> facts = ClientFacts("north", {"train": SplitFacts(3, (2,), classes=(1, 2))})
@@ -99,12 +100,15 @@ class ClientFacts:
 
     @property
     def input_shape(self) -> Shape:
-        """Of one training input."""
+        """The shape of one training input."""
         return self.splits["train"].input_shape
 
     @property
     def nameless(self) -> ClientFacts:
-        """The same with one hash of all names of inputs that clients share in their place, the same where these are."""
+        """The facts with a hash of all names of shared inputs in place of the names.
+
+        The hashes of two clients are equal if the names are.
+        """
         if self.feature_names is None:
             return self
         shared = self.feature_names if self.held is None else self.feature_names[: len(self.held)]
@@ -112,37 +116,37 @@ class ClientFacts:
         return replace(self, feature_names=tuple(f"{digest} {number}" for number in range(len(self.feature_names))))
 
     def plain(self) -> dict[str, Any]:
-        """The facts as values that JSON has."""
-        plain: dict[str, Any] = _FACTS.dump_python(self, mode="json")
-        return {name: value for name, value in plain.items() if name != "held" or value is not None}
+        """Return the facts as plain JSON values."""
+        values: dict[str, Any] = _FACTS.dump_python(self, mode="json")
+        return {name: value for name, value in values.items() if name != "held" or value is not None}
 
     @classmethod
     def of_plain(cls, values: Any, client: str | None = None) -> ClientFacts:
-        """The inverse of :meth:`plain`, for values that came from elsewhere.
+        """Return the facts from which :meth:`plain` returned ``values``, in another process or on another machine.
 
         Args:
-            values: as they came.
-            client: whose they are; ``None``: as they say themselves.
+            values: the values as they were received.
+            client: the id of the client; ``None`` for the id in the values.
 
         Raises:
-            PerfedError: the values are no facts of a client; says what is wrong.
+            PerfedError: the values are not valid; the message describes the problem.
         """
-        said = values.get("id") if client is None and isinstance(values, Mapping) else client
-        where = f"facts of client '{said}'" if isinstance(said, str) else "facts of a client"
+        name = values.get("id") if client is None and isinstance(values, Mapping) else client
+        where = f"facts of client '{name}'" if isinstance(name, str) else "facts of a client"
         try:
-            found = _FACTS.validate_json(json.dumps(values), strict=True)
+            facts = _FACTS.validate_json(json.dumps(values), strict=True)
         except ValidationError as error:
             raise PerfedError(f"{where}: {summarise_validation_error(error, '')}".replace(": facts: ", ": ")) from None
         except (TypeError, ValueError, RecursionError) as error:
             raise PerfedError(f"{where}: these are no plain values ({error})") from None
-        return found if client is None else replace(found, id=client)
+        return facts if client is None else replace(facts, id=client)
 
 
 _FACTS = TypeAdapter(ClientFacts)
 
 
 def trim_zeros(counts: Counts) -> Counts:
-    """``counts`` without the zeros at their end."""
+    """Return ``counts`` without the zeros at the end."""
     last = len(counts)
     while last and counts[last - 1] == 0:
         last -= 1
@@ -150,5 +154,5 @@ def trim_zeros(counts: Counts) -> Counts:
 
 
 def pad_counts(counts: Counts, number: int) -> list[int]:
-    """``counts`` with zeros behind them, ``number`` in all, or as many as there are."""
+    """Return ``counts`` padded with zeros to a length of ``number``; longer ones are not changed."""
     return [*counts, *([0] * (number - len(counts)))]

@@ -1,4 +1,4 @@
-"""Who the clients are and what they hold."""
+"""Federations: the clients and the facts that hold for all of them."""
 
 from __future__ import annotations
 
@@ -45,30 +45,31 @@ from perfed.plugins import TABLES
 
 @dataclass(frozen=True, repr=False)
 class Federation:
-    """Clients in the sorted order of their ids.
+    """A federation: the clients in the sorted order of their ids, and facts that hold for all of them.
 
     Attributes:
-        clients: at least one; checked and sorted by id on construction.
-        num_classes: number of classes C; labels are 0..C-1. ``None`` for regression and survival.
-        name: what the data set is called in reports.
+        clients: at least one client; they are checked and sorted by id on construction.
+        num_classes: the number of classes C; labels are 0..C-1. ``None`` for regression and survival.
+        name: the name of the data set in reports.
         class_names: C names, if known.
         notes: facts about the data worth printing, e.g. the accuracy of the Bayes rule under ``"oracle_accuracy"``.
-        domain_names: of the domains 0, 1, ... (there may be more than occur); without them reports have the numbers.
+        domain_names: the names of the domains 0, 1, ..., of which not all need to occur; without names, reports have
+            the numbers.
         augment: random changes to the inputs of every training mini-batch, for images.
-        words: where inputs are token ids, what the ids from 2 on stand for (0: padding, 1: other words).
-        classes: what the data call the classes 0, 1, ..., C - 1 (default: just that): class j, and so column j of every
-            prediction, is ``classes[j]``. ``None`` for regression and survival.
-        survival: targets are ``(samples, 2)``: a time above 0, and 1 for an event at that time, 0 where nothing is
-            known beyond it (censored). The model's one output is the logarithm of the hazard.
-        target_scale: what the targets of a regression were standardised by (:meth:`standardised`). Metrics and
-            predictions are in the unit of the data.
-        columns: where sites with tables have one schema, its columns.
+        words: if inputs are token ids, the words of the ids from 2 on (0 is padding, 1 stands for other words).
+        classes: the labels of the classes 0, 1, ..., C - 1 in the data (default: these numbers): class j, and so column
+            j of every prediction, is ``classes[j]``. ``None`` for regression and survival.
+        survival: whether targets are ``(samples, 2)``: a time above 0, and 1 for an event at that time or 0 for a
+            censored sample. The model's only output is the logarithm of the hazard.
+        target_scale: the scale by which the targets of a regression were standardised (:meth:`standardised`). Metrics
+            and predictions are in the unit of the data.
+        columns: the columns of the schema, if sites with tables have one schema.
         scaled_inputs: whether a data set of arrays has standardised its inputs, with categories as 0 and 1.
 
     Raises:
-        PerfedError: no clients, duplicate ids, a client without training data, labels outside the
-            classes, domain ids that are negative, beyond ``domain_names`` or missing for some samples,
-            NaN or infinite inputs, mismatched lengths or shapes; names the client.
+        PerfedError: there are no clients, an id occurs twice, a client has no training data, labels are outside of the
+            classes, domain ids are negative, beyond ``domain_names`` or missing for some samples, inputs are NaN or
+            infinite, or lengths or shapes do not match; the message names the client.
 
     Example:
         >>> arrays = {"x_train": torch.eye(3), "y_train": ["ill", "well", "well"]}
@@ -130,24 +131,25 @@ class Federation:
         """Build a federation from numpy arrays, tensors, data frames or torch data sets.
 
         Args:
-            clients: per client id (or in a list, ids then being "000", "001", ...) a mapping with
-                ``x_train``, ``y_train`` and optionally ``x_validation``, ``y_validation``, ``x_test``,
+            clients: the data of each client by id, or a list of them, whose ids are "000", "001", ... The data are a
+                mapping with ``x_train``, ``y_train`` and optionally ``x_validation``, ``y_validation``, ``x_test``,
                 ``y_test``, ``domain_train`` (and ``_validation``, ``_test``) and ``feature_names`` (default: the
                 columns of a data frame). Shapes may differ between clients. In place of the arrays of a split,
-                ``train``, ``validation`` or ``test`` is a torch Dataset with a length whose samples are
-                ``(inputs, target)`` or ``(inputs, target, domain id)``; it is read once, and a Dataset in place of the
+                ``train``, ``validation`` or ``test`` may be a torch Dataset with a length whose samples are
+                ``(inputs, target)`` or ``(inputs, target, domain id)``; it is read once. A Dataset in place of the
                 mapping is the training data.
             task: "classification", "regression" or "survival"; by default integer and text targets are class labels,
-                floating-point targets are regression values. Survival's are ``(samples, 2)``, see ``survival``.
-            num_classes: number of classes, labels being 0, 1, ...; by default (or with more ``class_names`` than
-                labels, which are then 0, 1, ...) the classes are the labels that occur, sorted: see ``classes``.
-            name: what reports call the data.
-            class_names: names of the classes.
-            domain_names: names of the domains 0, 1, ...; M is the largest id + 1, with or without them.
+                and floating-point targets are regression values. Targets of survival are ``(samples, 2)``, see
+                ``survival``.
+            num_classes: the number of classes, whose labels are 0, 1, ...; by default the classes are the sorted labels
+                that occur (see ``classes``), or 0, 1, ... if there are more ``class_names`` than labels.
+            name: the name of the data in reports.
+            class_names: the names of the classes.
+            domain_names: the names of the domains 0, 1, ...; M is the largest id + 1, with or without names.
 
         Raises:
-            PerfedError: a missing or unknown key, columns that differ between the splits of a client, inputs that are
-                no numbers, floating-point targets that look like labels without ``task``, or any fault listed for
+            PerfedError: a key is missing or unknown, columns differ between the splits of a client, inputs are not
+                numbers, floating-point targets look like labels and there is no ``task``, or for any reason listed for
                 :class:`Federation`.
 
         Example:
@@ -160,7 +162,7 @@ class Federation:
         if not isinstance(clients, Mapping | list | tuple):
             raise PerfedError(
                 f"clients must be a mapping from id to data, or a list (given: {type(clients).__name__}); "
-                'one client alone is {"id": data}'
+                'a single client is {"id": data}'
             )
         pairs = clients.items() if isinstance(clients, Mapping) else ((f"{i:03d}", c) for i, c in enumerate(clients))
         task = labels.get("task")
@@ -168,13 +170,13 @@ class Federation:
             if task in ("regression", "survival"):
                 raise PerfedError(f"num_classes is for classification, and task is {task}; leave one of them out")
             task = "classification"
-        read = [(str(key), arrays_of(str(key), data, SPLITS)) for key, data in pairs]
-        refuse_unusable(name, [site for site, _ in read])
-        targets = [target for site, arrays in read for target in list_targets(site, arrays.parts)]
+        client_arrays = [(str(key), arrays_of(str(key), data, SPLITS)) for key, data in pairs]
+        refuse_unusable(name, [site for site, _ in client_arrays])
+        targets = [target for site, arrays in client_arrays for target in list_targets(site, arrays.parts)]
         task = task_of(targets, task)
         sites = [
             SiteArrays(site, arrays.parts, arrays.names, task, standardised=False, originals=arrays.originals)
-            for site, arrays in read
+            for site, arrays in client_arrays
         ]
         schema = create_schema([site.scanned for site in sites], labels)
         return federation_of((site.client(schema) for site in sites), schema, name, labels.get("class_names"))
@@ -183,16 +185,16 @@ class Federation:
     def from_datasets(
         cls, clients: Mapping[str, tuple[Dataset[Any], Dataset[Any]]], *, name: str = "data", **labels: Unpack[Labels]
     ) -> Federation:
-        """Build a federation from torch data sets, to train on and to test on.
+        """Build a federation from a torch training set and test set of each client.
 
         Args:
-            clients: per client id two map-style data sets whose samples are ``(inputs, target)`` or ``(inputs, target,
-                domain id)``; each is read once.
-            name: what reports call the data.
+            clients: a pair of map-style data sets by client id. Their samples are ``(inputs, target)`` or ``(inputs,
+                target, domain id)``; each is read once.
+            name: the name of the data in reports.
             labels: ``task``, ``num_classes``, ``class_names`` and ``domain_names`` of :meth:`from_arrays`.
 
         Raises:
-            PerfedError: no pair of data sets, or as :meth:`from_arrays`.
+            PerfedError: a value is not a pair, or for any reason listed for :meth:`from_arrays`.
 
         Example:
             >>> from torch.utils.data import TensorDataset
@@ -208,14 +210,14 @@ class Federation:
 
     @property
     def task(self) -> Task:
-        """Classification where there are classes, else survival or regression."""
+        """The task: "classification", "regression" or "survival"."""
         if self.survival:
             return "survival"
         return "regression" if self.num_classes is None else "classification"
 
     @property
     def num_outputs(self) -> int:
-        """What a model says of a sample: C logits, as many values as there are targets, or one log hazard."""
+        """The number of outputs of a model: C logits, the values of a target, or one log hazard."""
         target = self.clients[0].train.target_shape
         return self.num_classes or (target[0] if target and not self.survival else 1)
 
@@ -229,21 +231,22 @@ class Federation:
         hold: int = HOLD,
         **labels: Unpack[Labels],
     ) -> Federation:
-        """Build a federation whose samples are read when they are used, such as one that is larger than memory.
+        """Build a federation whose samples are read when they are used, for example one that is larger than memory.
 
         Args:
-            read: from a client's id to what :meth:`from_arrays` takes for one client; the arrays may be memory-mapped.
-                Equal calls give equal arrays. Other processes call it too, where it can be pickled. ``None``: samples
-                stay at their sites, as a server sees them, and to read any is an error.
-            clients: their ids, or what is known of them (:meth:`perfed.data.client.Client.facts`). Of ids each client
-                is read once, one after the other, and only facts are kept; with facts nothing is read, and labels are
-                0, 1, ... below ``num_classes``.
+            read: returns the data of a client, given its id, as :meth:`from_arrays` accepts them; the arrays may be
+                memory-mapped. Calls with the same id must return equal arrays. Other processes call it, too, if it can
+                be pickled. ``None`` for a server whose samples stay at their sites; reading any is then an error.
+            clients: the ids of the clients, or the facts about them (:meth:`perfed.data.client.Client.facts`). With
+                ids, each client is read once and only its facts are stored. With facts nothing is read, and labels
+                must be 0, 1, ... below ``num_classes``.
             task, num_classes, name, class_names, domain_names: as for :meth:`from_arrays`; floating-point targets need
                 ``task``.
-            hold: bytes of samples that are kept in memory, those used last.
+            hold: the number of bytes of samples that are cached in memory, those used last.
 
         Raises:
-            PerfedError: as :meth:`from_arrays`, or facts of some clients only. Samples are checked when they are read.
+            PerfedError: there are facts of only some clients, or for any reason listed for :meth:`from_arrays`. Samples
+                are checked when they are read.
 
         Example:
             >>> def read(client):
@@ -252,16 +255,16 @@ class Federation:
             <Federation 'data': 2 clients, 6 train samples, 2 classes>
         """
         refuse_unknown_arguments(labels)
-        given = list(clients)
-        known = [facts for facts in given if isinstance(facts, ClientFacts)]
-        if (known and len(known) < len(given)) or (read is None and not known):
+        ids_or_facts = list(clients)
+        all_facts = [facts for facts in ids_or_facts if isinstance(facts, ClientFacts)]
+        if (all_facts and len(all_facts) < len(ids_or_facts)) or (read is None and not all_facts):
             raise PerfedError("clients: give the facts of all clients, or only ids")
-        if not known and read is not None:
-            ids = [str(client) for client in given]
-            return _lazy(read, read, ids, name, hold, labels)
-        schema = create_schema_from_facts(known, labels)
+        if not all_facts and read is not None:
+            ids = [str(client) for client in ids_or_facts]
+            return _build_lazy(read, read, ids, name, hold, labels)
+        schema = create_schema_from_facts(all_facts, labels)
         samples = refuse_read if read is None else FromArrays(read, schema.classes)
-        return federation_of(lazy_clients(samples, known, schema, hold), schema, name, labels.get("class_names"))
+        return federation_of(lazy_clients(samples, all_facts, schema, hold), schema, name, labels.get("class_names"))
 
     @classmethod
     def from_folder(
@@ -275,17 +278,18 @@ class Federation:
         """Build a federation whose samples are in the files of a folder and read when they are used.
 
         Args:
-            path: of the folder. A file ``ID.npz`` is one client, with the keys of :meth:`from_arrays`; so is a folder
-                ``ID`` of files ``x_train.npy`` and so on. At first only targets, domain ids and the shapes of inputs
-                are read.
+            path: the path of the folder. Each client is a file ``ID.npz`` with the keys of :meth:`from_arrays`, or a
+                folder ``ID`` of files ``x_train.npy`` and so on. At first only targets, domain ids and the shapes of
+                inputs are read.
             task, num_classes, name, class_names, domain_names, hold: as for :meth:`from_source`.
 
         Raises:
-            PerfedError: no such folder, no client in it, a file that cannot be read, or as :meth:`from_source`.
+            PerfedError: there is no such folder, it contains no client, a file cannot be read, or for any reason listed
+                for :meth:`from_source`.
         """
         refuse_unknown_arguments(labels)
-        folder = ClientFolder.of(Path(path))
-        return _lazy(folder, folder.heads, list(folder.places), name, hold, labels)
+        folder = ClientFolder.from_path(Path(path))
+        return _build_lazy(folder, folder.read_shapes, list(folder.places), name, hold, labels)
 
     @classmethod
     def from_frames(
@@ -299,24 +303,25 @@ class Federation:
         test_sources: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Federation:
-        """Build a federation from one pandas data frame per site, a row per sample, as the sites have them.
+        """Build a federation from one pandas data frame per site, with a row per sample.
 
-        Every site splits its rows and fits its own preprocessing on its training rows; the client's ``table`` keeps it.
-        Needs the extra ``perfed[tables]``.
+        The rows of every site are split, and a preprocessing is fitted on its training rows, which is stored in the
+        client's ``table``. The extra ``perfed[tables]`` is needed.
 
         Args:
-            frames: per site; columns may differ.
-            target: the column to predict; of survival the time.
+            frames: the data frame of each site; columns may differ.
+            target: the column to predict; for survival, the time.
             test: the share of each site's rows to test on, or a data frame of such rows per site.
-            name: what reports call the data.
-            sources, test_sources: what messages call each site's frame, such as a file; rows are called by its index.
-            options: what other columns are for: ``event``, ``domain``, ``drop``, ``numbers``, ``dates``,
-                ``categories``, ``missing``, ``group``, ``task``, ``folds``, ``columns``, ``preprocess``, ``seed``; see
-                :class:`perfed.tables.options.TableOptions`.
+            name: the name of the data in reports.
+            sources, test_sources: the name of each site's frame in messages, such as a file; rows are named by its
+                index.
+            options: the roles of other columns, and further options: ``event``, ``domain``, ``drop``, ``numbers``,
+                ``dates``, ``categories``, ``missing``, ``group``, ``task``, ``folds``, ``columns``, ``preprocess``,
+                ``seed``; see :class:`perfed.tables.options.TableOptions`.
 
         Raises:
-            PerfedError: a :class:`perfed.data.problems.DataProblems` with all faults of rows and columns, one
-                line each, or any fault listed for :class:`Federation`.
+            PerfedError: a :class:`perfed.data.problems.DataProblems` with all problems of rows and columns, one
+                line each, or an error for any reason listed for :class:`Federation`.
 
         Example:
             >>> import pandas as pd
@@ -334,7 +339,7 @@ class Federation:
 
     @cached_property
     def schema(self) -> FederationSchema:
-        """What all clients agree on, by which a new site makes its client too."""
+        """The schema on which all clients agree, from which the client of a new site can be created, too."""
         return FederationSchema(
             task=self.task,
             classes=self.classes,
@@ -344,52 +349,52 @@ class Federation:
         )
 
     def standardised(self) -> Federation:
-        """The same with targets of mean 0 and variance 1 over all clients' training samples (of a regression).
+        """Return the federation with targets of mean 0 and variance 1 over all clients' training samples.
 
-        Clients tell their number of samples, and of each target the sum and the sum of squares.
+        The clients disclose their number of samples, and the sum and the sum of squares of each target.
 
         Raises:
-            PerfedError: no regression, or a target that is the same for all samples.
+            PerfedError: the task is not regression, or a target is the same for all samples.
         """
         if self.task != "regression":
             raise PerfedError(f"targets of {self.task} are not standardised; only values are")
-        scale = TargetScale.of([client.train.y for client in self])
+        scale = TargetScale.from_targets([client.train.y for client in self])
 
         return replace(self, clients=tuple(client.with_targets(scale.down) for client in self), target_scale=scale)
 
     def describe(self) -> str:
-        """Sites x (rows of each split, columns shared and own, missing values, rows per class and domain), as text.
+        """Return a table as text with the rows, columns, missing values, classes and domains of each site.
 
-        For tables also what columns are taken for, what sites must tell each other before they train, and remarks.
-        No row's content.
+        For tables, lines on the kinds of columns, on the metadata that sites send before training, and remarks follow.
+        The text contains no values of rows.
         """
         return str(self.facts)
 
     @property
     def facts(self) -> FederationSummary:
-        """What :meth:`describe` says, as plain values."""
+        """The content of :meth:`describe` as an object."""
         classes = [str(label) for label in self.class_names or self.classes or ()]
         domains = [self.domain_name(number) for number in range(self.num_domains)]
         return FederationSummary.from_clients(self.clients, classes, domains, self.notes, survival=self.survival)
 
     @property
     def named_inputs(self) -> int | None:
-        """How many inputs, the first of each client, are of columns that are shared by name; ``None`` without names."""
-        held = self.clients[0].held
-        return None if held is None else len(held)
+        """The number of leading inputs that are columns shared by name; ``None`` without such columns."""
+        mask = self.clients[0].held
+        return None if mask is None else len(mask)
 
     @cached_property
     def num_domains(self) -> int:
-        """Number of domains M: the largest domain id + 1; 0 where domains are unknown."""
+        """The number of domains M: the largest domain id + 1; 0 if domains are unknown."""
         splits = [s for c in self.clients for name in SPLITS if (s := c.split(name)) is not None]
         return max((len(s.held_domains or ()) for s in splits), default=0)
 
     def domains_in(self, split: str) -> list[int]:
-        """Ids of the domains that the clients' ``split`` has samples of, ascending."""
+        """Return the ids of the domains of which the clients' ``split`` has samples, in ascending order."""
         return [m for m, count in enumerate(self._domain_counts(split)) if count]
 
     def domain_samples(self, split: str) -> dict[str, int]:
-        """How many samples of each domain the clients' ``split`` has, by the domain's name."""
+        """Return the number of samples of each domain in the clients' ``split``, by the domain's name."""
         return {self.domain_name(m): count for m, count in enumerate(self._domain_counts(split)) if count}
 
     def _domain_counts(self, split: str) -> list[int]:
@@ -401,7 +406,7 @@ class Federation:
         return counts
 
     def domain_name(self, domain: int) -> str:
-        """What the domain is called in reports."""
+        """Return the name of a domain in reports."""
         return str(domain) if self.domain_names is None else self.domain_names[domain]
 
     def __len__(self) -> int:
@@ -412,22 +417,22 @@ class Federation:
 
     @property
     def ids(self) -> list[str]:
-        """Client ids in sorted order."""
+        """The ids of the clients, sorted."""
         return [c.id for c in self.clients]
 
     @cached_property
     def fingerprint(self) -> int:
-        """A number that changes with the clients' ids, sizes, shapes or targets; of deferred data with their facts."""
-        mark = 0
+        """A checksum of the clients' ids, sizes, shapes and targets; of deferred data, a checksum of their facts."""
+        checksum = 0
         for client in self.clients:
             for name in SPLITS:
                 split = client.split(name)
                 if split is not None:
-                    mark = split.mark(f"{client.id} {name}", mark)
-        return mark
+                    checksum = split.update_checksum(f"{client.id} {name}", checksum)
+        return checksum
 
     def to(self, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Federation:
-        """The same federation on ``device``, with floating-point inputs and targets in ``dtype``."""
+        """Return the federation on ``device``, with floating-point inputs and targets in ``dtype``."""
         return replace(self, clients=tuple(client.to(dtype, device) for client in self.clients))
 
 
@@ -438,17 +443,17 @@ def federation_of(
     class_names: Sequence[str] | None = None,
     notes: Mapping[str, Any] | None = None,
 ) -> Federation:
-    """Put clients together that were made by one schema, be they all that there are or those at one place.
+    """Return the federation of all or some of the clients that were created with one schema.
 
     Args:
-        clients: their targets coded, or standardised, by the schema.
-        schema: what holds at all sites.
-        name: what reports call the data.
-        class_names: of the classes (default: what the data call them, where that is more than 0, 1, ...).
+        clients: the clients, whose targets are encoded or standardised by the schema.
+        schema: the schema on which all sites agree.
+        name: the name of the data in reports.
+        class_names: the names of the classes (default: their labels in the data, unless these are 0, 1, ...).
         notes: see :class:`Federation`.
 
     Raises:
-        PerfedError: any fault listed for :class:`Federation`.
+        PerfedError: for any reason listed for :class:`Federation`.
     """
     classes = schema.classes
     if class_names is None and classes is not None and classes != tuple(range(len(classes))):
@@ -467,11 +472,11 @@ def federation_of(
     )
 
 
-_RESERVED = frozenset({"", "__metadata__"})  # of files of tensors, see :mod:`perfed.codec`
+_RESERVED = frozenset({"", "__metadata__"})  # names that files of tensors cannot contain (perfed.codec)
 
 
 def refuse_unusable(name: str, ids: Sequence[str]) -> None:
-    """Refuse no clients, two of one id, and ids that files of tensors cannot hold."""
+    """Raise an error if there are no clients, an id occurs twice, or files of tensors cannot contain an id."""
     if not ids:
         raise PerfedError(f"federation '{name}' has no clients; at least one is needed")
     if unusable := sorted(_RESERVED & {*ids}):
@@ -481,13 +486,13 @@ def refuse_unusable(name: str, ids: Sequence[str]) -> None:
             raise PerfedError(f"client id '{first}' occurs twice; ids must be unique")
 
 
-def _lazy(read: Arrays, look: Arrays, ids: Sequence[str], name: str, hold: int, labels: Labels) -> Federation:
-    """Clients of whose arrays each is looked at once, by ``look``, and read by ``read`` when it is used."""
+def _build_lazy(read: Arrays, scan: Arrays, ids: Sequence[str], name: str, hold: int, labels: Labels) -> Federation:
+    """Build a federation of clients whose facts are computed from ``scan`` and whose samples are read by ``read``."""
     refuse_unusable(name, ids)
     sites: list[ScannedArrays] = []
     originals: dict[str, dict[str, str]] = {}
     for client_id in ids:
-        arrays = arrays_of(client_id, read_arrays_by(look, client_id), SPLITS)
+        arrays = arrays_of(client_id, read_arrays_by(scan, client_id), SPLITS)
         sites.append(scan_arrays(client_id, arrays.parts, arrays.names, labels.get("task")))
         originals[client_id] = arrays.originals
     schema = create_schema(sites, labels)

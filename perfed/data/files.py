@@ -1,4 +1,4 @@
-"""Finding and reading the files of data sets; of most perfed ships the loader alone."""
+"""Finding and reading the files of data sets; perfed contains only the loaders of most data sets."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def own_folder() -> Path:
 
 
 def data_folders(data_dir: Path | None = None) -> list[Path]:
-    """Return where files are looked for, in this order: ``data_dir``, ``$PERFED_DATA``, ``~/.cache/perfed``.
+    """Return the folders in which files are searched: ``data_dir``, ``$PERFED_DATA``, ``~/.cache/perfed``.
 
-    What comes with perfed is looked for behind them.
+    The files that come with perfed are searched after them.
     """
     from_environment = os.environ.get("PERFED_DATA")
     folders = [] if data_dir is None else [data_dir]
@@ -37,15 +37,16 @@ def data_folders(data_dir: Path | None = None) -> list[Path]:
 
 
 def find_file(name: str, data_dir: Path | None = None) -> Path:
-    """The first of :func:`data_folders`, and of what comes with perfed, that holds the file ``name``.
+    """Return the path of the file ``name`` in the first of :func:`data_folders` or of the files of perfed.
 
     Raises:
-        PerfedError: no folder holds it; names the folders and says how to get the file.
+        PerfedError: no folder contains the file; the message lists the folders and says how to get the file.
     """
     folders = data_folders(data_dir)
     for folder in (*folders, SHIPPED):
         if (folder / name).is_file():
-            if data_dir is not None and not data_dir.is_dir():  # a slip that another folder would hide
+            # Another folder may have the file, but a wrong --data-dir must not go unnoticed.
+            if data_dir is not None and not data_dir.is_dir():
                 raise PerfedError(f"--data-dir {data_dir}: no such folder")
             return folder / name
     searched = ", ".join(str(folder) for folder in folders)
@@ -56,7 +57,7 @@ def find_file(name: str, data_dir: Path | None = None) -> Path:
 
 
 def load_npz(name: str, data_dir: Path | None, keys: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """The arrays ``keys`` of the file ``name`` (see :func:`find_file`); pickled objects are never read.
+    """Return the arrays ``keys`` of the ``.npz`` file ``name`` (:func:`find_file`); pickled objects are never read.
 
     Raises:
         PerfedError: the file is missing, is not an ``.npz`` file, is truncated or damaged, or lacks a key.
@@ -69,8 +70,8 @@ def load_npz(name: str, data_dir: Path | None, keys: Sequence[str]) -> dict[str,
         with file:
             for key in keys:
                 if key not in file.files:
-                    held = ", ".join(file.files) or "nothing"
-                    raise PerfedError(f"file '{path}' has no array '{key}'; it holds {held} (see docs/data.md)")
+                    available = ", ".join(file.files) or "nothing"
+                    raise PerfedError(f"file '{path}' has no array '{key}'; it holds {available} (see docs/data.md)")
             return {key: file[key] for key in keys}
     except PerfedError:
         raise
@@ -82,9 +83,9 @@ def load_npz(name: str, data_dir: Path | None, keys: Sequence[str]) -> dict[str,
         ) from None
 
 
-def require(name: str, holds: bool, problem: str) -> None:
-    """Raise a :class:`PerfedError` that names the file and the problem unless ``holds``."""
-    if not holds:
+def require(name: str, condition: bool, problem: str) -> None:
+    """Raise a :class:`PerfedError` that names the file and the problem unless ``condition`` is true."""
+    if not condition:
         raise PerfedError(f"file '{name}': {problem} (see docs/data.md for the layout)")
 
 
@@ -97,21 +98,21 @@ def load_images(
     num_classes: int = 10,
     colour: bool = False,
 ) -> dict[str, NDArray[Any]]:
-    """``x_*`` (uint8), ``y_*`` (int64) and further integer columns of a file of square images, checked.
+    """Read and check a file of square images with ``x_*`` (uint8), ``y_*`` (int64) and further integer columns.
 
-    Grey images are ``(samples, size, size)``, with ``colour`` they are ``(samples, size, size, 3)``.
+    Grey images are ``(samples, size, size)``, and images in ``colour`` are ``(samples, size, size, 3)``.
 
     Raises:
-        PerfedError: as :func:`load_npz`, or arrays of another type, shape or range.
+        PerfedError: an array has another type, shape or range, or for the reasons of :func:`load_npz`.
     """
     keys = [f"{part}_{split}" for split in ("train", "test") for part in ("x", "y", *extra)]
     data = load_npz(file, data_dir, keys)
     shape = (size, size, 3) if colour else (size, size)
-    wanted = ", ".join(map(str, ("samples", *shape)))
+    expected_shape = ", ".join(map(str, ("samples", *shape)))
     for split in ("train", "test"):
         x, y = data[f"x_{split}"], data[f"y_{split}"]
         good = x.dtype == np.uint8 and x.shape[1:] == shape
-        require(file, good, f"'x_{split}' is {x.dtype} {x.shape}, not uint8 ({wanted})")
+        require(file, good, f"'x_{split}' is {x.dtype} {x.shape}, not uint8 ({expected_shape})")
         for part in ("y", *extra):
             column = data[f"{part}_{split}"]
             good = column.shape == (len(x),) and np.issubdtype(column.dtype, np.integer)
@@ -123,10 +124,10 @@ def load_images(
 
 
 def optional_package(module: str, needed_for: str, extra: str = "datasets") -> Any:
-    """A module of the extra ``perfed[EXTRA]``.
+    """Import and return a module of the extra ``perfed[EXTRA]``.
 
     Raises:
-        PerfedError: it is not installed; says how to install it.
+        PerfedError: the module is not installed; the message says how to install it.
     """
     try:
         return importlib.import_module(module)

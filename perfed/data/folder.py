@@ -1,4 +1,4 @@
-"""A folder with one file of arrays, or one folder of them, per client."""
+"""Folders with one file of arrays, or one folder of such files, per client."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ _BROKEN = (OSError, ValueError, KeyError, EOFError, BadZipFile)
 
 @dataclass(frozen=True)
 class ClientFolder:
-    """The clients whose arrays are in a folder: ``ID.npz`` each, or a folder ``ID`` of files ``x_train.npy`` and so on.
+    """The clients whose arrays are in a folder.
+
+    Each client has a file ``ID.npz``, or a folder ``ID`` with files ``x_train.npy`` and so on.
 
     Attributes:
-        places: each client's file or folder.
+        places: the file or folder of each client.
     """
 
     places: Mapping[str, Path]
 
     @classmethod
-    def of(cls, path: Path) -> ClientFolder:
-        """List a folder; other files in it, and those whose names begin with a dot, are left alone.
+    def from_path(cls, path: Path) -> ClientFolder:
+        """Return the clients in a folder; other files, and files whose names start with a dot, are ignored.
 
         Raises:
-            PerfedError: no such folder, no clients in it, or a client who is there twice.
+            PerfedError: there is no such folder, it contains no clients, or a client occurs twice.
         """
         if not path.is_dir():
             raise PerfedError(f"{path}: there is no such folder")
@@ -51,17 +53,24 @@ class ClientFolder:
         return cls(places)
 
     def __call__(self, client: str) -> Mapping[str, Any]:
-        """The client's arrays, each read when it is asked for; those of a folder stay on disk until they are used."""
+        """Return the arrays of a client, each of which is read on access; ``.npy`` files are memory-mapped."""
         return _Arrays(self.places[client])
 
-    def heads(self, client: str) -> Mapping[str, Any]:
-        """The same, of inputs only the shape: tensors on the device "meta"."""
-        return _Arrays(self.places[client], heads=True)
+    def read_shapes(self, client: str) -> Mapping[str, Any]:
+        """Return the arrays of a client with tensors on the device "meta", which have only a shape, as inputs."""
+        return _Arrays(self.places[client], shapes_only=True)
 
 
 class _Arrays(Mapping[str, Any]):
-    def __init__(self, place: Path, heads: bool = False) -> None:
-        self.place, self.heads = place, heads
+    """The arrays of one client by name, each of which is read on access.
+
+    Args:
+        place: the client's file or folder.
+        shapes_only: whether inputs are replaced by tensors on the device "meta".
+    """
+
+    def __init__(self, place: Path, shapes_only: bool = False) -> None:
+        self.place, self.shapes_only = place, shapes_only
         try:
             if place.is_dir():
                 self._names = [file.stem for file in sorted(place.glob("*.npy"))]
@@ -69,7 +78,7 @@ class _Arrays(Mapping[str, Any]):
                 with ZipFile(place) as archive:
                     self._names = [name.removesuffix(".npy") for name in archive.namelist()]
         except _BROKEN as error:
-            raise _unreadable(place, error) from None
+            raise _describe_read_error(place, error) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -82,37 +91,37 @@ class _Arrays(Mapping[str, Any]):
             raise KeyError(name)
         place = self.place / f"{name}.npy" if self.place.is_dir() else self.place
         try:
-            if self.heads and name.startswith("x_"):
-                shape, dtype = self._head(place, name)
-                if dtype.kind in "biuf":  # others are read, to be refused
+            if self.shapes_only and name.startswith("x_"):
+                shape, dtype = self._read_header(place, name)
+                if dtype.kind in "biuf":  # arrays of other types are read and then refused
                     return torch.empty(shape, device="meta")
             array = self._read(place, name)
         except _BROKEN as error:
-            raise _unreadable(place, error, f"'{name}' ") from None
+            raise _describe_read_error(place, error, f"'{name}' ") from None
         return array.tolist() if name == "feature_names" else array
 
     def _read(self, place: Path, name: str) -> NDArray[Any]:
-        found = np.load(place, mmap_mode="r" if self.place.is_dir() else None, allow_pickle=False)
+        content = np.load(place, mmap_mode="r" if self.place.is_dir() else None, allow_pickle=False)
         if not self.place.is_dir():
-            with found:
-                return np.asarray(found[name])
-        return np.asarray(found)
+            with content:
+                return np.asarray(content[name])
+        return np.asarray(content)
 
-    def _head(self, place: Path, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Shape and dtype of an array, from its header."""
+    def _read_header(self, place: Path, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Return the shape and data type of an array, from its header."""
         if self.place.is_dir():
             with place.open("rb") as file:
-                return _header(file)
+                return _parse_header(file)
         with ZipFile(place) as archive, archive.open(f"{name}.npy") as member:
-            return _header(member)
+            return _parse_header(member)
 
 
-def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _parse_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(file)
     return tuple(shape), dtype
 
 
-def _unreadable(place: Path, error: BaseException, what: str = "") -> PerfedError:
-    return PerfedError(f"{place}: {what}cannot be read: {reason_of(error)}")
+def _describe_read_error(place: Path, error: BaseException, array: str = "") -> PerfedError:
+    return PerfedError(f"{place}: {array}cannot be read: {reason_of(error)}")

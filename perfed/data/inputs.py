@@ -1,4 +1,4 @@
-"""What users give as a client's data, made into tensors and a client: arrays, data frames and torch data sets."""
+"""Conversion of a client's data to tensors: arrays, data frames and torch data sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Parts = dict[str, tuple[Tensor, Tensor | NDArray[np.str_], Tensor | None]]
 
 
 class ClientArrays(NamedTuple):
-    """The arrays of one client; texts have composed accents (:func:`perfed.data.names.compose_text`).
+    """The arrays of one client, whose texts have composed accents (:func:`perfed.data.names.compose_text`).
 
     Attributes:
         parts: inputs, targets and domain ids by split, without empty splits.
@@ -38,10 +38,10 @@ class ClientArrays(NamedTuple):
 TWO_COLUMNS = "give real and imaginary parts as columns of their own"
 """The advice in messages about complex numbers."""
 
-_LONG = 2000  # samples that are worth a progress bar
+_LONG = 2000  # the number of samples from which on a progress bar is shown
 
 
-def as_tensor(value: Any, what: str, client: str) -> Tensor:
+def as_tensor(value: Any, name: str, client: str) -> Tensor:
     """Convert a tensor, an array, a list or a data frame (with ``columns`` and ``to_numpy``) to a tensor.
 
     Floating-point types that NumPy lacks, such as bfloat16, become float32, and longer types than float64
@@ -52,15 +52,15 @@ def as_tensor(value: Any, what: str, client: str) -> Tensor:
     """
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
-            raise PerfedError(f"client '{client}': {what} is a sparse tensor; give {what}.to_dense()")
+            raise PerfedError(f"client '{client}': {name} is a sparse tensor; give {name}.to_dense()")
         if value.is_complex():
-            raise PerfedError(f"client '{client}': {what} holds complex numbers; {TWO_COLUMNS}")
+            raise PerfedError(f"client '{client}': {name} holds complex numbers; {TWO_COLUMNS}")
         return _convert_to_numpy_type(value if value.ndim else value.reshape(1))
-    array = _as_array(value, what, client)
+    array = _as_array(value, name, client)
     if array.dtype.kind == "V" and np.can_cast(array.dtype, np.float32):  # bfloat16 of the package ml_dtypes
         array = array.astype(np.float32)
     if array.dtype.kind not in "biuf":
-        _check_numbers(array, column_names(value), what, client)
+        _check_numbers(array, column_names(value), name, client)
         array = np.array(array.tolist())
     # torch has neither other byte orders nor longer numbers.
     array = array.astype(np.float64 if array.dtype.itemsize > 8 else array.dtype.newbyteorder("="), copy=False)
@@ -74,24 +74,24 @@ def _convert_to_numpy_type(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.is_floating_point() and tensor.dtype not in numpy_types else tensor
 
 
-def as_targets(value: Any, what: str, client: str) -> Tensor | NDArray[np.str_]:
-    """Numbers as a tensor, or texts, which are labels, as an array.
+def as_targets(value: Any, name: str, client: str) -> Tensor | NDArray[np.str_]:
+    """Return numbers as a tensor, or texts, which are labels, as an array.
 
     Raises:
-        PerfedError: as :func:`as_tensor`.
+        PerfedError: for the reasons of :func:`as_tensor`.
     """
     if not isinstance(value, Tensor):
-        array = _as_array(value, what, client)
+        array = _as_array(value, name, client)
         if array.dtype.kind == "U" or any(isinstance(label, str) for label in array.flat):
             for row, label in enumerate(array.flat):
                 if not isinstance(label, str):
-                    raise PerfedError(f"client '{client}': {what} holds {label!r} among texts, in row {row}")
+                    raise PerfedError(f"client '{client}': {name} holds {label!r} among texts, in row {row}")
             return array.astype(np.str_)
-    return as_tensor(value, what, client)
+    return as_tensor(value, name, client)
 
 
 def column_names(value: Any) -> tuple[str, ...] | None:
-    """Names of the columns of a data frame; ``None`` for anything else."""
+    """Return the names of the columns of a data frame; ``None`` for anything else."""
     columns = getattr(value, "columns", None)
     return None if columns is None or not hasattr(value, "to_numpy") else tuple(str(name) for name in columns)
 
@@ -110,38 +110,38 @@ def native_columns(frame: Any) -> Any:
     return frame
 
 
-def _as_array(value: Any, what: str, client: str) -> NDArray[Any]:
+def _as_array(value: Any, name: str, client: str) -> NDArray[Any]:
     if isinstance(value, Dataset):
-        split = what.rpartition("_")[2]
-        raise PerfedError(f"client '{client}': {what} is a torch Dataset; give it, inputs and targets, as '{split}'")
+        split = name.rpartition("_")[2]
+        raise PerfedError(f"client '{client}': {name} is a torch Dataset; give it, inputs and targets, as '{split}'")
     if hasattr(value, "toarray") and hasattr(value, "nnz"):
-        raise PerfedError(f"client '{client}': {what} is a sparse matrix; give {what}.toarray()")
+        raise PerfedError(f"client '{client}': {name} is a sparse matrix; give {name}.toarray()")
     if isinstance(value, list | tuple) and any(isinstance(part, np.ma.MaskedArray) for part in value):
         value = np.ma.stack(value)
     if isinstance(value, np.ma.MaskedArray) and value.mask.any():
         row, *column = np.argwhere(np.ma.getmaskarray(value))[0].tolist()
-        at = f"in column {column[0]}, " if column else "in "
-        raise PerfedError(f"client '{client}': {what} holds missing values (masked), {at}row {row}; fill them in")
+        place = f"in column {column[0]}, " if column else "in "
+        raise PerfedError(f"client '{client}': {name} holds missing values (masked), {place}row {row}; fill them in")
     try:
         if column_names(value) is not None:
             value = native_columns(value)
         return np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
     except (TypeError, ValueError) as error:
-        raise PerfedError(f"client '{client}': {what} cannot become a tensor ({str(error).splitlines()[0]})") from None
+        raise PerfedError(f"client '{client}': {name} cannot become a tensor ({str(error).splitlines()[0]})") from None
 
 
-def _check_numbers(array: NDArray[Any], names: Sequence[str] | None, what: str, client: str) -> None:
-    """Refuse the first column that holds something else than real numbers."""
+def _check_numbers(array: NDArray[Any], names: Sequence[str] | None, name: str, client: str) -> None:
+    """Raise an error for the first value that is not a real number."""
     table = array.reshape(len(array), -1) if array.ndim else array.reshape(1, 1)
     for column in range(table.shape[1]):
         for row, value in enumerate(table[:, column]):
             if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
                 continue
-            at = f"in column {column}{f' ({names[column]!r})' if names else ''}, " if array.ndim > 1 else "in "
+            place = f"in column {column}{f' ({names[column]!r})' if names else ''}, " if array.ndim > 1 else "in "
             if isinstance(value, complex | np.complexfloating):
-                raise PerfedError(f"client '{client}': {what} holds complex numbers, {at}row {row}; {TWO_COLUMNS}")
+                raise PerfedError(f"client '{client}': {name} holds complex numbers, {place}row {row}; {TWO_COLUMNS}")
             raise PerfedError(
-                f"client '{client}': {what} holds {_kind(value)}, not numbers, {at}row {row}: {value!s:.40}; code "
+                f"client '{client}': {name} holds {_kind(value)}, not numbers, {place}row {row}: {value!s:.40}; code "
                 "categories as columns of numbers (scikit-learn's OneHotEncoder does) and dates as numbers of days, "
                 "fill in what is missing and leave ids out"
             )
@@ -160,22 +160,22 @@ def _kind(value: Any) -> str:
 # Torch data sets ---------------------------------------------------------------------------------------------
 
 
-def parts_of(data: Any, what: str, client: str) -> tuple[Any, ...]:
-    """Inputs, targets and, where samples have a third entry, domain ids of a map-style torch data set.
+def parts_of(data: Any, name: str, client: str) -> tuple[Any, ...]:
+    """Return the inputs, targets and, if samples have a third entry, domain ids of a map-style torch data set.
 
-    Every sample is read once, in order; a random transform is drawn once.
+    Every sample is read once, in order, so that a random transform is drawn once.
 
     Raises:
-        PerfedError: without a length, or samples that are not ``(inputs, target)`` or ``(inputs, target, domain id)``
-            with inputs of one shape; names the client.
+        PerfedError: the data set has no length, or its samples are not ``(inputs, target)`` or ``(inputs, target,
+            domain id)`` with inputs of one shape; the message names the client.
     """
-    where = f"client '{client}': {what}"
+    where = f"client '{client}': {name}"
     if isinstance(data, IterableDataset) or not isinstance(data, Dataset) or not hasattr(data, "__len__"):
         kind = "an iterable data set" if isinstance(data, IterableDataset) else f"a {type(data).__name__}"
         raise PerfedError(
-            f"{where} is {kind}; a torch Dataset with a length is needed there, or arrays as x_{what} and y_{what}"
+            f"{where} is {kind}; a torch Dataset with a length is needed there, or arrays as x_{name} and y_{name}"
         )
-    parts = data.tensors if isinstance(data, TensorDataset) else _read_samples(data, what, client)
+    parts = data.tensors if isinstance(data, TensorDataset) else _read_samples(data, name, client)
     if len(parts) not in (2, 3):
         raise PerfedError(
             f"{where}: its samples have {len(parts)} entries; (inputs, target) or (inputs, target, domain id) is needed"
@@ -183,13 +183,13 @@ def parts_of(data: Any, what: str, client: str) -> tuple[Any, ...]:
     return tuple(parts)
 
 
-def _read_samples(data: Any, what: str, client: str) -> list[Any]:
-    where, size = f"client '{client}': {what}", len(data)
+def _read_samples(data: Any, name: str, client: str) -> list[Any]:
+    where, size = f"client '{client}': {name}", len(data)
     if size == 0:
         return [torch.zeros(0), torch.zeros(0, dtype=torch.int64)]
     console = Console(stderr=True)
     quiet = size < _LONG or not (console.is_terminal or console.is_jupyter)
-    inputs, rest = torch.zeros(0), []
+    inputs, targets = torch.zeros(0), []
     for i in track(range(size), description=where, console=console, transient=True, disable=quiet):
         sample = data[i]
         if not isinstance(sample, tuple | list) or not 2 <= len(sample) <= 3:
@@ -197,7 +197,7 @@ def _read_samples(data: Any, what: str, client: str) -> list[Any]:
         features = sample[0]
         try:
             array = isinstance(features, np.ndarray) and features.ndim > 0
-            x = as_tensor(features, f"{what} sample {i}", client) if array else torch.as_tensor(features)
+            x = as_tensor(features, f"{name} sample {i}", client) if array else torch.as_tensor(features)
         except PerfedError:
             raise
         except (TypeError, ValueError, RuntimeError):
@@ -211,33 +211,34 @@ def _read_samples(data: Any, what: str, client: str) -> list[Any]:
             shapes = f"{tuple(x.shape)}, those of sample 0 {tuple(inputs.shape[1:])}"
             raise PerfedError(f"{where}: the inputs of sample {i} have shape {shapes}; all of a client need the same")
         inputs[i] = x
-        rest.append(
+        targets.append(
             [_convert_to_numpy_type(entry).numpy() if isinstance(entry, Tensor) else entry for entry in sample[1:]]
         )
-    if len({len(entries) for entries in rest}) > 1:
+    if len({len(entries) for entries in targets}) > 1:
         raise PerfedError(f"{where}: some samples have a domain id and some have none; all need one, or none")
-    return [inputs, *(np.asarray(column) for column in zip(*rest, strict=True))]
+    return [inputs, *(np.asarray(column) for column in zip(*targets, strict=True))]
 
 
 # A client's data ---------------------------------------------------------------------------------------------
 
 
-def arrays_of(client: str, given: Any, splits: Sequence[str], only: str | None = None) -> ClientArrays:
+def arrays_of(client: str, data: Any, splits: Sequence[str], only: str | None = None) -> ClientArrays:
     """Return the arrays that a user gives for one client, checked and converted.
 
     Args:
-        client: its id.
-        given: as :meth:`perfed.data.federation.Federation.from_arrays` takes it.
-        splits: names of the splits, "train" among them.
-        only: the split that is wanted; the arrays of others are not touched. Default: all.
+        client: the id of the client.
+        data: the data as :meth:`perfed.data.federation.Federation.from_arrays` accepts them.
+        splits: the names of the splits, including "train".
+        only: the only split that is needed; the arrays of others are not read. Default: all.
 
     Raises:
-        PerfedError: no mapping, missing or unknown keys, no training data, or what :func:`as_tensor` refuses.
+        PerfedError: the data are not a mapping, keys are missing or unknown, there are no training data, or for the
+            reasons of :func:`as_tensor`.
     """
-    arrays: Any = {"train": given} if isinstance(given, Dataset) else given
+    arrays: Any = {"train": data} if isinstance(data, Dataset) else data
     if not isinstance(arrays, Mapping):
         raise PerfedError(
-            f"client '{client}' is a {type(given).__name__}; a mapping is needed, such as {{'x_train': ..., "
+            f"client '{client}' is a {type(data).__name__}; a mapping is needed, such as {{'x_train': ..., "
             "'y_train': ..., 'x_test': ..., 'y_test': ...}, or a torch Dataset of its training samples"
         )
     allowed = {f"{part}{split}" for part in ("x_", "y_", "domain_", "") for split in splits} | {"feature_names"}
@@ -245,13 +246,13 @@ def arrays_of(client: str, given: Any, splits: Sequence[str], only: str | None =
         if key not in allowed:
             raise PerfedError(f"client '{client}': unknown key '{key}'; allowed: {', '.join(sorted(allowed))}")
     parts: Parts = {}
-    given_names = arrays.get("feature_names")
-    names = None if given_names is None else tuple(map(str, given_names))
+    feature_names = arrays.get("feature_names")
+    names = None if feature_names is None else tuple(map(str, feature_names))
     originals: dict[str, str] = {}
     source = "feature_names"
     for split in splits if only is None else (only,):
         keys = [f"{part}_{split}" for part in ("x", "y", "domain")]
-        x, y, domain = _values(client, arrays, split, keys)
+        x, y, domain = _select_arrays(client, arrays, split, keys)
         if x is None:
             continue
         columns = column_names(x)
@@ -291,39 +292,46 @@ def _compose_names(names: tuple[str, ...], client: str) -> tuple[str, ...]:
     return composed
 
 
-def _values(client: str, arrays: Mapping[str, Any], split: str, keys: Sequence[str]) -> tuple[Any, Any, Any]:
-    """Inputs, targets and domain ids of a split as given, ``None`` for what is not."""
+def _select_arrays(client: str, arrays: Mapping[str, Any], split: str, keys: Sequence[str]) -> tuple[Any, Any, Any]:
+    """Return the inputs, targets and domain ids of a split, ``None`` for arrays that are absent."""
     x, y, domain = (arrays.get(key) for key in keys)
     if arrays.get(split) is not None:
         for key in keys:
             if arrays.get(key) is not None:
                 raise PerfedError(f"client '{client}': both '{split}' and '{key}' are given; one of them is needed")
-        x, y, *rest = parts_of(arrays[split], split, client)
-        return x, y, rest[0] if rest else None
+        x, y, *domains = parts_of(arrays[split], split, client)
+        return x, y, domains[0] if domains else None
     if (x is None) != (y is None):
         raise PerfedError(f"client '{client}': '{keys[0] if x is None else keys[1]}' is missing")
     return x, y, domain
 
 
-def check_names(where: str, what: str, names: Sequence[str], other: str, expected: Sequence[str]) -> None:
-    """Refuse columns that are not those expected, in that order; ``where``, ``what`` and ``other`` are for the message.
+def check_names(where: str, array: str, names: Sequence[str], reference: str, expected: Sequence[str]) -> None:
+    """Check that names of columns are the expected ones, in the expected order.
+
+    Args:
+        where: the client in error messages.
+        array: the array with ``names`` in error messages.
+        names: the names.
+        reference: the array with the expected names in error messages.
+        expected: the expected names.
 
     Raises:
-        PerfedError: names the first column that differs.
+        PerfedError: the names differ; the message contains the first column that differs.
     """
     pairs = list(zip(map(compose_text, names), map(compose_text, expected), strict=False))
     if len(names) == len(expected) and all(name == expected_name for name, expected_name in pairs):
         return
     if len(names) != len(expected):
-        problem = f"{len(names)} columns, {other} {len(expected)}"
+        problem = f"{len(names)} columns, {reference} {len(expected)}"
     else:
         column = next(position for position, (name, expected_name) in enumerate(pairs) if name != expected_name)
-        problem = f"'{names[column]}' in column {column}, {other} '{expected[column]}'"
+        problem = f"'{names[column]}' in column {column}, {reference} '{expected[column]}'"
     same = {*map(compose_text, names)} == {*map(compose_text, expected)}
     order = "; the same columns in one order are needed" if same else ""
-    raise PerfedError(f"{where}: {what} has {problem}{order}")
+    raise PerfedError(f"{where}: {array} has {problem}{order}")
 
 
 def domain_ids(ids: Tensor) -> Tensor:
-    """Integers as int64; others stay, to be refused: 0.5 is not cut to 0."""
+    """Return integers as int64; floating-point ids are returned unchanged, so that later checks refuse them."""
     return ids if torch.is_floating_point(ids) else ids.long()

@@ -1,7 +1,7 @@
-"""Samples that are read when they are used: federations larger than memory, and clients whose data are elsewhere.
+"""Samples that are read when they are used, for federations larger than memory and clients on other machines.
 
-What a run must know beforehand are facts (:mod:`perfed.data.facts`). Samples come from a source, one split of one
-client at a time, are checked and compared with the facts then, and are held as long as there is room.
+A run starts with only the facts about the samples (:mod:`perfed.data.facts`). The samples of a split are read from a
+source when they are needed, checked and compared with the facts, and then cached up to a number of bytes.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from perfed.data.reading import reason_of
 from perfed.errors import PerfedError
 
 HOLD = 256 << 20
-"""Bytes of samples that a federation holds by default."""
+"""The number of bytes of samples that a federation caches by default."""
 
 
 class SplitCache:
-    """The splits used last, up to a number of bytes; threads may share it, and a copy for another process is empty.
+    """A thread-safe cache of the splits used last, up to a number of bytes; a copy for another process is empty.
 
     Args:
-        limit: bytes. A split that alone is larger is handed out and not held.
+        limit: the largest number of bytes. A split that is larger than the limit is not cached.
 
     Attributes:
-        bytes: of what is held.
-        reads: how often a split was not there and had to be read.
+        bytes: the number of bytes in the cache.
+        reads: the number of splits that had to be read.
     """
 
     def __init__(self, limit: int = HOLD) -> None:
@@ -48,14 +48,14 @@ class SplitCache:
         self._lock = threading.Lock()
 
     def find(self, key: Hashable) -> Split | None:
-        """What is held under ``key``."""
+        """Return the split that is cached under ``key``; ``None`` if there is none."""
         with self._lock:
             if key in self._splits:
                 self._splits.move_to_end(key)
             return self._splits.get(key)
 
     def keep(self, key: Hashable, split: Split) -> None:
-        """Hold ``split``, which has just been read, in place of those that were not used for longest."""
+        """Add a split that has just been read, and remove the least recently used ones if the limit is exceeded."""
         size = _size(split)
         with self._lock:
             self.reads += 1
@@ -78,72 +78,72 @@ Change = Callable[[Split], Split]
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Where the samples of a federation's clients come from.
+    """The source of the samples of a federation's clients.
 
     Attributes:
-        read: from the ids of clients and a split's name ("train", "validation" or "test") to the samples of each;
-            labels are class numbers. Can be pickled where other processes are to read.
-        num_classes, survival: of the federation.
-        held: what was read last.
+        read: returns the samples of each client, given the ids of clients and the name of a split ("train",
+            "validation" or "test"); labels are class numbers. Other processes can read only if it can be pickled.
+        num_classes, survival: the attributes of the federation.
+        cache: the cache of the splits used last.
     """
 
     read: Callable[[Sequence[str], str], Sequence[Split]]
     num_classes: int | None = None
     survival: bool = False
-    held: SplitCache = field(default_factory=SplitCache)
+    cache: SplitCache = field(default_factory=SplitCache)
 
     def samples(self, clients: Sequence[ClientFacts], name: str) -> list[Split]:
-        """The samples of split ``name`` of each client, checked.
+        """Read and check the samples of the split ``name`` of each client.
 
         Raises:
-            PerfedError: they cannot be read, no model can be trained on them, or they are not what the facts say.
+            PerfedError: samples cannot be read, are not valid, or contradict the facts.
         """
         try:
-            found = self.read([client.id for client in clients], name)
+            splits = self.read([client.id for client in clients], name)
         except PerfedError:
             raise
         except Exception as error:
             who = f"client{'s' if len(clients) > 1 else ''} {', '.join(repr(client.id) for client in clients[:3])}"
             raise PerfedError(f"{who}: {name} samples cannot be read: {reason_of(error)}") from error
-        for client, split in zip(clients, found, strict=True):
+        for client, split in zip(clients, splits, strict=True):
             self._check(client, name, split)
-        return list(found)
+        return list(splits)
 
     def _check(self, client: ClientFacts, name: str, split: Split) -> None:
-        where, said = f"client '{client.id}': {name}", client.splits[name]
+        where, facts = f"client '{client.id}': {name}", client.splits[name]
         if len(split) == 0:
-            raise PerfedError(f"{where} samples: there are none, but the client's facts say {said.samples}")
+            raise PerfedError(f"{where} samples: there are none, but the client's facts say {facts.samples}")
         check_samples(where, split, client.feature_names, self.num_classes, self.survival)
-        _check_facts(where, split.facts(self.survival), said)
+        _check_facts(where, split.facts(self.survival), facts)
 
     def client(self, facts: ClientFacts) -> Client:
-        """The client that ``facts`` are of, its samples unread."""
+        """Return the client with these facts, whose samples are read when they are used."""
         splits = {name: LazySplit(self, facts, name) for name in facts.splits}
         train, test, validation = (splits.get(name) for name in ("train", "test", "validation"))
         assert train is not None
         return Client(facts.id, train, test, validation, facts.feature_names, held=facts.held)
 
 
-def _check_facts(where: str, found: SplitFacts, said: SplitFacts) -> None:
+def _check_facts(where: str, actual_facts: SplitFacts, expected_facts: SplitFacts) -> None:
     for name in ("samples", "input_shape", "target_shape", "classes", "domains", "events"):
-        there, known = getattr(found, name), getattr(said, name)
-        if there != known and not (name == "events" and known is None):
-            raise PerfedError(f"{where} samples have {name} = {there}, but the client's facts say {known}")
+        actual, expected = getattr(actual_facts, name), getattr(expected_facts, name)
+        if actual != expected and not (name == "events" and expected is None):
+            raise PerfedError(f"{where} samples have {name} = {actual}, but the client's facts say {expected}")
 
 
 _SLOTS = ("source", "client", "name", "changes", "known", "itemsize")
 
 
 class LazySplit(Split):
-    """Samples of one client that are read when they are used; their facts are known.
+    """A split whose facts are known and whose samples are read when they are used.
 
     Args:
-        source: where they come from.
-        client: facts of the client as the source has it.
-        name: of the split there.
-        changes: what is made of the samples after reading, in order.
-        facts: of the result (default: as they are read).
-        itemsize: bytes of one input number in the result.
+        source: the source of the samples.
+        client: the facts about the client in the source.
+        name: the name of the split in the source.
+        changes: functions that are applied to the samples after reading, in this order.
+        facts: the facts about the samples after the changes (default: those in the source).
+        itemsize: the number of bytes of one value of an input after the changes.
     """
 
     def __init__(
@@ -155,53 +155,53 @@ class LazySplit(Split):
         facts: SplitFacts | None = None,
         itemsize: int = 4,
     ) -> None:
-        known = client.splits[name] if facts is None else facts
-        for slot, value in zip(_SLOTS, (source, client, name, changes, known, itemsize), strict=True):
+        split_facts = client.splits[name] if facts is None else facts
+        for slot, value in zip(_SLOTS, (source, client, name, changes, split_facts, itemsize), strict=True):
             object.__setattr__(self, slot, value)  # a split is frozen
 
-    __slots__ = _SLOTS  # there may be very many
+    __slots__ = _SLOTS  # to save memory, as there may be very many
     source: Source
     client: ClientFacts
     name: str
     changes: tuple[Change, ...]
     known: SplitFacts
     itemsize: int
-    sound = True  # checked when they are read
+    sound = True  # the samples are checked when they are read
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LazySplit, tuple(getattr(self, slot) for slot in _SLOTS)
 
     def loaded(self) -> Split:
-        """The samples in memory.
+        """Return the split with its samples in memory.
 
         Raises:
-            PerfedError: as :meth:`Source.samples`.
+            PerfedError: for the reasons of :meth:`Source.samples`.
         """
-        return loaded([self])[0]
+        return load_splits([self])[0]
 
     @property
     def key(self) -> Hashable:
-        """Under which the samples are held."""
+        """The key of the samples in the cache."""
         return self.client.id, self.name, self.changes
 
     @property
     def deferred(self) -> bool:
-        """Yes: they are read when used."""
+        """Whether the samples are read when they are used, which is true."""
         return True
 
     @property
     def x(self) -> Tensor:
-        """Inputs, which are read now."""
+        """The inputs, which are read on access."""
         return self.loaded().x
 
     @property
     def y(self) -> Tensor:
-        """Targets, which are read now."""
+        """The targets, which are read on access."""
         return self.loaded().y
 
     @property
     def domain(self) -> Tensor | None:
-        """Domain ids, which are read now."""
+        """The domain ids, which are read on access."""
         return self.loaded().domain if self.has_domains else None
 
     # Facts -------------------------------------------------------------------------------------------------
@@ -211,22 +211,22 @@ class LazySplit(Split):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
+        """The shape of one input."""
         return self.known.input_shape
 
     @property
     def target_shape(self) -> tuple[int, ...]:
-        """Shape of one target."""
+        """The shape of one target."""
         return self.known.target_shape
 
     @property
     def has_values(self) -> bool:
-        """Whether targets are floating-point values, not labels."""
+        """Whether targets are floating-point values rather than labels."""
         return self.known.classes is None
 
     @property
     def bytes(self) -> int:
-        """Of the inputs, once they are read."""
+        """The number of bytes of all inputs in memory."""
         return len(self) * prod(self.input_shape) * self.itemsize
 
     @property
@@ -236,42 +236,42 @@ class LazySplit(Split):
 
     @property
     def events(self) -> int:
-        """Of survival: samples with an event; read where the facts do not say."""
+        """The number of samples with an event, for survival; samples are read if the facts lack it."""
         return self.loaded().events if self.known.events is None else self.known.events
 
     def facts(self, survival: bool = False) -> SplitFacts:
-        """All that is known of the samples without them."""
+        """Return the facts about the samples."""
         return self.known
 
-    def mark(self, where: str, before: int) -> int:
-        """``before``, changed by the facts and by the mark that the source gives the client."""
-        made = [change for change in self.changes if not isinstance(change, _To)]
-        return zlib.crc32(f"{where} {self.known} {self.client.mark} {made}".encode(), before)
+    def update_checksum(self, name: str, checksum: int) -> int:
+        """Return ``checksum`` updated with the name of the split, its facts and the client's mark in the source."""
+        changes = [change for change in self.changes if not isinstance(change, _To)]
+        return zlib.crc32(f"{name} {self.known} {self.client.mark} {changes}".encode(), checksum)
 
     # Samples -----------------------------------------------------------------------------------------------
 
     def then(self, change: Change, facts: Callable[[SplitFacts], SplitFacts] | None = None) -> Split:
-        """What ``change`` makes of the samples when they are read; they are read now where ``facts`` are not given."""
-        known = change(self.loaded()).facts(self.source.survival) if facts is None else facts(self.known)
-        return LazySplit(self.source, self.client, self.name, (*self.changes, change), known, self.itemsize)
+        """Return the split with a further change; without ``facts``, the samples are read now to compute them."""
+        new_facts = change(self.loaded()).facts(self.source.survival) if facts is None else facts(self.known)
+        return LazySplit(self.source, self.client, self.name, (*self.changes, change), new_facts, self.itemsize)
 
     def take(self, index: Tensor) -> Split:
-        """The samples at ``index``, read."""
+        """Return the samples at the positions ``index``, after reading them."""
         return self.loaded().take(index)
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Split:
-        """The same samples on ``device`` in ``dtype``, once they are read."""
+        """Return the split, whose samples will be on ``device`` and in ``dtype`` when they are read."""
         changes = (*self.changes, _to(dtype, str(device)))
         return LazySplit(self.source, self.client, self.name, changes, self.known, dtype.itemsize)
 
     def with_targets(self, change: Callable[[Tensor], Tensor]) -> Split:
-        """The same inputs with other targets of the same shape and kind, made when they are read."""
+        """Return the split with the targets that ``change`` computes when they are read."""
         return self.then(_Targets(change), lambda facts: facts)
 
 
 @cache
 def _to(dtype: torch.dtype, device: str) -> Change:
-    """One for all clients."""
+    """Return the conversion, one object for all clients."""
     return _To(dtype, device)
 
 
@@ -292,30 +292,30 @@ class _Targets:
         return split.with_targets(self.change)
 
 
-def loaded(splits: Sequence[Split]) -> list[Split]:
-    """``splits`` with their samples in memory; what one source is to read of several clients it reads at once.
+def load_splits(splits: Sequence[Split]) -> list[Split]:
+    """Return ``splits`` with their samples in memory; a source reads all missing clients in one call.
 
     Raises:
-        PerfedError: as :meth:`Source.samples`.
+        PerfedError: for the reasons of :meth:`Source.samples`.
     """
-    found: dict[int, Split] = {}
+    loaded: dict[int, Split] = {}
     missing: dict[tuple[int, str], list[tuple[int, LazySplit]]] = {}
-    for at, split in enumerate(splits):
+    for position, split in enumerate(splits):
         if not isinstance(split, LazySplit):
-            found[at] = split
-        elif (held := split.source.held.find(split.key)) is not None:
-            found[at] = held
+            loaded[position] = split
+        elif (cached := split.source.cache.find(split.key)) is not None:
+            loaded[position] = cached
         else:
-            missing.setdefault((id(split.source), split.name), []).append((at, split))
+            missing.setdefault((id(split.source), split.name), []).append((position, split))
     for group in missing.values():
         source, name = group[0][1].source, group[0][1].name
         read = source.samples([split.client for _, split in group], name)
-        for (at, split), samples in zip(group, read, strict=True):
+        for (position, split), samples in zip(group, read, strict=True):
             for change in split.changes:
                 samples = change(samples)
-            source.held.keep(split.key, samples)
-            found[at] = samples
-    return [found[at] for at in range(len(splits))]
+            source.cache.keep(split.key, samples)
+            loaded[position] = samples
+    return [loaded[position] for position in range(len(splits))]
 
 
 def lazy_clients(
@@ -324,21 +324,21 @@ def lazy_clients(
     schema: FederationSchema,
     hold: int = HOLD,
 ) -> tuple[Client, ...]:
-    """Make the clients that ``facts`` are of, their samples unread.
+    """Return the clients with these facts, whose samples are read when they are used.
 
     Args:
-        read: see :class:`Source`; :func:`refuse_read` where samples stay at their sites.
-        facts: labels counted by the schema's classes.
-        schema: of the federation.
-        hold: bytes of samples that are kept in memory.
+        read: see :class:`Source`; :func:`refuse_read` if samples stay at their sites.
+        facts: the facts about each client, with samples counted by the classes of the schema.
+        schema: the schema of the federation.
+        hold: the number of bytes of samples that are cached in memory.
     """
     number = None if schema.classes is None else len(schema.classes)
     source = Source(read, number, schema.task == "survival", SplitCache(hold))
-    return tuple(source.client(known) for known in facts)
+    return tuple(source.client(client_facts) for client_facts in facts)
 
 
 def refuse_read(clients: Sequence[str], split: str) -> NoReturn:
-    """Read nothing: the samples are at a site of their own.
+    """Raise an error, since the samples stay at their site.
 
     Raises:
         PerfedError: always.

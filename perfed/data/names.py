@@ -15,7 +15,7 @@ LONGEST_NAME = 1000
 _LINE_BREAKS_AND_TABS = "\t\n\r"
 _INVALID_IN_XML = "\ufffe\uffff"
 _REORDERING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # they change the order of displayed text
-_MARKDOWN = re.compile(r"[\\`*\[\]~$]|(?<![^\W_])_|_(?![^\W_])")  # an underscore between letters is no markup
+_MARKDOWN = re.compile(r"[\\`*\[\]~$]|(?<![^\W_])_|_(?![^\W_])")  # an underscore between letters is not markup
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;"}
 

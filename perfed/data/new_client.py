@@ -1,4 +1,4 @@
-"""A client that comes after a run: with the classes, domains and columns of the federation that it joins."""
+"""Clients that join a run later, with the classes, domains and columns of its federation."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from perfed.data.site_arrays import SiteArrays
 from perfed.errors import PerfedError
 
 TEST_FRACTION = 0.25
-"""Share of a new client's rows that it is tested on."""
+"""The fraction of a new client's rows that become test data."""
 
 
-def new_client(federation: Federation, name: str, given: Mapping[str, Any], seed: int = 0) -> Client:
-    """Make a client by the schema of ``federation``: of its classes and domains.
+def new_client(federation: Federation, name: str, data: Mapping[str, Any], seed: int = 0) -> Client:
+    """Return a new client with the classes and domains of ``federation``.
 
     Args:
-        federation: that it joins.
-        name: its id.
-        given: arrays as :meth:`Federation.from_arrays` takes them for one client, where ``x``, ``y`` and ``domain`` are
-            short for ``x_train`` and so on. Without test data, a quarter of the samples is, by class.
-        seed: of that choice.
+        federation: the federation that the client joins.
+        name: the id of the client.
+        data: arrays as :meth:`Federation.from_arrays` accepts them for one client; ``x``, ``y`` and ``domain`` stand
+            for ``x_train``, ``y_train`` and ``domain_train``. Without test data, a quarter of the samples of each
+            class becomes test data.
+        seed: the seed of this choice.
 
     Raises:
-        PerfedError: an id that is there, arrays that :meth:`Federation.from_arrays` refuses, or labels or domains that
-            are none of the federation.
+        PerfedError: the id occurs in the federation, the arrays are not valid (:meth:`Federation.from_arrays`), or
+            labels or domains are unknown in the federation.
     """
     refuse_known_site(federation, name)
-    full = {f"{key}_train" if key in ("x", "y", "domain") else key: value for key, value in given.items()}
-    client = SiteArrays.of(name, full, federation.task).client(federation.schema)
+    full = {f"{key}_train" if key in ("x", "y", "domain") else key: value for key, value in data.items()}
+    client = SiteArrays.from_data(name, full, federation.task).client(federation.schema)
     if client.split("test") is None:
-        kept = client.validation
+        validation = client.validation
         cut = with_validation(replace(client, validation=None), TEST_FRACTION, federation.num_classes is not None, seed)
-        client = replace(cut, test=cut.validation, validation=kept)
+        client = replace(cut, test=cut.validation, validation=validation)
     return client
 
 

@@ -15,8 +15,8 @@ class DataProblems(PerfedError):
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        super().__init__(f"{problems[0]}{more}")
+        count_note = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        super().__init__(f"{problems[0]}{count_note}")
         self.problems = tuple(problems)
 
 

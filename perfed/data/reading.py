@@ -1,4 +1,4 @@
-"""Reading files that others may have written or damaged: one line says what is wrong, and no code in them is run."""
+"""Reading of files from untrusted or damaged sources: errors are one line, and no code in the files is executed."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from perfed.system import available_memory
 
 Checked = TypeVar("Checked")
 _SEAL = "sha256"
-_LONGEST = 200  # characters of a reason
+_LONGEST = 200  # the largest number of characters of a reason
 
 
 def reason_of(error: BaseException) -> str:
-    """What an exception says, in one short line."""
+    """Return the message of an exception as one short line."""
     return (" ".join(str(error).split()) or type(error).__name__)[:_LONGEST]
 
 
 def read_text(file: Path, newline: str | None = None) -> str:
-    """Content of ``file``; ``newline``: what :func:`open` takes, "" for ends of lines as they are.
+    """Return the content of the text file ``file``; ``newline`` is the argument of :func:`open`.
 
     Raises:
-        PerfedError: it cannot be read.
+        PerfedError: the file cannot be read.
     """
     return decode_text(read_bytes(file), file, newline)
 
@@ -41,7 +41,7 @@ def read_bytes(file: Path) -> bytes:
     """Return the content of ``file``.
 
     Raises:
-        PerfedError: it cannot be read.
+        PerfedError: the file cannot be read.
     """
     try:
         return file.read_bytes()
@@ -61,34 +61,45 @@ def decode_text(content: bytes, file: Path, newline: str | None = None) -> str:
         raise PerfedError(f"{file}: cannot be read: {reason_of(error)}") from None
 
 
-def parsed(text: str, file: Path, line: int | None = None) -> Any:
-    """``text``, which is line ``line`` of ``file`` or all of it, as JSON.
+def parse_json(text: str, file: Path, line: int | None = None) -> Any:
+    """Return the value of a JSON text.
+
+    Args:
+        text: the content of ``file`` or of one of its lines.
+        file: the file in error messages.
+        line: the number of the line; ``None`` for the whole file.
 
     Raises:
-        PerfedError: it is none.
+        PerfedError: the text is not valid JSON.
     """
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise PerfedError(f"{file}, line {line or error.lineno}: not JSON: {error.msg}") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists inside each other
-        raise PerfedError(f"{place(file, line)}: not JSON: {reason_of(error)}") from None
+    except (ValueError, RecursionError) as error:  # too many digits in a number, or too deeply nested lists
+        raise PerfedError(f"{_describe_place(file, line)}: not JSON: {reason_of(error)}") from None
 
 
 def checked(kind: type[Checked], content: Any, file: Path, line: int | None = None) -> Checked:
-    """``content`` of ``file``, or of its line ``line``, as a ``kind``: any type that pydantic knows.
+    """Return ``content`` validated as ``kind``, which is any type that pydantic supports.
+
+    Args:
+        kind: the type.
+        content: the content of ``file`` or of one of its lines.
+        file: the file in error messages.
+        line: the number of the line; ``None`` for the whole file.
 
     Raises:
-        PerfedError: a key that is missing, or a value of another type.
+        PerfedError: a key is missing, or a value has another type.
     """
     try:
         return TypeAdapter(kind).validate_python(content)
     except ValidationError as error:
-        raise PerfedError(f"{place(file, line)}: {summarise_validation_error(error, '')}") from None
+        raise PerfedError(f"{_describe_place(file, line)}: {summarise_validation_error(error, '')}") from None
 
 
-def place(file: Path, line: int | None) -> str:
-    """The file, and its line if that is known."""
+def _describe_place(file: Path, line: int | None) -> str:
+    """Return the name of the file, with the number of the line if it is known."""
     return f"{file}" if line is None else f"{file}, line {line}"
 
 
@@ -96,9 +107,9 @@ def read_json(file: Path, content: bytes | None = None) -> Any:
     """Return the values in a JSON file, whose ``content`` may have been read before.
 
     Raises:
-        PerfedError: it cannot be read, or is no JSON file.
+        PerfedError: the file cannot be read, or is not valid JSON.
     """
-    return parsed(decode_text(read_bytes(file) if content is None else content, file), file)
+    return parse_json(decode_text(read_bytes(file) if content is None else content, file), file)
 
 
 def to_json_values(value: Any) -> Any:
@@ -175,43 +186,45 @@ def read_arrays(
         raise
     except FileNotFoundError:
         raise PerfedError(f"{file}: no such file") from None
-    except Exception as error:  # zipfile, zlib, struct and numpy raise each their own
+    except Exception as error:  # zipfile, zlib, struct and numpy raise different exceptions
         raise PerfedError(f"{file}: {fault}: {reason_of(error)}") from None
 
 
 def refuse_unpacked(file: Path, opened: BinaryIO | None = None) -> None:
-    """Refuse an archive that memory cannot hold, before it is unpacked: a few packed bytes can stand for very many.
+    """Raise an error for an archive that does not fit into memory, before it is unpacked.
+
+    A small archive can expand to a very large size.
 
     Args:
         file: the archive.
         opened: the same file, if it is open already.
 
     Raises:
-        PerfedError: its members would take more than this machine's memory.
-        OSError, zipfile.BadZipFile: it is no archive.
+        PerfedError: the unpacked members need more than the available memory.
+        OSError, zipfile.BadZipFile: the file is not an archive.
     """
     with zipfile.ZipFile(opened or file) as archive:
         needed = sum(member.file_size for member in archive.infolist())
-    there = available_memory()
-    if there is not None and needed > there:
+    available = available_memory()
+    if available is not None and needed > available:
         raise PerfedError(
-            f"{file}: unpacked it needs {needed / 2**30:.3g} GiB of memory, and there are {there / 2**30:.3g}"
+            f"{file}: unpacked it needs {needed / 2**30:.3g} GiB of memory, and there are {available / 2**30:.3g}"
         )
 
 
-def refuse_untrusted(file: Path, what: str, trust: bool) -> None:
-    """Stop before a file is read that can run code.
+def refuse_untrusted(file: Path, kind: str, trust: bool) -> None:
+    """Raise an error before a file is read that can run code, unless the user trusts it.
 
     Args:
         file: the file.
-        what: it is.
-        trust: whether the user said that its code may be run.
+        kind: the kind of the file, for the message.
+        trust: whether the user allows its code to run.
 
     Raises:
-        PerfedError: it may not; says how to allow it.
+        PerfedError: the user has not allowed it; the message says how to do so.
     """
     if not trust:
         raise PerfedError(
-            f"{file}: {what}, which can run code when it is read; --trust (trust=True in Python) reads it, if you know "
+            f"{file}: {kind}, which can run code when it is read; --trust (trust=True in Python) reads it, if you know "
             "who made it"
         )

@@ -25,13 +25,13 @@ from perfed.data.federation_schema import (
     describe_target_differences,
 )
 from perfed.data.inputs import Parts, arrays_of
-from perfed.data.labels import Classes, Task, as_classes, classes_of, task_of, whole
+from perfed.data.labels import Classes, Task, as_classes, choose_classes, task_of, to_discrete_labels
 from perfed.data.reading import reason_of
 from perfed.data.target_scale import Sums
 from perfed.errors import PerfedError, suggest_name, summarise_validation_error
 
 Arrays = Callable[[str], Any]
-"""From a client's id to what :meth:`perfed.data.federation.Federation.from_arrays` takes for one client."""
+"""Returns the data of a client as :meth:`perfed.data.federation.Federation.from_arrays` accepts them, given its id."""
 
 
 class Labels(TypedDict, total=False):
@@ -92,12 +92,12 @@ class ScannedArrays:
             PerfedError: a label that is none of the classes, or a domain that the schema does not have.
         """
         splits = {
-            name: self._renumber(f"client '{self.facts.id}': {name}", split, schema)
+            name: self._renumber_classes(f"client '{self.facts.id}': {name}", split, schema)
             for name, split in self.facts.splits.items()
         }
         return replace(self.facts, splits=splits)
 
-    def _renumber(self, where: str, split: SplitFacts, schema: FederationSchema) -> SplitFacts:
+    def _renumber_classes(self, where: str, split: SplitFacts, schema: FederationSchema) -> SplitFacts:
         classes = split.classes
         if schema.classes is not None:
             counts = np.array(pad_counts(split.classes or (), len(self.labels)), np.int64)
@@ -140,13 +140,13 @@ class SiteArrays:
     originals: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, site: str, given: Any, task: Task | None = None) -> SiteArrays:
-        """Read what :meth:`perfed.data.federation.Federation.from_arrays` takes for one client.
+    def from_data(cls, site: str, data: Any, task: Task | None = None) -> SiteArrays:
+        """Return the arrays of a site from data as :meth:`perfed.data.federation.Federation.from_arrays` accepts them.
 
         Raises:
-            PerfedError: what that method refuses.
+            PerfedError: for the reasons of that method.
         """
-        parts, names, originals = arrays_of(site, given, SPLITS)
+        parts, names, originals = arrays_of(site, data, SPLITS)
         return cls(site, parts, names, task_of(list_targets(site, parts), task), originals=originals)
 
     @cached_property
@@ -157,7 +157,7 @@ class SiteArrays:
             _, y, _ = self.parts["train"]
             values = as_classes(f"client '{self.site}': train", y, None)
             check_finite(f"client '{self.site}': train", values)
-            sums = Sums.of(values)
+            sums = Sums.from_targets(values)
         return scan_arrays(self.site, self.parts, self.names, self.task, sums)
 
     def describe_copies(self) -> list[str]:
@@ -259,7 +259,7 @@ def scan_arrays(
         if task == "classification":
             if array.ndim != 1:
                 raise PerfedError(f"{where} labels have shape {array.shape}; ({len(x)},) is needed")
-            labels[name] = np.unique(whole(where, y), return_counts=True)
+            labels[name] = np.unique(to_discrete_labels(where, y), return_counts=True)
         events = None
         if task == "survival" and array.ndim == 2 and array.shape[1] == 2:
             events = int((array[:, 1] == 1).sum())
@@ -316,7 +316,7 @@ def create_schema(sites: Sequence[ScannedArrays], labels: Labels) -> FederationS
     schema = agree_on_targets(metadata, {site: f"client '{site}'" for site in metadata})
     classes = schema.classes
     if classes is not None:
-        classes = classes_of(classes, labels.get("num_classes"), labels.get("class_names"))
+        classes = choose_classes(classes, labels.get("num_classes"), labels.get("class_names"))
     domains = schema.domains if domain_names is None else tuple(domain_names)
     return schema.model_copy(update={"classes": classes, "domains": domains})
 
@@ -326,7 +326,7 @@ def create_schema_from_facts(facts: Sequence[ClientFacts], labels: Labels) -> Fe
     number, names, domain_names = labels.get("num_classes"), labels.get("class_names"), labels.get("domain_names")
     number = len(names) if number is None and names is not None else number
     classes = None if number is None else tuple(range(number))
-    last = max((len(split.domains or ()) for known in facts for split in known.splits.values()), default=0)
+    last = max((len(split.domains or ()) for client in facts for split in client.splits.values()), default=0)
     return FederationSchema(
         task=labels.get("task") or ("regression" if classes is None else "classification"),
         classes=classes,
@@ -348,9 +348,9 @@ class FromArrays:
 
     def __call__(self, clients: Sequence[str], split: str) -> list[Split]:
         """Read the samples of ``split`` of each client."""
-        return [self._one(client, split) for client in clients]
+        return [self._read_split(client, split) for client in clients]
 
-    def _one(self, client: str, split: str) -> Split:
+    def _read_split(self, client: str, split: str) -> Split:
         parts = arrays_of(client, read_arrays_by(self.read, client, f"{split} samples"), SPLITS, only=split).parts
         if split not in parts:
             raise PerfedError(f"client '{client}': {split} samples: there are none, but its facts say that there are")
@@ -358,11 +358,11 @@ class FromArrays:
         return Split(x, as_classes(f"client '{client}': {split}", y, self.classes), domain)
 
 
-def read_arrays_by(read: Arrays, client: str, what: str = "its data") -> Any:
-    """Return the arrays from a user's function, whose errors become one line."""
+def read_arrays_by(read: Arrays, client: str, description: str = "its data") -> Any:
+    """Return the arrays from a user's function; its errors become one line that contains ``description``."""
     try:
         return read(client)
     except PerfedError:
         raise
     except Exception as error:
-        raise PerfedError(f"client '{client}': {what} cannot be read: {reason_of(error)}") from error
+        raise PerfedError(f"client '{client}': {description} cannot be read: {reason_of(error)}") from error

@@ -83,8 +83,10 @@ class FederationSummary:
         tables = [client.table for client in clients if client.table is not None]
         holders = count_holders(tables)
         sites = [_summarise_site(c, holders, len(classes), len(domains), survival=survival) for c in clients]
-        told, doubts, remarks = (list(notes.get(key, ())) if tables else [] for key in ("told", "doubts", "remarks"))
-        return cls(sites, list(classes), list(domains), columns_by_kind(tables), told, [*doubts, *remarks])
+        metadata, doubts, remarks = (
+            list(notes.get(key, ())) if tables else [] for key in ("told", "doubts", "remarks")
+        )
+        return cls(sites, list(classes), list(domains), columns_by_kind(tables), metadata, [*doubts, *remarks])
 
     def rows(self) -> list[list[str]]:
         """Return the titles and the cells of each site as texts."""
@@ -94,18 +96,19 @@ class FederationSummary:
         """Return the lines below the table of clients, shortened if there are many columns; empty without tables."""
         if not self.columns:
             return []
-        told = f"sites tell each other before they train: {'; '.join(self.told) or 'nothing'}"
+        metadata = f"sites tell each other before they train: {'; '.join(self.told) or 'nothing'}"
         columns = [f"{kind}: {shorten_list(names, NAMES)}" for kind, names in self.columns.items()]
-        more = len(self.remarks) - _LINES
-        omitted = [f"and {more} more lines of this kind; perfed check --json has all"] if more > 0 else []
-        return [*columns, told, *self.remarks[:_LINES], *omitted]
+        num_omitted = len(self.remarks) - _LINES
+        omitted = [f"and {num_omitted} more lines of this kind; perfed check --json has all"] if num_omitted > 0 else []
+        return [*columns, metadata, *self.remarks[:_LINES], *omitted]
 
     def __str__(self) -> str:
         header, *rows = self.rows()
-        widths = [max(len(line[at]) for line in (header, *rows)) for at in range(len(header))]
-        first, *others = widths
+        widths = [max(len(line[column]) for line in (header, *rows)) for column in range(len(header))]
+        first_width, *other_widths = widths
         lines = [
-            "  ".join([line[0].ljust(first), *map(str.rjust, line[1:], others)]).rstrip() for line in (header, *rows)
+            "  ".join([line[0].ljust(first_width), *map(str.rjust, line[1:], other_widths)]).rstrip()
+            for line in (header, *rows)
         ]
         below = self.sentences()
         return "\n".join([*lines, "", *below] if below else lines)
@@ -153,8 +156,8 @@ def _summarise_site(
         missing=None if table is None else sum(column.missing for column in table.columns),
         cells=None if table is None else len(client.train) * len(table.columns),
         events=sum(part.events for part in rows.values()) if survival else None,
-        classes=_sums([part.class_counts(num_classes) for part in rows.values()]) if num_classes else [],
-        domains=_sums([part.domain_counts(num_domains) for part in rows.values()]),
+        classes=_sum_rows([part.class_counts(num_classes) for part in rows.values()]) if num_classes else [],
+        domains=_sum_rows([part.domain_counts(num_domains) for part in rows.values()]),
     )
 
 
@@ -168,7 +171,7 @@ def _format_sites(sites: Sequence[SiteSummary], classes: Sequence[str], domains:
     header += ["shared columns", *(["some"] if some else []), "own"] if tables else []
     header += [*(["constant"] if constant else []), "missing"] if tables else []
     header.append("inputs")
-    rows = [header + _titles("class", classes) + _titles("domain", domains)]
+    rows = [header + _format_titles("class", classes) + _format_titles("domain", domains)]
     for site in sites:
         row = [site.site, *(str(site.rows.get(split, 0)) for split in splits)]
         row += [str(site.events)] if survival else []
@@ -176,7 +179,7 @@ def _format_sites(sites: Sequence[SiteSummary], classes: Sequence[str], domains:
             row += [str(site.shared), *([str(site.some)] if some else []), str(site.own)]
             row += [str(site.constant)] if constant else []
             row += [f"{100 * (site.missing or 0) / max(site.cells or 0, 1):.0f} %"]
-        rows.append([*row, str(site.inputs), *_cells(site.classes), *_cells(site.domains)])
+        rows.append([*row, str(site.inputs), *_format_counts(site.classes), *_format_counts(site.domains)])
     return rows
 
 
@@ -189,18 +192,18 @@ def columns_by_kind(tables: Iterable[Preprocessing]) -> dict[str, list[str]]:
     return {kind: list(names[kind]) for kind in sorted(names)}
 
 
-def _titles(what: str, names: Sequence[str]) -> list[str]:
+def _format_titles(kind: str, names: Sequence[str]) -> list[str]:
     return (
-        [f"{what} {name}" for name in names] if len(names) <= _FEW else [f"{what}es" if what == "class" else "domains"]
+        [f"{kind} {name}" for name in names] if len(names) <= _FEW else [f"{kind}es" if kind == "class" else "domains"]
     )
 
 
-def _cells(counts: Sequence[int]) -> list[str]:
+def _format_counts(counts: Sequence[int]) -> list[str]:
     if len(counts) <= _FEW:
         return [str(count) for count in counts]
     return [f"{sum(count > 0 for count in counts)} of {len(counts)}"]
 
 
-def _sums(counts: Sequence[Sequence[int]]) -> list[int]:
+def _sum_rows(counts: Sequence[Sequence[int]]) -> list[int]:
     """Return the sum of several rows of numbers."""
     return [sum(column) for column in zip(*counts, strict=True)]

@@ -1,4 +1,4 @@
-"""Targets of a regression as numbers of mean 0 and variance 1, and back."""
+"""Standardisation of the targets of a regression, and its inverse."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _EPS = torch.finfo(torch.float64).eps
 
 
 class Sums(BaseModel):
-    """What a client tells of its training targets ``(samples, ...)``.
+    """The sums of a client's training targets ``(samples, ...)``, which it discloses.
 
     Attributes:
-        number: of samples, at least 1.
-        total: of each value of a sample, the sum.
-        squares: of each, the sum of squares about the client's mean (about 0, those of large numbers would cancel).
+        number: the number of samples, at least 1.
+        total: the sum of each value of a target over samples.
+        squares: the sum of squared deviations of each value from the client's mean; squares themselves would lose
+            precision for large numbers.
     """
 
     model_config = STRICT
@@ -33,14 +34,14 @@ class Sums(BaseModel):
     squares: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1, max_length=_MOST)]
 
     @model_validator(mode="after")
-    def _as_many(self) -> Self:
+    def _check_lengths(self) -> Self:
         if len(self.total) != len(self.squares):
             raise PerfedError(f"{len(self.total)} sums, but {len(self.squares)} sums of squares; one each is needed")
         return self
 
     @classmethod
-    def of(cls, y: Tensor) -> Sums:
-        """Of the targets ``y``, ``(samples, ...)``."""
+    def from_targets(cls, y: Tensor) -> Sums:
+        """Return the sums of the targets ``y``, ``(samples, ...)``."""
         rows = y.double().reshape(len(y), -1)
         total = rows.sum(0)
         squares = (rows - total / len(rows)).square().sum(0)
@@ -48,7 +49,10 @@ class Sums(BaseModel):
 
 
 def varying_scale(sums: Sequence[Sums]) -> tuple[float, float] | None:
-    """Mean and deviation of one value over all clients; ``None`` where it is the same everywhere, but for rounding."""
+    """Return the mean and standard deviation of one value over all clients; ``None`` if it is constant.
+
+    Values that differ only by rounding count as constant.
+    """
     try:
         scale = TargetScale.of_sums(sums)
     except PerfedError:
@@ -58,10 +62,10 @@ def varying_scale(sums: Sequence[Sums]) -> tuple[float, float] | None:
 
 @dataclass(frozen=True)
 class TargetScale:
-    """What the targets of a federation were standardised by: mean and standard deviation of each value of a sample.
+    """The mean and standard deviation by which each value of the targets of a federation is standardised.
 
     Example:
-        >>> scale = TargetScale.of([torch.tensor([10.0, 30.0])])
+        >>> scale = TargetScale.from_targets([torch.tensor([10.0, 30.0])])
         >>> scale.down(torch.tensor([40.0])).tolist(), scale.up(torch.tensor([2.0])).tolist()
         ([2.0], [40.0])
     """
@@ -70,25 +74,26 @@ class TargetScale:
     std: tuple[float, ...]
 
     @classmethod
-    def of(cls, targets: Sequence[Tensor]) -> TargetScale:
-        """Of the training targets ``(samples, ...)`` of all clients: from their counts, sums and sums of squares.
+    def from_targets(cls, targets: Sequence[Tensor]) -> TargetScale:
+        """Return the scale of the training targets ``(samples, ...)`` of all clients, computed from their sums.
 
         Raises:
             PerfedError: a value is the same for all samples of all clients.
         """
-        return cls.of_sums([Sums.of(y) for y in targets])
+        return cls.of_sums([Sums.from_targets(y) for y in targets])
 
     @classmethod
     def of_sums(cls, sums: Sequence[Sums]) -> TargetScale:
-        """Of what clients tell, in the order in which the sums are added up.
+        """Return the scale from the sums of all clients, which are added in this order.
 
         Raises:
-            PerfedError: a value is the same for all samples of all clients, but for rounding.
+            PerfedError: a value is the same for all samples of all clients, up to rounding.
         """
-        number = sum(of.number for of in sums)
-        numbers = torch.tensor([[float(of.number)] for of in sums], dtype=torch.float64)
+        number = sum(client.number for client in sums)
+        numbers = torch.tensor([[float(client.number)] for client in sums], dtype=torch.float64)
         totals, squares = (
-            torch.tensor([getattr(of, name) for of in sums], dtype=torch.float64) for name in ("total", "squares")
+            torch.tensor([getattr(client, name) for client in sums], dtype=torch.float64)
+            for name in ("total", "squares")
         )
         mean = totals.sum(0) / number
         between = numbers * (totals / numbers - mean).square()
@@ -98,14 +103,15 @@ class TargetScale:
         return cls(tuple(mean.tolist()), tuple(std.tolist()))
 
     def down(self, y: Tensor) -> Tensor:
-        """Values in the unit of the data as models have them, ``(samples, ...)``."""
-        mean, std = self._like(y)
+        """Return standardised values, from values ``(samples, ...)`` in the unit of the data."""
+        mean, std = self._to_tensors(y)
         return (y - mean) / std
 
     def up(self, y: Tensor) -> Tensor:
-        """Values as models have them, ``(samples, ...)``, in the unit of the data."""
-        mean, std = self._like(y)
+        """Return values in the unit of the data, from standardised values ``(samples, ...)``."""
+        mean, std = self._to_tensors(y)
         return y * std + mean
 
-    def _like(self, y: Tensor) -> tuple[Tensor, Tensor]:
+    def _to_tensors(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean and standard deviation as tensors with the shape, type and device of a target."""
         return y.new_tensor(self.mean).view(y.shape[1:]), y.new_tensor(self.std).view(y.shape[1:])

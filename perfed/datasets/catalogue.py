@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, g
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model, model_validator
 
-from perfed.data.domain_input import OPTIONS, completed_by
+from perfed.data.domain_input import OPTIONS, apply_options
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
 from perfed.plugins import Registry
@@ -281,7 +281,7 @@ def _build_checked(name: str, options: dict[str, Any], seed: int, data_dir: Path
             ) from None
         if not isinstance(federation, Federation):
             raise PerfedError(f"data set '{name}': its function returned {type(federation).__name__}, not a Federation")
-        return completed_by(replace(federation, name=name), options, seed)
+        return apply_options(replace(federation, name=name), options, seed)
 
 
 @contextmanager

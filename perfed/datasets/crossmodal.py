@@ -31,12 +31,12 @@ def wiki_crossmodal(
 ) -> Federation:
     """Topics of Wikipedia articles from either their image or their text (2,173 and 693 articles).
 
-    Half of the clients hold images (128 features), half texts (100 features), which ones is random; with an odd number
-    texts have one more. Each client holds a few of the ten topics. Articles of either split are shared by topic
-    without overlap, so that nobody has the image of an article whose text somebody has. Features have mean 0 and
-    deviation 1 over the client's training samples (including those that ``validation_fraction`` takes away).
-    ``samples_per_client``: at most that many training samples, drawn at random; 0 keeps all.
-    ``columns``: "own", or with "union" all 228 features, those that a client does not have being 0.
+    A random half of the clients has images (128 features), and the other half texts (100 features); if the number is
+    odd, one more client has texts. Each client has a few of the ten topics. The articles of a split are distributed by
+    topic without overlap, so that no two clients have the image and the text of the same article. Features have mean 0
+    and deviation 1 over the client's training samples, including samples that become validation data.
+    ``samples_per_client``: the largest number of training samples, which are drawn at random; 0 for all.
+    ``columns``: "own", or "union" for all 228 features, of which the missing ones are 0.
     ``notes["kind"]`` maps client id to "image" or "text".
 
     Source: Rasiwasia et al. 2010 (Wikipedia articles); the task is FLIC's section 5 (TextCaps) in kind.

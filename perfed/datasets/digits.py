@@ -54,9 +54,9 @@ def digits_views(
     numbers. Inputs are flat vectors. The 1797 samples are split into train and test by class first, then both
     are shared by class without overlap.
 
-    ``samples_per_client``: at most that many training samples, drawn at random; 0 keeps all.
-    ``standardise``: zero mean and unit variance over the client's training samples (including those that
-    ``validation_fraction`` takes away); constant columns become 0.
+    ``samples_per_client``: the largest number of training samples, which are drawn at random; 0 for all.
+    ``standardise``: scale inputs to zero mean and unit variance over the client's training samples, including samples
+    that become validation data; constant columns become 0.
     ``notes["view"]`` maps client id to view.
     """
     x, y = _read_embedded_digits()
@@ -176,13 +176,13 @@ def mnist_usps(
     """Half of the clients hold MNIST digits (28x28), half USPS digits (16x16), a few classes each ("Digits").
 
     Inputs are ``(1, 28, 28)`` and ``(1, 16, 16)`` in [-1, 1], or all ``(1, 28, 28)`` with ``resize``
-    (bilinear; "Digits-resize"). Which clients hold which is random; with an odd number MNIST has one more.
+    (bilinear; "Digits-resize"). The assignment is random; if the number of clients is odd, one more client has MNIST.
     ``notes["host"]`` maps client id to "mnist" or "usps".
 
-    By default all samples of a data set are shared by the clients that hold it, without overlap.
-    ``shared_shards=True`` follows the authors' program instead: each data set is cut for as many clients as
-    there are in all, half of these parts are never used, and where there are few samples per client the parts
-    overlap (see :func:`perfed.data.partition.shards.share_among_holders`).
+    By default all samples of a data set are distributed to its clients without overlap. ``shared_shards=True`` follows
+    the authors' program instead: each data set is divided for the total number of clients, half of these parts are
+    never used, and the parts overlap if there are few samples per client (see
+    :func:`perfed.data.partition.shards.share_among_holders`).
 
     Source: Rakotomamonjy et al. 2024 (TMLR), sections 5 and S3.2.
     """
@@ -284,10 +284,10 @@ DOMAINS: dict[DomainName, tuple[int, bool]] = {
 def digit_domains(seed: int, data_dir: Path | None, *, domains: list[DomainName] = list(DOMAINS)) -> Pool:  # noqa: B006
     """Digits of five origins (MNIST, USPS, MNIST-M, fonts, street photos) as domains, mixed at every client.
 
-    Inputs are ``(3, 32, 32)`` in [-1, 1]: all images are brought to 32x32 (bilinear), grey ones repeated in each
-    colour. Domains are in the order of ``domains``. They differ a hundredfold in size (60,000 to 621), hence
-    ``prior = "uniform"``; a client that wants more of a domain than is left gets more of its other domains instead.
-    Further options are those of :class:`perfed.datasets.options.PartitionOptions`.
+    Inputs are ``(3, 32, 32)`` in [-1, 1]: all images are resized to 32x32 (bilinear), and grey images are repeated in
+    each colour channel. Domains are in the order of ``domains``. Their sizes differ by a factor of a hundred (60,000 to
+    621), hence ``prior = "uniform"``; if a domain has too few samples for a client, the client gets more samples of its
+    other domains. :class:`perfed.datasets.options.PartitionOptions` has the further options.
 
     ``font_digits`` stands for FedDAR's SynthDigits, ``street_digits`` for SVHN, and MNIST-M is recreated
     (docs/data.md): results are comparable with each other, not with the paper's.

@@ -47,12 +47,12 @@ def bci_moabb(
 ) -> Federation:
     """EEG motor imagery of up to 54 people from MOABB's data sets, each with its own channels; needs perfed[bci].
 
-    MOABB downloads the recordings to its own folder and passes 8 to 30 Hz. Features are Riemannian tangent-space
-    vectors of each trial's covariance over the person's own channels: 136 (``AlexMI``), 253, 120, 6, 1830 and 105 in
+    MOABB downloads the recordings to its folder and filters them to 8 to 30 Hz. Features are Riemannian tangent-space
+    vectors of each trial's covariance over the channels of the person: 136 (``AlexMI``), 253, 120, 6, 1830 and 105 in
     the order of ``data_sets``. Classes are left hand, right hand, feet, tongue and rest; other trials are left out.
-    Test trials are those of the last session, or for people with a single one the part ``test_fraction`` of each class.
-    Tangent spaces are fitted on training trials only (the authors' on all). The paper's N = 40 is without
-    ``BNCI2014_002``.
+    Test trials are the trials of the last session; for people with a single session, the fraction ``test_fraction`` of
+    each class is drawn. Tangent spaces are fitted on training trials only (by the authors on all trials). The paper's
+    N = 40 excludes ``BNCI2014_002``.
 
     Raises:
         PerfedError: if moabb or pyriemann is not installed, or a person has no trial to train on.

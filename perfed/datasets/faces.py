@@ -42,15 +42,15 @@ def faces(
 ) -> Pool:
     """Images in a folder of yours, with a CSV table of labels and domains (FairFace); needs Pillow.
 
-    ``csv`` is a table with a heading; its columns ``file`` (a path), ``label`` and ``domain`` are used, values being
-    text. Paths, of the table too, are relative to ``folder``. Test images are the rows of another table ``test_csv``,
-    or those that say ``test`` (not ``train``) in the column ``split``, or else the part ``test_fraction`` of each
-    label and domain.
+    ``csv`` is a table with a heading, whose columns ``file`` (a path), ``label`` and ``domain`` are read as text. All
+    paths, including that of the table, are relative to ``folder``. Test images are the rows of another table
+    ``test_csv``, or the rows with ``test`` rather than ``train`` in the column ``split``; without either, the fraction
+    ``test_fraction`` of each label and domain is drawn.
 
-    Inputs are ``(3, image_size, image_size)`` in colour, pixels in [0, 1] normalised with ImageNet's means and
-    deviations; only the images that clients hold are read. ``flip``: training images are mirrored with probability
-    1/2. Classes and domains are those of the training rows, sorted. Further options are those of
-    :class:`perfed.datasets.options.PartitionOptions`.
+    Inputs are colour images ``(3, image_size, image_size)`` with pixels in [0, 1], normalised with ImageNet's means and
+    deviations; only the images of clients are read. ``flip``: training images are mirrored with probability 1/2.
+    Classes and domains are the sorted values of the training rows. :class:`perfed.datasets.options.PartitionOptions`
+    has the further options.
 
     Raises:
         PerfedError: if Pillow is not installed, a file or column is missing, a value is empty or occurs in test rows

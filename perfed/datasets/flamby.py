@@ -38,11 +38,12 @@ def flamby_heart(
 ) -> Federation:
     """Heart disease at four hospitals as FLamby has it: 740 patients, 13 inputs, one split for all seeds.
 
-    Patients with all of the first ten columns; chest pain and ECG one-hot without their first level. Inputs have mean 0
-    and deviation 1 (n - 1) over the hospital's own training rows; with ``scaling = "all"`` over those of all hospitals;
-    with "mixed" training rows over all and test rows over the hospital's own, which FLamby's pooled training amounts
-    to. ``train_rows``: every hospital trains on its own, those of all, or those of the first, Cleveland; each tests on
-    its own. All 30 training patients of Switzerland are ill.
+    The patients have values in all of the first ten columns; chest pain and ECG are one-hot without their first level.
+    Inputs are scaled to mean 0 and deviation 1 (n - 1) over the training rows of the hospital, or of all hospitals with
+    ``scaling = "all"``. With "mixed", training rows are scaled over all hospitals and test rows over the hospital,
+    which is equivalent to FLamby's pooled training. ``train_rows``: the training rows of a hospital are its own, those
+    of all hospitals, or those of the first hospital, Cleveland; test rows are always its own. All 30 training patients
+    of Switzerland are ill.
 
     Source: Ogier du Terrail et al. 2022 (FLamby), Fed-Heart-Disease; Janosi, Steinbrunn, Pfisterer and Detrano 1988.
     """
@@ -72,11 +73,11 @@ def flamby_tcga(
 ) -> Federation:
     """Survival with breast cancer in six regions as FLamby has it: 1088 patients, 39 inputs, one split for all seeds.
 
-    Clinical columns as they are: age in years (with ``scale_age`` it has mean 0 and deviation 1 over the training rows
-    of all regions), the others 0 or 1. Targets are times, in days counted from 1 (some are
-    0, which no survival time is; only their order matters), and whether death was seen then.
-    ``train_rows``: every region trains on its own, those of all, or those of the first; each tests on its own. The
-    terms of the data are those of the GDC: nobody may try to find out who the patients are.
+    The inputs are clinical columns: age in years (with ``scale_age``, scaled to mean 0 and deviation 1 over all
+    training rows), and columns of 0 and 1. Targets are times in days and whether death was observed at that time.
+    Days are counted from 1, since some times are 0 and survival times must be positive; only their order matters.
+    ``train_rows``: the training rows of a region are its own, those of all regions, or those of the first region; test
+    rows are always its own. The terms of the GDC apply: it is forbidden to try to identify patients.
 
     Source: Ogier du Terrail et al. 2022 (FLamby), Fed-TCGA-BRCA; The Cancer Genome Atlas, GDC data portal.
     """

@@ -43,14 +43,14 @@ def huggingface(
 ) -> Pool:
     """A data set of the Hugging Face hub by name, given to clients by a partition (needs perfed[datasets]).
 
-    ``path`` and ``config`` are those of ``datasets.load_dataset`` (the hub's name or a local folder, and the
-    configuration). ``inputs`` names the column of images, or of vectors, or a list of columns of numbers; ``label``
-    that of the classes (integers or text); ``client`` that of the writer, user or site, for
-    ``partition = "natural"``. Without a ``test_split`` (empty text) the part ``test_fraction`` of each client's, or
-    else of each class's, training samples is put aside for testing.
+    ``path`` and ``config`` are the arguments of ``datasets.load_dataset``: a name on the hub or a local folder, and the
+    configuration. ``inputs`` is the name of the column of images or vectors, or a list of columns of numbers; ``label``
+    is the column of the classes (integers or text), and ``client`` the column of the writer, user or site for
+    ``partition = "natural"``. Without a ``test_split`` (empty text), the fraction ``test_fraction`` of the training
+    samples of each client becomes test data, or of each class if there is no column of clients.
 
-    Images become ``(channels, height, width)`` in [-1, 1]: pixels in [0, 1] minus 0.5 divided by 0.5. Numbers are taken
-    as they are. Further options are those of :class:`perfed.datasets.options.PartitionOptions`.
+    Images are converted to ``(channels, height, width)`` in [-1, 1]: pixels in [0, 1] minus 0.5, divided by 0.5.
+    Numbers are not changed. :class:`perfed.datasets.options.PartitionOptions` has the further options.
 
     Raises:
         PerfedError: if the package ``datasets`` is not installed, the data set cannot be loaded, or a column is missing

@@ -71,8 +71,8 @@ def cifar10(
 ) -> Pool:
     """CIFAR-10 photos (32x32 in colour, 50,000 and 10,000), given to clients by a partition.
 
-    The images come from JPEG files (lossy) that are decoded once and kept in ``~/.cache/perfed``, those of
-    ``images = "original"`` from ``cifar10_original.npz``, as they were published. Inputs are
+    The images come from JPEG files (lossy) that are decoded once and stored in ``~/.cache/perfed``, or with
+    ``images = "original"`` from ``cifar10_original.npz``, which has the published pixels. Inputs are
     ``(3, 32, 32)``, pixels in [0, 1] normalised per channel: mean 0.4914, 0.4822, 0.4465, standard deviation 0.2023,
     0.1994, 0.2010. ``augment``: training images are cropped at random after 4 black pixels were added on every side,
     and flipped with probability 1/2. Further options are those of

@@ -43,32 +43,32 @@ class PartitionOptions(BaseModel):
             shares of every class, all samples used; ``inner-dirichlet``: Dirichlet class distribution of every client;
             ``natural``: one owner (writer, user, site), one client; ``domain-mixed``: every client has its own
             mixture of domains.
-        clients: how many; ``natural`` takes the first ones that have training samples, all if not given.
-        samples: training samples of every client, or a list from which each client's number is drawn uniformly;
-            0 (``iid``, ``pathological``): all there are, shared equally.
-        test_samples: test samples of every client, in proportion to its training classes (domains); 0: the same part
-            of the test data as of the training data, class by class; ``domain-mixed``: all test samples of a domain,
-            shared in proportion to the clients' training samples of it.
-        size_spread: clients' sizes are log-normal: ``samples`` times exp(size_spread z), z ~ N(0, 1); with ``samples``
-            = 0 (``iid``) all there are, in such shares.
-        overlap: whether clients may share samples where a class does not suffice: ``none``, only those of the
-            ``test`` data, or ``all``. No client holds a sample twice, and no test sample is trained on.
-        uniform: percentage, 0 to 100.
-        dominant_classes: the dominant classes of each group; none given: the data set's own (three consecutive
-            classes from every second one on; digits, upper and lower case for 62 classes).
+        clients: the number of clients; ``natural`` uses the first owners with training samples, by default all.
+        samples: the number of training samples of every client, or a list from which each client's number is drawn
+            uniformly; with 0 (``iid``, ``pathological``), all samples are distributed equally.
+        test_samples: the number of test samples of every client, in proportion to its training classes (domains). With
+            0, a client has the same fraction of the test data as of the training data in each class; ``domain-mixed``
+            distributes all test samples of a domain in proportion to the clients' training samples in it.
+        size_spread: the spread of clients' sizes, which are log-normal: ``samples`` times exp(size_spread z), z ~ N(0,
+            1); with ``samples`` = 0 (``iid``), all samples are distributed in such proportions.
+        overlap: whether clients may share samples if a class has too few: ``none``, only samples of the ``test`` data,
+            or ``all``. No client has a sample twice, and no test sample is also a training sample.
+        uniform: a percentage from 0 to 100.
+        dominant_classes: the dominant classes of each group; the default depends on the data set (three consecutive
+            classes, starting at every second class; digits, upper and lower case for 62 classes).
         classes_per_client: a number, or a list with one number per group of clients.
         class_assignment: ``random``: every client draws its own classes; ``clustered``: the clients of a group share
             the same consecutive classes.
-        concentration: of the Dirichlet distribution.
-        alpha: the mixtures are drawn from Dir(alpha p) over the domains; small values give clients few domains.
-        prior: p, each domain's ``shares`` of the training data, or ``uniform``.
-        uniform_labels: every client has as many training samples of each label (``domain-mixed``).
-        min_samples: every client has at least so many training samples; ``dirichlet`` repeats the draw until it is so,
-            ``natural`` leaves out the owners who have fewer, by default none.
-        groups: number of groups for ``permute_labels`` and ``rotations``; 1: as many as ``rotations``.
+        concentration: the concentration of the Dirichlet distribution.
+        alpha: the concentration of the mixtures Dir(alpha p) over domains; small values give clients few domains.
+        prior: p, either each domain's ``shares`` of the training data, or ``uniform``.
+        uniform_labels: whether every client has the same number of training samples of each label (``domain-mixed``).
+        min_samples: the smallest number of training samples of a client; ``dirichlet`` repeats the draw until all have
+            as many, and ``natural`` leaves out owners with fewer, by default none.
+        groups: the number of groups for ``permute_labels`` and ``rotations``; 1 for as many as ``rotations``.
         group_order: ``contiguous`` blocks of clients, or ``interleaved`` (client i in group i mod groups).
-        permute_labels: concept shift, each group has its own permutation of the labels.
-        rotations: feature skew, the angle in degrees (counter-clockwise) by which each group's images are turned.
+        permute_labels: whether each group has its own permutation of the labels (concept shift).
+        rotations: the angles in degrees, counter-clockwise, by which each group's images are rotated (feature skew).
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)

@@ -93,8 +93,9 @@ class TableSettings(BaseModel):
 def tables(seed: int, data_dir: Path | None, **values: Any) -> Federation:
     """Tables of your own: one file per site, or a column that names the site (CSV, Parquet, Excel; perfed[tables]).
 
-    Each site prepares its columns on its own training rows (:meth:`perfed.data.federation.Federation.from_frames`).
-    ``perfed init`` writes such an experiment, ``perfed check`` says what the sites hold and what is wrong.
+    The preprocessing of each site is fitted on its training rows, as by
+    :meth:`perfed.data.federation.Federation.from_frames`. ``perfed init`` writes such an experiment, and ``perfed
+    check`` prints a summary of the data and their problems.
     """
     settings = TableSettings.model_construct(**values)
     read = _read_sites(settings.files, settings)

@@ -31,11 +31,11 @@ def tweets(
 ) -> Pool:
     """Tweets about airlines as token ids, of three sentiments and 7,701 users; in place of Sent140.
 
-    Inputs are ``(length,)`` token ids: 0 for padding behind the text, 1 for unknown words, 2 and up for the
-    ``vocabulary`` most frequent tokens of all training texts (:func:`perfed.data.tokens.tokenise`). Of each user's
-    tweets the part ``test_fraction`` is for testing, one at least for training; ``partition = "natural"`` makes every
-    user a client (one without test tweets if it has fewer than three). Further options are those of
-    :class:`perfed.datasets.options.PartitionOptions`; 83 clients as in Tziotis et al. 2023.
+    Inputs are ``(length,)`` token ids: 0 for padding after the text, 1 for unknown words, and 2 and above for the
+    ``vocabulary`` most frequent tokens of all training texts (:func:`perfed.data.tokens.tokenise`). The fraction
+    ``test_fraction`` of each user's tweets are test samples, and at least one tweet is a training sample. With
+    ``partition = "natural"``, every user is a client; clients with fewer than three tweets have no test samples.
+    :class:`perfed.datasets.options.PartitionOptions` has the further options; 83 clients as in Tziotis et al. 2023.
 
     Source: "Twitter US Airline Sentiment" (Crowdflower 2015).
     """

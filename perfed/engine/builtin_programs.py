@@ -1,4 +1,4 @@
-"""Client programs that belong to no method: what the engine itself asks of every client."""
+"""Client programs of the engine itself, which belong to no method."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ from perfed.training.steprules import CustomStep, Gradient
 
 
 def gradient(method: Method, cohort: Cohort, shared: dict[str, Any]) -> Reply:
-    """Gradient of each client's mean training loss in the shared parameters, at the received ones, for policies.
+    """Return the gradient of each client's mean training loss at the received shared parameters, for policies.
 
-    Without extensions, in one mini-batch of all samples; dropout is drawn as in training.
+    It is computed without extensions, from one mini-batch of all samples, with dropout as in training.
     """
     cohort.load(shared)
     names = cohort.shared_parameters
-    found = {name: torch.zeros_like(cohort.model[name]) for name in names}
+    gradients = {name: torch.zeros_like(cohort.model[name]) for name in names}
 
-    def note(params: Parameters, gradient: Gradient, batches: Sequence[Step]) -> Parameters:
+    def record_gradient(params: Parameters, gradient: Gradient, batches: Sequence[Step]) -> Parameters:
         for name, value in gradient(params, batches[0]).items():
-            found[name][torch.from_numpy(batches[0].rows)] = value
+            gradients[name][torch.from_numpy(batches[0].rows)] = value
         return params
 
     with cohort.trial_fits():
-        cohort.fit(names, steps=1, samples=cohort.samples().in_batches("all"), update=CustomStep(note))
-    return Reply(gradient=found, num_samples=cohort.num_samples)
+        cohort.fit(names, steps=1, samples=cohort.samples().in_batches("all"), update=CustomStep(record_gradient))
+    return Reply(gradient=gradients, num_samples=cohort.num_samples)
 
 
 def settle(method: Method, cohort: Cohort, shared: dict[str, Any]) -> None:
-    """Fit what is a client's own to the newest shared parameters, for clients that were never used.
+    """Fit the personal parameters of clients that were never used to the newest shared parameters.
 
-    Source: Tziotis et al. 2023, remark 4.8. What that is: :attr:`perfed.method.method.Method.fits_unused`.
+    :attr:`perfed.method.method.Method.fits_unused` defines what is fitted.
+
+    Source: Tziotis et al. 2023, remark 4.8.
     """
     if method.fits_unused == "personal parameters":
         cohort.load(shared)
@@ -49,7 +51,7 @@ def settle(method: Method, cohort: Cohort, shared: dict[str, Any]) -> None:
 
 
 def personalise_unused(method: Method, cohort: Cohort, unused: dict[str, Any], **payload: Any) -> None:
-    """:func:`settle` with what ``unused`` holds, then the method's ``personalise`` with its ``payload``."""
+    """Run :func:`settle` with the content of ``unused``, then the method's ``personalise`` with ``payload``."""
     carried, cohort.carried = cohort.carried, unused.pop("extensions")
     cohort.extensions = BoundExtensions(method.extensions)
     settle(method, cohort, **unused)

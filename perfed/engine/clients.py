@@ -1,4 +1,4 @@
-"""The clients of one transaction, as a method's server programs see them."""
+"""The clients of one transaction, to which a method's server programs send their exchanges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perfed.method.method import Method
 from perfed.tree import Tree
 
 FIRST_EXCHANGE = {"prepare": 0, "round": 0, "finish": 1000, "observe": 2000, "settle": 3000}
-"""Number of the first exchange of each transaction of a round: they must not share random keys."""
+"""The number of the first exchange of each kind of transaction; they differ, so that no random keys are shared."""
 
 
 class RoundClients:
@@ -31,17 +31,17 @@ class RoundClients:
         engine: runs the exchanges.
         state: the server's parameter sets.
         ids: the clients.
-        round_: number of the round.
-        kind: of the transaction; a key of :data:`FIRST_EXCHANGE`.
-        split: the split on which clients score their models right after each program; ``None``: they do not.
+        round_: the number of the round.
+        kind: the kind of the transaction, a key of :data:`FIRST_EXCHANGE`.
+        split: the split on which clients score their models right after each program; ``None`` for no scores.
         invited: the number of clients that receive the first exchange; default: all of ``ids``.
         keep_outputs: whether the predictions of the scored models are kept in the record.
 
     Attributes:
         method: the method with the numbers of the round.
-        ids: the clients that the next exchange goes to, sorted: those whose earlier replies were used.
+        ids: the sorted ids of the clients that receive the next exchange: those whose earlier replies were used.
         steps: the steps of each exchange, the one nearest to the server first.
-        record: what the transaction has done so far.
+        record: the record of the transaction so far.
         extension_replies: the replies of the exchanges in which extensions added to them.
     """
 
@@ -86,16 +86,16 @@ class RoundClients:
         return self._engine.initialiser.aggregator.aggregate(stacked, weights, current)
 
     def show(self, name: str, **arrays: Any) -> None:
-        """Keep ``arrays`` for the run, under ``name``."""
+        """Store ``arrays`` in the record of the round, under ``name``."""
         self.record.arrays[name] = arrays
 
     def count(self, name: str, ids: Sequence[str]) -> None:
-        """Note that ``name`` happened to the clients ``ids``."""
+        """Record that the event ``name`` happened at the clients ``ids``."""
         self.record.count(name, ids)
 
     @property
     def info(self) -> FederationInfo:
-        """What the server knows about the federation."""
+        """The facts about the federation that the server knows."""
         return self._engine.info
 
     def run(
@@ -147,6 +147,11 @@ class RoundClients:
 
 
 def _find_program_name(method: Method, program: Callable[..., Any]) -> str:
+    """Return the name of a client program, with the name of its extension in front if it belongs to one.
+
+    Raises:
+        PerfedError: it belongs neither to the method nor to one of its extensions.
+    """
     owner, name = getattr(program, "__self__", None), getattr(program, "__name__", "")
     if owner is method:
         return name

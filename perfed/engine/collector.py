@@ -1,4 +1,4 @@
-"""Where the replies of one exchange are read, folded and stacked."""
+"""Reading, folding and stacking of the replies of one exchange."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from perfed.method.exchange import Fold, Replies
 
 
 class ReplyCollector:
-    """The replies of one exchange; entries named in ``folds`` are folded in the sorted order of ids and dropped.
+    """The replies of one exchange, collected and stacked.
 
-    With folds a reply is read once the replies of all clients before it have been folded, and dropped before the next
-    one is read, so that only one exists at a time. Without folds it is read at once.
+    Entries named in ``folds`` are folded in the sorted order of client ids and then dropped. With folds, a reply is
+    read after the replies of all previous clients have been folded, so that only one reply is in memory at a time.
+    Without folds, a reply is read immediately.
 
     Args:
         ids: the clients that will reply.

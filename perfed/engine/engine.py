@@ -1,4 +1,4 @@
-"""The server's end of an exchange: clients in chunks, their states, and their replies through the steps of the run."""
+"""Engines, which run exchanges: they divide clients into chunks, store their states, and pass replies to the steps."""
 
 from __future__ import annotations
 
@@ -25,27 +25,29 @@ from perfed.training.plan import Plan
 from perfed.tree import Tree
 
 _COHORT_BYTES = 512 << 20
-COHORT_CLIENTS = 4096  # beside tensors, a client takes about 20 kB while it works; more at once are no faster
-# Parameters, received parameters, gradients and a moment: the memory of a client's model while it trains.
+COHORT_CLIENTS = 4096  # a client needs about 20 kB in addition to its tensors; larger cohorts are not faster
+# The memory of a client's model during training: parameters, received parameters, gradients and a moment.
 _COPIES = 4
 
 
 class Engine(ABC):
-    """Keeps the states of clients and runs exchanges with them; a subclass decides where the clients do their work.
+    """Base class of engines, which store the states of clients and run exchanges with them.
+
+    A subclass decides where client programs are executed.
 
     Args:
-        federation: inputs must already have the run's dtype.
-        initialiser: method, model, seed.
+        federation: the clients, whose inputs must already have the run's dtype.
+        initialiser: the method, model and seed.
         plan: how clients are divided into chunks.
 
     Attributes:
-        steps: the steps that all exchanges of rounds have, the one nearest to the network last.
-        evaluation_steps: those that all evaluations have.
-        states: committed state of each client that has one; a client without starts from its initial values.
-        holder: holds committed and pending states in memory as far as ``plan.hold`` goes, and the others on disk.
-        changed: clients whose committed state changed since the set was last cleared.
-        scoring: which metrics clients compute; the server may replace it.
-        notes: lines for the user that the engine collects.
+        steps: the steps of all exchanges in rounds, the one nearest to the network last.
+        evaluation_steps: the steps of all evaluations.
+        states: the committed states by client id; a client without one starts from its initial values.
+        holder: stores committed and pending states, in memory up to ``plan.hold`` bytes and otherwise on disk.
+        changed: the clients whose committed state changed since the set was last cleared.
+        scoring: the metrics that clients compute; the server may replace it.
+        notes: notes for the user that the engine has collected.
     """
 
     def __init__(self, federation: Federation, initialiser: Initialiser, plan: Plan) -> None:
@@ -53,7 +55,7 @@ class Engine(ABC):
         self.initialiser = initialiser
         self.plan = plan
         self.info = initialiser.info(federation)
-        self.background = Background.of(federation, self.info)
+        self.background = Background.from_federation(federation, self.info)
         self.clients = {client.id: client for client in federation}
         self.scoring = Scoring(scale=federation.target_scale)
         self.notes: list[str] = []
@@ -68,14 +70,20 @@ class Engine(ABC):
 
     @abstractmethod
     def perform(self, task: ExchangeTask) -> Iterator[ChunkResult]:
-        """Let the clients do their work and return its results, one chunk of clients after the other.
+        """Run the program of a task on its clients, and return the results of one chunk of clients after the other.
 
         Implementations take the chunks from :meth:`make_chunk_tasks` and return the results in the same order.
         """
 
     @abstractmethod
     def cohorts(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> Iterator[Cohort]:
-        """Return cohorts of the clients' personalised models, on copies, one at a time."""
+        """Return cohorts of the clients' personalised models, one at a time; they are copies.
+
+        Args:
+            ids: the clients.
+            payload: the payload of the method's program ``personalise``.
+            round_: the number of the round.
+        """
 
     def make_secure_sums(self) -> ExchangeStep:
         """Return the step of secure aggregation."""
@@ -86,8 +94,8 @@ class Engine(ABC):
         """Run one exchange; new states of clients stay pending until :meth:`commit`.
 
         Args:
-            task: what the server asks of the clients.
-            steps: what happens around the work of the clients, the step nearest to the server first.
+            task: the program, its payload and the clients.
+            steps: the steps around the work of the clients, the one nearest to the server first.
 
         Returns:
             The replies in the sorted order of client ids.
@@ -99,7 +107,7 @@ class Engine(ABC):
             for step in reversed(steps):
                 result = step.receive(result)
             collector.add(result)
-            if task.exchange.lasting:
+            if task.exchange.changes_states:
                 self._pending.update({client: self.holder.keep(state) for client, state in result.states.items()})
         replies = collector.stack()
         for step in reversed(steps):
@@ -129,9 +137,9 @@ class Engine(ABC):
 
     def commit(self, ids: Sequence[str]) -> None:
         """Make the pending states of ``ids`` their committed ones and drop all others."""
-        used = self._pending.keys() & set(ids)
-        self.states.update({client: self._pending[client] for client in sorted(used)})
-        self.changed |= used
+        committed = self._pending.keys() & set(ids)
+        self.states.update({client: self._pending[client] for client in sorted(committed)})
+        self.changed |= committed
         self._pending.clear()
 
     def discard(self) -> None:
@@ -146,13 +154,13 @@ class Engine(ABC):
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Hold what the engine needs outside this process, and release it at the end."""
+        """Keep resources outside this process, such as workers, for the duration of the ``with`` block."""
         yield
 
     # Chunks ------------------------------------------------------------------------------------------------
 
     def make_chunk_tasks(self, task: ExchangeTask) -> Iterator[ChunkTask]:
-        """Return the part of each chunk of clients in ``task``, with the states that its clients start from."""
+        """Return a task for each chunk of clients, with the states from which its clients start."""
         shared = {name: value for name, value in task.payload.items() if not isinstance(value, Each)}
         tables = {name: value.rows for name, value in task.payload.items() if isinstance(value, Each)}
         for chunk in self._divide_clients(task.ids, by_id=bool(task.reduce)):
@@ -162,7 +170,7 @@ class Engine(ABC):
             yield ChunkTask(task.exchange, ids, shared, rows, states, self.scoring, task.keep_outputs)
 
     def _divide_clients(self, ids: Sequence[str], *, by_id: bool) -> list[list[Client]]:
-        """Return clients of one architecture in chunks, those with more data first or in the order of ids."""
+        """Return chunks of clients with the same architecture, ordered by decreasing data size or by id."""
         groups: dict[str, list[Client]] = {}
         for client_id in sorted(ids):
             client = self.clients[client_id]
@@ -189,14 +197,14 @@ class Engine(ABC):
 
 
 class InProcessEngine(Engine):
-    """All clients in this process, clients of one architecture stacked in chunks, one chunk after the other."""
+    """An engine that runs all clients in this process, one chunk of stacked clients after the other."""
 
     def __init__(self, federation: Federation, initialiser: Initialiser, plan: Plan) -> None:
         super().__init__(federation, initialiser, plan)
         self.executor = LocalExecutor(federation, self.background, initialiser, plan)
 
     def perform(self, task: ExchangeTask) -> Iterator[ChunkResult]:
-        """Run one chunk after the other."""
+        """Run the chunks one after the other and return their results."""
         return map(self.executor.attempt, self.make_chunk_tasks(task))
 
     def cohorts(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> Iterator[Cohort]:

@@ -1,4 +1,4 @@
-"""How good each client's own model is, and what that says over clients."""
+"""Evaluation of each client's personalised model, and summaries over clients and domains."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from perfed.training.step import sample_losses
 Metrics = dict[str, dict[str, float]]
 
 SUM_OF = "sum of "
-"""What the name of a group of clients begins with, in the place of a client's id, where one mean of all is known."""
+"""The prefix of the name of a group of clients, which replaces a client's id where only a mean over them is known."""
 ENOUGH = 10
-"""Samples of a domain from which on it enters the mean and extremes over domains."""
+"""The number of samples from which on a domain enters the mean and extremes over domains."""
 
 
 def group_of(clients: Iterable[str]) -> str:
-    """The name of a group of clients of which the mean alone is known.
+    """Return the name of a group of clients of which only the mean is known.
 
     Example:
         >>> group_of(["south", "north"]), summed_clients("sum of north,south"), summed_clients("north")
@@ -38,72 +38,79 @@ def group_of(clients: Iterable[str]) -> str:
 
 
 def summed_clients(name: str) -> list[str]:
-    """The clients of a group of that name; none where it is a client's own id."""
+    """Return the clients of a group, given its name; an empty list if ``name`` is a client's id."""
     return name.removeprefix(SUM_OF).split(",") if name.startswith(SUM_OF) else []
 
 
 @torch.no_grad()
 def predict(method: Method, cohort: Cohort, x: Tensor, trained: Sequence[int]) -> Tensor:
-    """What each client's own model says of ``x``, also where nobody trains on a sample's domain.
+    """Return the outputs of each client's personalised model for ``x``, also in domains without training samples.
 
-    Parameters of such a domain are what they were at the start. For its samples the outputs are the means of those with
-    the parameters of each trained domain: of linear heads the outputs of the mean head.
+    The parameters of such a domain still have their initial values. The outputs for its samples are therefore averaged
+    over the parameters of all trained domains; for linear heads these are the outputs of the mean head.
 
     Args:
-        method: that predicts.
-        cohort: the clients with their own models; ``cohort.domain`` has the domains of ``x``.
-        x: ``(n, batch, ...)``.
-        trained: domains that some client has training samples of.
+        method: the method, whose ``predict`` is called.
+        cohort: the clients with their personalised models; ``cohort.domain`` contains the domains of ``x``.
+        x: the inputs, ``(n, batch, ...)``.
+        trained: the domains of which some client has training samples.
 
     Returns:
         Logits ``(n, batch, C)``, or values.
     """
     domain = cohort.domain
-    if domain is None or not cohort.per_domain or len(trained) == cohort.num_domains or _among(domain, trained).all():
-        return method.predict(cohort, x)
-    return everywhere(method, cohort, x, trained)
-
-
-def everywhere(method: Method, cohort: Cohort, x: Tensor, trained: Sequence[int]) -> Tensor:
-    """:func:`predict` as one program, whatever the domains of ``x`` are: it can be traced."""
-    domain, found = cohort.domain, method.predict(cohort, x)
     if domain is None or not cohort.per_domain or len(trained) == cohort.num_domains:
-        return found
-    known = _among(domain, trained)
-    total = torch.zeros_like(found)
+        return method.predict(cohort, x)
+    if _is_trained(domain, trained).all():
+        return method.predict(cohort, x)
+    return predict_all_domains(method, cohort, x, trained)
+
+
+def predict_all_domains(method: Method, cohort: Cohort, x: Tensor, trained: Sequence[int]) -> Tensor:
+    """Return the outputs of :func:`predict` without branching on the domains of ``x``, so that it can be traced."""
+    domain, outputs = cohort.domain, method.predict(cohort, x)
+    if domain is None or not cohort.per_domain or len(trained) == cohort.num_domains:
+        return outputs
+    is_trained = _is_trained(domain, trained)
+    total = torch.zeros_like(outputs)
     for m in trained:
         cohort.domain = torch.full_like(domain, m)
         total += method.predict(cohort, x)
     cohort.domain = domain
-    return torch.where(known.view(*known.shape, *([1] * (found.ndim - 2))), found, total / len(trained))
+    mask = is_trained.view(*is_trained.shape, *([1] * (outputs.ndim - 2)))
+    return torch.where(mask, outputs, total / len(trained))
 
 
-def _among(domain: Tensor, trained: Sequence[int]) -> Tensor:
+def _is_trained(domain: Tensor, trained: Sequence[int]) -> Tensor:
+    """Return for each sample's domain whether it is among the trained domains."""
     return torch.isin(domain, torch.tensor(trained, device=domain.device))
 
 
 def untrained_domains(federation: Federation, split: str) -> list[str]:
-    """Names of the domains that ``split`` has samples of and no client's training data."""
+    """Return the names of the domains of which ``split`` has samples but no client has training samples."""
     trained = federation.domains_in("train")
     return [federation.domain_name(m) for m in federation.domains_in(split) if m not in trained]
 
 
-def predictions(method: Method, cohort: Cohort, split: str, trained: Sequence[int]) -> Tensor | None:
-    """What each client's own model says of every sample of ``split``, by :func:`predict`.
+def predict_split(method: Method, cohort: Cohort, split: str, trained: Sequence[int]) -> Tensor | None:
+    """Return the outputs of each client's personalised model for every sample of ``split``, by :func:`predict`.
 
-    Rows are in the order of ``cohort.samples(split)``; ``None`` where no client has data in the split.
+    The rows are in the order of ``cohort.samples(split)``; ``None`` if no client has data in the split.
     """
     samples = cohort.samples(split)
-    found: Tensor | None = None
+    outputs: Tensor | None = None
     for x, index, valid in cohort.iterate_windows(samples):
         predicted = predict(method, cohort, x, trained)
-        found = predicted.new_empty((len(samples.y), *predicted.shape[2:])) if found is None else found
-        found[index[valid]] = predicted[valid]
-    return found
+        outputs = predicted.new_empty((len(samples.y), *predicted.shape[2:])) if outputs is None else outputs
+        outputs[index[valid]] = predicted[valid]
+    return outputs
 
 
-def among_held(cohort: Cohort, split: str, predicted: Tensor | None) -> Tensor | None:
-    """``predicted`` (:func:`predictions`) with logits ``-inf`` of classes that a client has no training samples of."""
+def mask_absent_classes(cohort: Cohort, split: str, predicted: Tensor | None) -> Tensor | None:
+    """Return ``predicted`` (:func:`predict_split`) with logits ``-inf`` for classes without training samples.
+
+    Whether a class has training samples is decided for each client separately.
+    """
     if predicted is None:
         return None
     lacks = torch.ones(cohort.n, predicted.shape[1], dtype=torch.bool, device=predicted.device)
@@ -112,26 +119,26 @@ def among_held(cohort: Cohort, split: str, predicted: Tensor | None) -> Tensor |
 
 
 def score(cohort: Cohort, split: str, predicted: Tensor | None, scoring: Scoring) -> Metrics:
-    """Metrics of each client of ``cohort`` on its own ``split``: client id -> metric -> value.
+    """Return the metrics of each client of ``cohort`` on its samples in ``split``: client id -> metric -> value.
 
-    The metrics of :func:`metrics_of`, and of classification and survival the ``loss``. Clients without data in the
-    split are left out, and of each client the metrics that are not defined for it.
+    They are the metrics of :func:`metrics_of`, and for classification and survival the ``loss``. Clients without data
+    in the split and metrics that are not defined for a client are left out.
 
     Args:
         cohort: the clients.
-        split: on which they are evaluated.
-        predicted: of :func:`predictions`.
-        scoring: what is measured.
+        split: the split.
+        predicted: the outputs from :func:`predict_split`.
+        scoring: the settings of the evaluation.
     """
     if scoring.held:
         among_all = score(cohort, split, predicted, replace(scoring, held=False))
-        held = score(cohort, split, among_held(cohort, split, predicted), replace(scoring, held=False))
-        # A sample of a class that the client does not hold has no probability: its loss is not defined.
-        defined = {client: {n: v for n, v in values.items() if not np.isinf(v)} for client, values in held.items()}
+        masked = score(cohort, split, mask_absent_classes(cohort, split, predicted), replace(scoring, held=False))
+        # The loss of a sample whose class is masked is infinite; it is not defined.
+        defined = {client: {n: v for n, v in values.items() if not np.isinf(v)} for client, values in masked.items()}
         return {c: defined[c] | {f"{name}_all": value for name, value in among_all[c].items()} for c in defined}
     if predicted is None:
         return {}
-    samples, found = cohort.samples(split), {}
+    samples, metrics = cohort.samples(split), {}
     if cohort.task == "survival":
         losses = client_cox_losses(predicted, samples).cpu().double()
     else:
@@ -140,22 +147,24 @@ def score(cohort: Cohort, split: str, predicted: Tensor | None, scoring: Scoring
     for client, start, count in zip(cohort.ids, samples.starts.tolist(), samples.counts.tolist(), strict=True):
         if count == 0:
             continue
-        own = slice(start, start + count)
-        values = metrics_of(y[own], outputs[own], cohort.task, cohort.num_classes, scoring.metrics)
+        rows = slice(start, start + count)
+        values = metrics_of(y[rows], outputs[rows], cohort.task, cohort.num_classes, scoring.metrics)
         if cohort.task != "regression":
             first = {name: values.pop(name) for name in ALWAYS[cohort.task] if name in values}
-            values = {**first, "loss": float(losses[own].mean()), **values}
-        found[client] = values
-    return found
+            values = {**first, "loss": float(losses[rows].mean()), **values}
+        metrics[client] = values
+    return metrics
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the clients' own models say of every sample of a split; all arrays have one row per sample.
+    """The outputs of the clients' personalised models for every sample of a split.
+
+    All arrays have one row per sample.
 
     Attributes:
         client: client ids.
-        domain: domain ids; ``None`` where they are unknown.
+        domain: domain ids; ``None`` if they are unknown.
         y: targets.
         outputs: logits ``(samples, C)``, or values.
     """
@@ -167,22 +176,22 @@ class Outputs:
 
 
 def outputs_of(cohort: Cohort, split: str, predicted: Tensor | None, scoring: Scoring) -> Outputs:
-    """``predicted`` (:func:`predictions`) with the clients, domains and targets of the samples of ``split``.
+    """Return ``predicted`` (:func:`predict_split`) with the clients, domains and targets of the samples of ``split``.
 
-    Where a client predicts among the classes that it holds, logits of the others are ``-inf``.
+    If clients predict only among the classes of their training samples, the logits of other classes are ``-inf``.
     """
     samples = cohort.samples(split)
     if scoring.held:
-        predicted = among_held(cohort, split, predicted)
+        predicted = mask_absent_classes(cohort, split, predicted)
     rows = samples.y.new_zeros(0) if predicted is None else predicted
     owners = np.repeat(np.array(cohort.ids), samples.counts)
     domain = None if samples.domain is None else samples.domain.cpu().numpy()
-    y, found = scoring.in_units(samples.y).cpu().numpy(), scoring.in_units(rows).double().cpu().numpy()
-    return Outputs(owners, domain, y, found)
+    y, outputs = scoring.in_units(samples.y).cpu().numpy(), scoring.in_units(rows).double().cpu().numpy()
+    return Outputs(owners, domain, y, outputs)
 
 
-def joined(parts: Sequence[Outputs]) -> Outputs:
-    """The samples of all ``parts`` as one; without domains unless all have them."""
+def concatenate_outputs(parts: Sequence[Outputs]) -> Outputs:
+    """Concatenate the samples of all ``parts``; the result has domains only if all parts have them."""
     client, y, outputs = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("client", "y", "outputs")
     )
@@ -190,30 +199,30 @@ def joined(parts: Sequence[Outputs]) -> Outputs:
     return Outputs(client, np.concatenate(domains) if len(domains) == len(parts) else None, y, outputs)
 
 
-def by_domain(
-    parts: Sequence[Outputs], federation: Federation, more: Sequence[str] = ()
+def compute_domain_metrics(
+    parts: Sequence[Outputs], federation: Federation, extra: Sequence[str] = ()
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
-    """Metrics of each domain over the samples of all clients, and of each client in each domain that it holds.
+    """Return the metrics of each domain over all clients, and of each client in each of its domains.
 
-    See :func:`with_extremes` for the mean, least and largest over domains.
+    :func:`with_extremes` adds the mean, minimum and maximum over domains.
 
     Args:
         parts: outputs of different clients.
         federation: the clients.
-        more: metrics beside those that the task always has.
+        extra: metrics in addition to those that are always computed for the task.
 
     Returns:
-        metric -> domain's name -> value; and client id -> ``METRIC_DOMAIN`` -> value.
+        Two dictionaries: metric -> domain's name -> value; and client id -> ``METRIC_DOMAIN`` -> value.
 
     Raises:
-        PerfedError: the data do not say the domains.
+        PerfedError: samples have no domain ids.
     """
     if unknown := [part for part in parts if part.domain is None]:
         raise PerfedError(
             f"metrics per domain need domains; client '{unknown[0].client[0]}': samples without domain ids"
         )
-    kind = (federation.task, federation.num_classes, more)
-    outputs = joined(parts)
+    kind = (federation.task, federation.num_classes, extra)
+    outputs = concatenate_outputs(parts)
     assert outputs.domain is not None
     domains: dict[str, dict[str, float]] = {}
     clients: dict[str, dict[str, float]] = {}
@@ -222,28 +231,31 @@ def by_domain(
         for metric, value in metrics_of(outputs.y[rows], outputs.outputs[rows], *kind).items():
             domains.setdefault(metric, {})[name] = value
         for client in np.unique(outputs.client[rows]).tolist():
-            own = rows & (outputs.client == client)
-            found = metrics_of(outputs.y[own], outputs.outputs[own], *kind)
-            clients.setdefault(client, {}).update({f"{metric}_{name}": value for metric, value in found.items()})
+            of_client = rows & (outputs.client == client)
+            metrics = metrics_of(outputs.y[of_client], outputs.outputs[of_client], *kind)
+            clients.setdefault(client, {}).update({f"{metric}_{name}": value for metric, value in metrics.items()})
     return domains, clients
 
 
 def few_samples(counts: Mapping[str, int]) -> list[str]:
-    """The domains that have fewer than ten samples; ``counts`` by the domain's name."""
+    """Return the names of the domains with fewer than ten samples; ``counts`` are numbers of samples by name."""
     return [name for name, count in counts.items() if count < ENOUGH]
 
 
 def with_extremes(domains: Mapping[str, Mapping[str, float]], few: Collection[str] = ()) -> Metrics:
-    """Metric -> domain -> value, with ``mean``, ``min`` and ``max`` over the domains added.
+    """Return metrics by domain with the entries ``mean``, ``min`` and ``max`` over the domains added.
 
-    They are over the domains that are not in ``few`` (:func:`few_samples`), or over all where there are no others.
+    Args:
+        domains: metric -> domain -> value.
+        few: domains with too few samples (:func:`few_samples`), which are left out of the mean and extremes, unless
+            there are no others.
     """
-    found: Metrics = {}
-    for metric, each in domains.items():
-        values = np.array([value for name, value in each.items() if name not in few] or [*each.values()])
+    metrics: Metrics = {}
+    for metric, by_domain in domains.items():
+        values = np.array([value for name, value in by_domain.items() if name not in few] or [*by_domain.values()])
         extremes = {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
-        found[metric] = {**each, **extremes}
-    return found
+        metrics[metric] = {**by_domain, **extremes}
+    return metrics
 
 
 def client_table(
@@ -255,15 +267,15 @@ def client_table(
     seconds: Mapping[str, float],
     domains: Mapping[str, Mapping[str, float]],
 ) -> tuple[list[str], list[list[Any]]]:
-    """Columns and rows of ``clients.csv``; ``None`` where a client was not measured.
+    """Return the columns and rows of ``clients.csv``; values that were not measured are ``None``.
 
     Args:
         federation: the clients.
-        split: on which they were evaluated.
+        split: the split on which they were evaluated.
         before, after: metrics before and after local training.
-        rounds: how often each client took part.
-        seconds: mean virtual time of each client's replies; empty without a clock.
-        domains: per-domain metrics of each client, as from :func:`by_domain`.
+        rounds: the number of rounds in which each client took part.
+        seconds: the mean virtual time of each client's replies; empty without a clock.
+        domains: per-domain metrics of each client, as from :func:`compute_domain_metrics`.
     """
     names = sorted({name for table in (before, after) for values in table.values() for name in values})
     of_domains = sorted({name for values in domains.values() for name in values})
@@ -273,17 +285,19 @@ def client_table(
     for client in federation:
         data = client.split(split)
         values = [table.get(client.id, {}).get(n) for n in names for table in (before, after)]
-        own = [domains.get(client.id, {}).get(name) for name in of_domains]
+        domain_values = [domains.get(client.id, {}).get(name) for name in of_domains]
         sizes = [len(client.train), 0 if data is None else len(data)]
         time = [seconds.get(client.id)] if seconds else []
-        rows.append([client.id, *sizes, *values, rounds.get(client.id, 0), *time, *own])
+        rows.append([client.id, *sizes, *values, rounds.get(client.id, 0), *time, *domain_values])
     return [*columns, *of_domains], rows
 
 
 def spread(values: Iterable[float], weights: Iterable[float] | None = None) -> dict[str, float]:
-    """``mean`` (weighted if ``weights`` are given), ``std`` (of the population), ``min``, percentiles, ``max``.
+    """Return the mean and spread of values over clients.
 
-    The percentiles are the 10th, ``p10``, and the 90th, ``p90``: the tenth of the clients with the highest losses.
+    Returns:
+        ``mean`` (weighted if ``weights`` are given), ``std`` (of the population), ``min``, ``max``, and the 10th and
+        90th percentiles ``p10`` and ``p90``.
     """
     array = np.array(list(values), dtype=np.float64)
     weight = None if weights is None else np.array(list(weights), dtype=np.float64)
@@ -298,26 +312,30 @@ def spread(values: Iterable[float], weights: Iterable[float] | None = None) -> d
 
 
 def sample_counts(federation: Federation, split: str) -> dict[str, float]:
-    """Number of samples of every client that has any in ``split``: weights for :func:`summarise`."""
-    found = {client.id: client.split(split) for client in federation}
-    return {client: float(len(samples)) for client, samples in found.items() if samples is not None}
+    """Return the number of samples in ``split`` of every client that has any: weights for :func:`summarise`."""
+    splits = {client.id: client.split(split) for client in federation}
+    return {client: float(len(samples)) for client, samples in splits.items() if samples is not None}
 
 
 def summarise(metrics: Mapping[str, Mapping[str, float]], weights: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """:func:`spread` of every metric over the clients that have it; ``weights`` by client id.
+    """Return the :func:`spread` of every metric over the clients that have it.
 
-    Where some clients do not have it, ``n`` is the number of those that do. Of groups of which the mean alone is known
-    (:func:`group_of`), all else is NaN.
+    If some clients do not have a metric, the entry ``n`` is the number of clients that do. For groups of which only the
+    mean is known (:func:`group_of`), all other entries are NaN.
+
+    Args:
+        metrics: client id -> metric -> value.
+        weights: the weights of the means, by client id; ``None`` for plain means.
     """
-    found: dict[str, Any] = {}
     if any(summed_clients(client) for client in metrics):
         unknown = dict.fromkeys(("std", "min", "p10", "p90", "max"), float("nan"))
         names = dict.fromkeys(name for values in metrics.values() for name in values)
-        each = {name: [values[name] for values in metrics.values() if name in values] for name in names}
-        return {name: {"mean": float(np.mean(values)), **unknown} for name, values in each.items()}
+        group_means = {name: [values[name] for values in metrics.values() if name in values] for name in names}
+        return {name: {"mean": float(np.mean(values)), **unknown} for name, values in group_means.items()}
+    spreads: dict[str, Any] = {}
     for name in dict.fromkeys(name for client in sorted(metrics) for name in metrics[client]):
         clients = [client for client in sorted(metrics) if name in metrics[client]]
         share = None if weights is None else [weights[c] for c in clients]
         missing = len(clients) < len(metrics)
-        found[name] = spread([metrics[c][name] for c in clients], share) | ({"n": len(clients)} if missing else {})
-    return found
+        spreads[name] = spread([metrics[c][name] for c in clients], share) | ({"n": len(clients)} if missing else {})
+    return spreads

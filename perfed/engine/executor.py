@@ -1,4 +1,4 @@
-"""The place of clients: runs client programs where their data are, on one chunk of clients at a time."""
+"""Execution of client programs on one chunk of clients at a time, in the process that has their data."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from perfed.data.augment import CropFlip
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.engine.builtin_programs import BUILTIN_PROGRAMS
-from perfed.engine.evaluate import Metrics, Outputs, outputs_of, predictions, score
-from perfed.engine.initial import Initialiser, group_key, stackable_reason
+from perfed.engine.evaluate import Metrics, Outputs, outputs_of, predict_split, score
+from perfed.engine.initial import Initialiser, find_stacking_obstacle, group_key
 from perfed.engine.metrics import Scoring
 from perfed.engine.states import State
 from perfed.errors import ClientsDiverged, PerfedError
@@ -37,21 +37,21 @@ from perfed.training.view import ExchangeId
 from perfed.tree import Tree
 
 ReplyChange = Callable[[str, dict[str, Any]], dict[str, Any]]
-"""From a client's id and its reply to the reply to use instead."""
+"""Returns the reply to use instead, given a client's id and its reply."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One exchange of a round: which program, in which round, as which exchange.
+    """The identity of an exchange: its program, its round and its number in the round.
 
     Attributes:
-        program: name of the method's client program, or ``extension.program``, or ``:BUILTIN``
+        program: the name of the method's client program, or ``extension.program``, or ``:BUILTIN``
             (:mod:`perfed.engine.builtin_programs`).
-        round: from 1; 0 is the preparation.
-        index: number of the exchange within the round; -1: on copies, no client's state changes.
-        measure: split on which to score the clients' models right after the program, or ``None``.
-        extensions: what the method's extensions do: ``"nothing"``, ``"penalties"`` in local training (and what
-            they make of gradients), or ``"all"``: also add to the reply.
+        round: the number of the round, from 1; 0 is the preparation.
+        index: the number of the exchange in the round; -1 for an exchange on copies, which changes no client's state.
+        measure: the split on which the clients' models are scored right after the program, or ``None``.
+        extensions: the role of the method's extensions: ``"nothing"``, ``"penalties"`` (they change losses and
+            gradients of local training), or ``"all"`` (they also add to the reply).
     """
 
     program: str
@@ -62,27 +62,27 @@ class Exchange:
 
     @property
     def place(self) -> str:
-        """The round, in words."""
+        """The round and exchange as text for messages."""
         return str(ExchangeId(0, self.round, self.index))
 
     @property
-    def lasting(self) -> bool:
-        """Whether clients have new states afterwards."""
+    def changes_states(self) -> bool:
+        """Whether the exchange changes the states of clients."""
         return self.index >= 0
 
 
 @dataclass(frozen=True)
 class ChunkTask:
-    """The part of an exchange that one chunk of clients does.
+    """The work of one chunk of clients in an exchange.
 
     Attributes:
         exchange: the exchange.
-        ids: ids of the clients, which are stacked in one cohort.
-        shared: payload that is the same for all.
-        rows: each client's own payload, by id; empty where there is none.
-        states: each client's state to start from, by id; one without starts from its initial values.
-        scoring: what is measured, where the exchange measures.
-        keep_outputs: whether the predictions of the measured models for every sample are returned.
+        ids: the ids of the clients, which are stacked in one cohort.
+        shared: the payload that is the same for all clients.
+        rows: the payload of each client, by id; empty if all of the payload is shared.
+        states: the state from which each client starts, by id; a client without one starts from its initial values.
+        scoring: the metrics to compute, if the exchange scores models.
+        keep_outputs: whether the predictions of the scored models for every sample are returned.
     """
 
     exchange: Exchange
@@ -99,15 +99,15 @@ class ChunkResult:
     """The results of one chunk of clients.
 
     Attributes:
-        ids: of the clients; row j of what follows belongs to ``ids[j]``.
-        content: the reply, stacked; what is made client by client is a function of the row, or a list.
-        shapes: each client's own shapes of parameters, to which padded ones are cut back.
-        losses: mean training loss of each client, NaN where nothing was trained.
-        metrics: of each client, where it was measured.
-        outputs: what the measured models say of every sample, if that was wanted.
+        ids: the ids of the clients; row j of the other attributes belongs to ``ids[j]``.
+        content: the stacked replies; an entry that is computed per client is a function of the row, or a list.
+        shapes: the parameter shapes of each client, to which padded parameters are cropped.
+        losses: the mean training loss of each client, NaN if it trained nothing.
+        metrics: the metrics of each client that was scored.
+        outputs: the outputs of the scored models for every sample, if requested.
         states: each client's new state by id; empty after work on copies.
-        loss_curves: losses of each local epoch, by id, of the clients that are watched.
-        diverged: what happened at clients whose training diverged, by id; the chunk has no replies then.
+        loss_curves: the loss of each local epoch by id, for the clients that are watched.
+        diverged: messages on clients whose training diverged, by id; the chunk has no replies in this case.
         changes: functions of a client's id and reply that are applied, in this order, to each reply when it is read.
     """
 
@@ -123,7 +123,7 @@ class ChunkResult:
     changes: tuple[ReplyChange, ...] = ()
 
     def reply(self, row: int) -> dict[str, Any]:
-        """Read one client's reply, by its row."""
+        """Return the reply of the client in ``row``, with all changes applied."""
         stacked = {name: value for name, value in self.content.items() if not (callable(value) or type(value) is list)}
         single = {n: v(row) if callable(v) else v[row] for n, v in self.content.items() if n not in stacked}
         reply = tree.select_row(stacked, row, self.shapes[row]) | single
@@ -132,25 +132,25 @@ class ChunkResult:
         return reply
 
     def map_replies(self, change: ReplyChange) -> ChunkResult:
-        """Return the same result with ``change(client, reply)`` in the place of each reply, applied when it is read."""
+        """Return a copy of the result in which ``change(client, reply)`` is applied to each reply when it is read."""
         return replace(self, changes=(*self.changes, change))
 
-    def whole(self) -> ChunkResult:
-        """Return the same result with all entries that are made client by client, so that it can be sent elsewhere."""
+    def with_computed_entries(self) -> ChunkResult:
+        """Return a copy of the result without functions in its content, so that it can be sent to another process."""
         rows = range(len(self.ids))
-        made = {name: [value(row) for row in rows] for name, value in self.content.items() if callable(value)}
-        return replace(self, content={**self.content, **made})
+        computed = {name: [value(row) for row in rows] for name, value in self.content.items() if callable(value)}
+        return replace(self, content={**self.content, **computed})
 
 
 @dataclass(frozen=True)
 class Background:
-    """What the place of some clients knows of the federation besides these clients.
+    """The facts about the whole federation that an executor of some of its clients needs.
 
     Attributes:
-        info: what the server knows before the first round.
-        shapes: of inputs, each that occurs once, in the order of clients.
-        trained: domains that some client has training samples of.
-        augment: of training mini-batches.
+        info: the facts that the server knows before the first round.
+        shapes: the distinct shapes of inputs, in the order of clients.
+        trained: the domains of which some client has training samples.
+        augment: the augmentation of training mini-batches.
     """
 
     info: FederationInfo
@@ -159,28 +159,28 @@ class Background:
     augment: CropFlip | None
 
     @classmethod
-    def of(cls, federation: Federation, info: FederationInfo) -> Background:
+    def from_federation(cls, federation: Federation, info: FederationInfo) -> Background:
         """Return the background of all clients of the federation."""
         shapes = tuple(dict.fromkeys(client.input_shape for client in federation))
         return cls(info, shapes, tuple(federation.domains_in("train")), federation.augment)
 
 
 class LocalExecutor:
-    """Runs client programs on some of the clients, where their data are.
+    """Runs client programs on some of the clients of a federation.
 
-    It keeps nothing between exchanges: states come with the task and leave with its result.
+    It has no state between exchanges: the clients' states are part of the task and of its result.
 
     Args:
-        clients: inputs must already have the run's dtype.
-        background: of the federation.
-        initialiser: method, model, seed.
+        clients: the clients, whose inputs must already have the run's dtype.
+        background: the facts about the whole federation.
+        initialiser: the method, model and seed.
         plan: how clients are divided into chunks.
 
     Attributes:
-        layouts: architecture of clients by the shape of their inputs; those that can share a stack have one label.
-        noise: where noise of the next work comes from.
-        counter: counts what the next work of a single client releases; ``None``: nobody counts it.
-        on_metric_error: receives an error in computing metrics, which are then left out; ``None``: it is raised.
+        layouts: the architecture of clients by the shape of their inputs; those that can be stacked have one label.
+        noise: the source of the noise of the next task.
+        counter: counts the releases of a single client in the next task; ``None`` for no counting.
+        on_metric_error: receives errors in the computation of metrics, which are then left out; ``None`` to raise them.
     """
 
     def __init__(self, clients: Iterable[Client], background: Background, initialiser: Initialiser, plan: Plan) -> None:
@@ -206,7 +206,7 @@ class LocalExecutor:
 
         Raises:
             ClientsDiverged: training diverged.
-            PerfedError: the program's reply is none, or it set what is not declared.
+            PerfedError: the program's reply is not valid, or it changed a parameter set that is not declared.
         """
         with use_threads(self.plan.untimed_threads):
             return self._run(work)
@@ -217,19 +217,20 @@ class LocalExecutor:
         metrics: Metrics = {}
         outputs: list[Outputs] = []
         if exchange.measure is not None:
-            predicted = predictions(
+            predicted = predict_split(
                 self.initialiser.method.in_round(exchange.round), cohort, exchange.measure, self.background.trained
             )
             metrics = self._score(cohort, exchange.measure, predicted, work.scoring)
             if work.keep_outputs and predicted is not None:
                 outputs.append(outputs_of(cohort, exchange.measure, predicted, work.scoring))
         shapes = [self.layouts[client.input_shape].shapes for client in cohort.clients]
-        states = self._states(cohort, shapes) if exchange.lasting else {}
+        states = self._select_states(cohort, shapes) if exchange.changes_states else {}
         return ChunkResult(
             work.ids, reply, shapes, cohort.train_loss, metrics, outputs, states, self._loss_curves(cohort)
         )
 
     def _score(self, cohort: Cohort, split: str, predicted: Tensor | None, scoring: Scoring) -> Metrics:
+        """Return the metrics of a cohort; without metrics if an error was passed to ``on_metric_error``."""
         try:
             return score(cohort, split, predicted, scoring)
         except Exception as error:
@@ -239,11 +240,11 @@ class LocalExecutor:
             return {}
 
     def run_program(self, work: ChunkTask) -> tuple[Cohort, Reply]:
-        """Run the program of ``work`` and return its clients, side by side, and their stacked reply."""
+        """Run the program of ``work`` and return the stacked clients and their stacked reply."""
         with use_threads(self.plan.untimed_threads):
             cohort = self.cohort([self.clients[i] for i in work.ids], work.exchange, work.states)
-            if work.exchange.lasting and _replacing(self.initialiser.method.extensions):
-                cohort.delivered = self._expand_payload(work)  # apart: programs may train in place what they get
+            if work.exchange.changes_states and _find_reply_extensions(self.initialiser.method.extensions):
+                cohort.delivered = self._expand_payload(work)  # a copy, because programs may change their payload
             return cohort, self._call_program(cohort, work.exchange, self._expand_payload(work))
 
     def cohort(self, clients: Sequence[Client], exchange: Exchange, states: Mapping[str, Tree]) -> Cohort:
@@ -273,7 +274,7 @@ class LocalExecutor:
         cohort.private = None if private is None else private.for_cohort(cohort.num_samples, self.noise, self.counter)
         cohort.noise, cohort.counter = self.noise, self.counter
         cohort.discreet = any(extension.discreet for extension in self.initialiser.method.extensions)
-        if exchange.lasting and self.initialiser.watched.intersection(cohort.ids):
+        if exchange.changes_states and self.initialiser.watched.intersection(cohort.ids):
             cohort.watch = LossCurve()
         return cohort
 
@@ -293,67 +294,67 @@ class LocalExecutor:
         if exchange.extensions == "all":
             reply["extensions"] = cohort.extensions_reply()
         check_rows(reply, where, cohort.ids)
-        for extension in _replacing(method.extensions) if exchange.lasting else ():
+        for extension in _find_reply_extensions(method.extensions) if exchange.changes_states else ():
             reply = extension.outgoing(cohort, reply)
-            check_rows(reply, "what extensions made of a reply", cohort.ids)
+            check_rows(reply, "the reply of an extension", cohort.ids)
         return reply
 
     def _find_program(self, name: str, method: Method) -> tuple[str, Callable[..., Reply | None]]:
         """Return the name of a program of ``method`` in error messages, and the program itself."""
         if name.startswith(":"):
             return name[1:], partial(BUILTIN_PROGRAMS[name[1:]], method)
-        extension, _, own = name.rpartition(".")
+        extension, _, attribute = name.rpartition(".")
         owner: Any = next(t for t in method.extensions if t.name == extension) if extension else method
-        return f"{extension or type(owner).__name__}.{own}", getattr(owner, own)
+        return f"{extension or type(owner).__name__}.{attribute}", getattr(owner, attribute)
 
     def _expand_payload(self, work: ChunkTask) -> dict[str, Any]:
         """Return the payload with a leading client axis: shared entries are expanded, rows of clients are stacked."""
-        arrived: dict[str, Any] = tree.map_leaves(work.shared, lambda _, t: _broadcast(t, len(work.ids)))
+        payload: dict[str, Any] = tree.map_leaves(work.shared, lambda _, t: _expand_tensor(t, len(work.ids)))
         if work.rows:
-            arrived.update(tree.stack_padded([work.rows[i] for i in work.ids]))
-        return arrived
+            payload.update(tree.stack_padded([work.rows[i] for i in work.ids]))
+        return payload
 
     def _read_state(self, client: Client, state: Tree | None) -> Mapping[str, Any]:
         if state is None:
             return self.initialiser.client_state(client, self.background.info)
         return state.read() if isinstance(state, State) else state
 
-    def _states(self, cohort: Cohort, shapes: Sequence[Mapping[str, torch.Size]]) -> dict[str, Tree]:
+    def _select_states(self, cohort: Cohort, shapes: Sequence[Mapping[str, torch.Size]]) -> dict[str, Tree]:
         """Return each client's personal parameters and sets, which share no memory with the cohort."""
         for name in cohort.state:
             if name not in self.initialiser.sets or self.initialiser.sets[name].home != "client":
                 raise PerfedError(
                     f"'{name}' is not a declared parameter set at home on the client; declare it in sets()"
                 )
-        own = {"model": cohort.personal(), **advance_position(cohort.state, cohort.steps_done)}
-        return {i: tree.copy_tree(tree.select_row(own, row, shapes[row])) for row, i in enumerate(cohort.ids)}
+        state = {"model": cohort.personal(), **advance_position(cohort.state, cohort.steps_done)}
+        return {i: tree.copy_tree(tree.select_row(state, row, shapes[row])) for row, i in enumerate(cohort.ids)}
 
 
 def make_layouts(shapes: Sequence[Shape], initialiser: Initialiser, plan: Plan) -> dict[Shape, Layout]:
-    """Return the architecture of clients by the shape of their inputs; those that can share a stack have one label."""
+    """Return the architecture of clients by the shape of their inputs; those that can be stacked have one label."""
     layouts: dict[Shape, Layout] = {}
     groups: dict[str, tuple[str, str | None]] = {}
     for shape in shapes:
         chain = initialiser.chain(shape)
         key = group_key(chain)
         if key not in groups:
-            found_in = stackable_reason(chain) if plan.engine != "sequential" else None
+            obstacle = find_stacking_obstacle(chain) if plan.engine != "sequential" else None
             label = "" if len(shape) == 1 else " " + "x".join(map(str, shape))
             reason = None
-            if found_in is not None:
-                layer, reason = found_in
-                plan.reasons.setdefault(layer, reason)  # once, whatever the shapes of inputs
+            if obstacle is not None:
+                layer, reason = obstacle
+                plan.reasons.setdefault(layer, reason)  # only once for all shapes of inputs
             groups[key] = (label + (f" #{len(groups)}" if len(groups) else ""), reason)
         layouts[shape] = Layout(chain, initialiser.places(shape), *groups[key])
     return layouts
 
 
-def _broadcast(tensor: Tensor, clients: int) -> Tensor:
-    """Return ``tensor`` for each of ``clients`` clients."""
-    # A program may train what it received in place. For one client that would be the server's own tensor.
+def _expand_tensor(tensor: Tensor, clients: int) -> Tensor:
+    """Return ``tensor`` with a leading axis of ``clients`` clients."""
+    # A program may train its payload in place. With one client, an expanded view would be the server's tensor.
     return tensor.unsqueeze(0).clone() if clients == 1 else tensor.unsqueeze(0).expand(clients, *tensor.shape)
 
 
-def _replacing(extensions: Sequence[Extension]) -> list[Extension]:
-    """Return those that replace replies: only they are asked for ``outgoing``."""
+def _find_reply_extensions(extensions: Sequence[Extension]) -> list[Extension]:
+    """Return the extensions that override ``outgoing``, and so change replies before they are sent."""
     return [extension for extension in extensions if type(extension).outgoing is not Extension.outgoing]

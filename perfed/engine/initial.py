@@ -1,7 +1,8 @@
-"""Initial values: of each client's own parameter sets and of the server's.
+"""Initial values of the parameter sets of clients and of the server.
 
-Values are drawn by key from the run's seed, never stored with the method: the same client starts from the same values
-in every engine. A personal embedding is drawn per client; every other stage starts from the same values everywhere.
+Values are drawn with keys from the run's seed and are not stored with the method, so that a client starts from the same
+values in every engine. A personal embedding is drawn per client; all other stages have the same initial values at all
+clients.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ from perfed.tree import map_leaves
 
 
 class Initialiser:
-    """A method, a model and a seed: what is needed to start a run, on the server or at one client.
+    """The method, model and seed of a run, from which the server and every client create their initial values.
 
     Args:
-        method: with its hyper-parameters.
-        model: the experiment's model; stages the method leaves out are dropped.
-        seed: of the run.
-        dtype, device: of parameters and inputs.
-        watched: ids of the clients whose loss of each local epoch is wanted.
-        secure: how replies are summed where the server sees their sums alone; ``None``: it sees the replies.
-        aggregation: what the server makes of replies that are averaged; default: their mean.
+        method: the method with its hyper-parameters.
+        model: the model of the experiment; stages that the method does not use are dropped.
+        seed: the seed of the run.
+        dtype, device: the data type and device of parameters and inputs.
+        watched: the ids of the clients whose loss of each local epoch is recorded.
+        secure: the settings of secure aggregation; ``None`` if the server receives single replies.
+        aggregation: the kind of mean with which the server averages replies; default: the plain mean.
 
     Raises:
-        PerfedError: a kind of aggregation that the method cannot use; with ``secure``, an extension that must see
-            single replies; a set that is declared twice.
+        PerfedError: the method cannot use the kind of aggregation, an extension needs single replies in spite of
+            ``secure``, or a parameter set is declared twice.
     """
 
     def __init__(
@@ -90,31 +91,40 @@ class Initialiser:
                     )
                 self.sets[name] = declared
         if method.local_steps is not None:
-            self.sets[POSITION] = ParameterSet("client", init=_none_seen)
+            self.sets[POSITION] = ParameterSet("client", init=_initial_position)
 
     def chain(self, input_shape: Shape) -> Chain:
-        """The modules for inputs of ``input_shape``, built once."""
+        """Return the modules for inputs of ``input_shape``, which are built once."""
         if input_shape not in self._chains:
             with rng.seed_torch(rng.key(self.seed, "build")):
                 self._chains[input_shape] = self.model.build(input_shape).to(self.dtype)
         return self._chains[input_shape]
 
     def places(self, input_shape: Shape) -> dict[str, Placement]:
-        """Placement of every parameter for inputs of ``input_shape``."""
+        """Return the placement of every parameter for inputs of ``input_shape``."""
         if input_shape not in self._places:
             self._places[input_shape] = self.method.places(self.chain(input_shape))
         return self._places[input_shape]
 
-    def seen(self, federation: Federation) -> Federation:
-        """The federation with what the method makes of each client's data."""
+    def transform_data(self, federation: Federation) -> Federation:
+        """Return the federation after the method's transformation of each client's data."""
         if not self.method.changes_data:
             return federation
-        made = tuple(self.method.local_data(c, rng.key(self.seed, "local data", c.id)) for c in federation)
-        images = all(len(client.input_shape) == 3 for client in made)
-        return replace(federation, clients=made, augment=federation.augment if images else None)
+        clients = tuple(self.method.local_data(c, rng.key(self.seed, "local data", c.id)) for c in federation)
+        images = all(len(client.input_shape) == 3 for client in clients)
+        return replace(federation, clients=clients, augment=federation.augment if images else None)
 
-    def initial(self, input_shape: Shape, stages: Sequence[str], *, client: str = "", entry: int = 0) -> Parameters:
-        """Initial values of ``stages``; ``client`` and ``entry`` (of a bank) make them differ."""
+    def draw_initial(
+        self, input_shape: Shape, stages: Sequence[str], *, client: str = "", entry: int = 0
+    ) -> Parameters:
+        """Return initial values of ``stages``, which differ between clients and between entries of a bank.
+
+        Args:
+            input_shape: the shape of the inputs.
+            stages: the names of the stages.
+            client: the id of the client; empty for values that all clients share.
+            entry: the index of the entry of a bank.
+        """
         chain = self.chain(input_shape)
         values: Parameters = {}
         shape = input_shape
@@ -131,46 +141,49 @@ class Initialiser:
         return values
 
     def client_model(self, client: Client) -> Parameters:
-        """Initial personal and frozen parameters of one client."""
+        """Return the initial personal and frozen parameters of a client."""
         places = self.places(client.input_shape)
-        own: Parameters = {}
+        values: Parameters = {}
         for stage in self.chain(client.input_shape).stages:
             if all(place in SENT for name, place in places.items() if stage_of(name) == stage):
                 continue
             cache_key = (stage, client.input_shape)
             if stage == "embedding":
-                own.update(self.initial(client.input_shape, [stage], client=client.id))
+                values.update(self.draw_initial(client.input_shape, [stage], client=client.id))
                 continue
             if cache_key not in self._values:
-                self._values[cache_key] = self.initial(client.input_shape, [stage])
-            own.update(self._values[cache_key])
-        return {name: tensor for name, tensor in own.items() if places[name] not in SENT}
+                self._values[cache_key] = self.draw_initial(client.input_shape, [stage])
+            values.update(self._values[cache_key])
+        return {name: tensor for name, tensor in values.items() if places[name] not in SENT}
 
     def client_state(self, client: Client, info: FederationInfo) -> dict[str, Any]:
-        """What a client holds before its first exchange: ``{"model": personal parameters, set: ...}``."""
+        """Return the state of a client before its first exchange: ``{"model": personal parameters, set: ...}``."""
         places = self.places(client.input_shape)
         model = {name: t for name, t in self.client_model(client).items() if places[name] == "personal"}
         state: dict[str, Any] = {"model": model}
         for name, declared in self.sets.items():
             if declared.home == "client":
-                state[name] = self._own_set(name, client, info)
+                state[name] = self._client_set(name, client, info)
         return state
 
-    def _own_set(self, name: str, client: Client, info: FederationInfo) -> dict[str, Any]:
-        """One client's initial value of a set; made once for all clients where it depends on shapes alone."""
+    def _client_set(self, name: str, client: Client, info: FederationInfo) -> dict[str, Any]:
+        """Return the initial value of a client's set, cached if it depends only on the shape of inputs."""
         declared, cache_key = self.sets[name], ("set", name, client.input_shape)
         if callable(declared.init):
-            own = replace(info, client=client.id)
-            return self._set(declared, client.input_shape, own, rng.key(self.seed, "set", name, client.id))
+            client_info, key = replace(info, client=client.id), rng.key(self.seed, "set", name, client.id)
+            return self._draw_set(declared, client.input_shape, client_info, key)
         if cache_key not in self._values:
-            self._values[cache_key] = self._set(declared, client.input_shape, info, rng.key(self.seed, "set", name))
+            self._values[cache_key] = self._draw_set(
+                declared, client.input_shape, info, rng.key(self.seed, "set", name)
+            )
         return self._values[cache_key]
 
     def server_state(self, federation: Federation) -> ServerState:
-        """The server's sets before the first round.
+        """Return the server's sets before the first round.
 
         Raises:
-            PerfedError: shared parameters whose shapes differ between clients; names two of them.
+            PerfedError: the method does not fit the federation, for example because the shapes of shared parameters
+                differ between clients; the message names two such clients.
         """
         info = self.info(federation)
         if not self.aggregator.is_mean and any(not all(client.held or ()) for client in federation):
@@ -181,8 +194,8 @@ class Initialiser:
         self._check_outputs(federation)
         shape = federation.clients[0].input_shape
         places = self.places(shape)
-        everything = self.initial(shape, self.chain(shape).stages)
-        per_domain = {stage_of(name) for name, found in places.items() if found == PER_DOMAIN}
+        everything = self.draw_initial(shape, self.chain(shape).stages)
+        per_domain = {stage_of(name) for name, place in places.items() if place == PER_DOMAIN}
         if info.num_domains == 0 and (self.method.needs_domains or per_domain):
             first = federation.clients[0]
             way = "; name the column that says it: domain=COLUMN" if first.table is not None else ""
@@ -195,15 +208,15 @@ class Initialiser:
                 raise PerfedError(f"'{name}' is batch-norm, which cannot be {PER_DOMAIN}; use another normalisation")
         for extension in self.method.extensions:
             extension.check(info, self.method.moves_shared)
-        everything = self._per_domain(everything, places, info)
+        everything = self._add_domain_axis(everything, places, info)
         sets: dict[str, Any] = {"shared": {name: t for name, t in everything.items() if places[name] in SENT}}
         for name, declared in self.sets.items():
             key = rng.key(self.seed, "set", name)
             if declared.home == "server":
-                sets[name] = self._set(declared, shape, info, key)
+                sets[name] = self._draw_set(declared, shape, info, key)
             elif declared.home == "table":
                 sets[name] = {
-                    client.id: self._set(
+                    client.id: self._draw_set(
                         declared, client.input_shape, replace(info, client=client.id), rng.key(key, client.id)
                     )
                     for client in federation
@@ -211,7 +224,7 @@ class Initialiser:
         return ServerState(sets)
 
     def info(self, federation: Federation) -> FederationInfo:
-        """What the server knows before the first round."""
+        """Return the facts about the federation that the server knows before the first round."""
         shape = federation.clients[0].input_shape
         chain, places = self.chain(shape), self.places(shape)
         latent = chain.output_shapes["embedding" if "embedding" in chain.stages else chain.stages[0]]
@@ -222,7 +235,7 @@ class Initialiser:
             num_classes=federation.num_classes,
             num_domains=federation.num_domains,
             latent_shape=latent,
-            representation=prod(chain.output_shapes[before[-1]]) if before else _width(federation),
+            representation=prod(chain.output_shapes[before[-1]]) if before else _count_inputs(federation),
             shared={name: tuple(t.shape) for name, t in chain.tensors().items() if places[name] in SENT},
             dtype=self.dtype,
             buffers=frozenset(name for name, _ in chain.named_buffers() if places[name] in SENT),
@@ -233,24 +246,24 @@ class Initialiser:
             scaled_inputs=federation.scaled_inputs or federation.columns is not None,
         )
 
-    def _set(self, declared: ParameterSet, shape: Shape, info: FederationInfo, key: Tensor) -> dict[str, Any]:
+    def _draw_set(self, declared: ParameterSet, shape: Shape, info: FederationInfo, key: Tensor) -> dict[str, Any]:
         if callable(declared.init):
             return map_leaves(declared.init(info, key), lambda _, t: t.to(self.device))
-        entries = [self._like(declared, shape, info, entry) for entry in range(declared.bank or 1)]
+        entries = [self._draw_entry(declared, shape, info, entry) for entry in range(declared.bank or 1)]
         if declared.bank is None:
             return entries[0]
         return {name: torch.stack([entry[name] for entry in entries]) for name in entries[0]}
 
-    def _like(self, declared: ParameterSet, shape: Shape, info: FederationInfo, entry: int) -> Parameters:
+    def _draw_entry(self, declared: ParameterSet, shape: Shape, info: FederationInfo, entry: int) -> Parameters:
         chain, places = self.chain(shape), self.places(shape)
         stages = chain.stages if declared.like in ("model", "shared") else (declared.like,)
-        values = self._per_domain(self.initial(shape, stages, entry=entry), places, info)
+        values = self._add_domain_axis(self.draw_initial(shape, stages, entry=entry), places, info)
         if declared.like == "shared":
             values = {name: t for name, t in values.items() if places[name] in SENT}
         return {name: torch.zeros_like(t) for name, t in values.items()} if declared.init == "zeros" else values
 
-    def _per_domain(self, values: Parameters, places: Mapping[str, Placement], info: FederationInfo) -> Parameters:
-        """Parameters per domain get a domain axis; every domain starts from the same values."""
+    def _add_domain_axis(self, values: Parameters, places: Mapping[str, Placement], info: FederationInfo) -> Parameters:
+        """Return values in which per-domain parameters have a domain axis; all domains have the same values."""
         return {
             name: t.expand(info.num_domains, *t.shape).clone() if places[name] == PER_DOMAIN else t
             for name, t in values.items()
@@ -273,9 +286,9 @@ class Initialiser:
         first = federation.clients[0]
         expected = self.chain(first.input_shape).tensors()
         places = self.places(first.input_shape)
-        begin = self.chain(first.input_shape).stages[0]
-        if any(place in SENT for name, place in places.items() if stage_of(name) == begin):
-            self._check_columns(federation, begin)
+        first_stage = self.chain(first.input_shape).stages[0]
+        if any(place in SENT for name, place in places.items() if stage_of(name) == first_stage):
+            self._check_columns(federation, first_stage)
         first_of: dict[Shape, Client] = {}
         for client in federation:
             first_of.setdefault(client.input_shape, client)
@@ -286,12 +299,12 @@ class Initialiser:
                         f"this method shares '{name}', but its shape differs between clients: "
                         f"{tuple(expected[name].shape)} at '{first.id}' (inputs {first.input_shape}), "
                         f"{tuple(tensor.shape)} at '{client.id}' (inputs {client.input_shape}); "
-                        f"{self._ways_to_fit(first)}, or use a method with a personal embedding, such as hetfedrep, "
+                        f"{self._suggest_remedy(first)}, or use a method with a personal embedding, such as hetfedrep, "
                         "flic-class, flic-hl, lg-fedavg or local"
                     )
 
     def _check_columns(self, federation: Federation, stage: str) -> None:
-        """A shared first stage takes column j of every client for the same feature."""
+        """Raise an error if the names of columns differ, since a shared first stage needs column j to be the same."""
         named = [
             (client.id, names if client.held is None else names[: len(client.held)])
             for client in federation
@@ -299,64 +312,67 @@ class Initialiser:
         ]
         for client, names in named[1:]:
             first, expected = named[0]
-            if len(names) == len(expected):  # else the shapes differ
+            if len(names) == len(expected):  # otherwise the shapes differ, which is checked elsewhere
                 where = f"this method shares '{stage}', so that columns must mean the same at all clients"
                 try:
                     check_names(where, f"client '{client}'", names, f"client '{first}'", expected)
                 except PerfedError as error:
-                    raise PerfedError(f"{error}; {self._ways_to_fit(federation.clients[0])}") from None
+                    raise PerfedError(f"{error}; {self._suggest_remedy(federation.clients[0])}") from None
 
-    def _ways_to_fit(self, client: Client) -> str:
-        """What to add where clients' inputs differ and the first stage is shared."""
-        own = suggest_personal_embedding(EMBEDDING in self.chain(client.input_shape).stages)
+    def _suggest_remedy(self, client: Client) -> str:
+        """Return advice for clients with different inputs under a shared first stage."""
+        embedding = suggest_personal_embedding(EMBEDDING in self.chain(client.input_shape).stages)
         if client.table is None:
-            return f"add {own}"
+            return f"add {embedding}"
         same = "columns=named, columns=common or columns=union (inputs that mean the same everywhere)"
-        return f"add {same} or {own} (each client's own)"
+        return f"add {same} or {embedding} (each client's own)"
 
 
 def _shared_inputs(federation: Federation) -> int:
-    """How many of the clients' inputs, the first of each, mean the same: those of shared columns, all, or none."""
+    """Return how many leading inputs have the same meaning at all clients: those of shared columns, all, or none."""
     if federation.named_inputs is not None:
         return federation.named_inputs
     kinds = {(client.input_shape, client.feature_names) for client in federation}
     return prod(federation.clients[0].input_shape) if len(kinds) == 1 else 0
 
 
-def _width(federation: Federation) -> int:
-    """How many numbers an input has; 0 where clients differ."""
+def _count_inputs(federation: Federation) -> int:
+    """Return the number of values of an input; 0 if it differs between clients."""
     widths = {prod(client.input_shape) for client in federation}
     return widths.pop() if len(widths) == 1 else 0
 
 
-def _none_seen(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+def _initial_position(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
     return {"steps": torch.tensor(0)}
 
 
 def group_key(chain: Chain) -> str:
-    """Clients whose chains have the same key can share one stack.
+    """Return a key of the architecture; clients with the same key can be stacked.
 
-    Two chains match if they are built from the same layers of ``torch.nn`` with the same settings; for vectors, the
-    number of inputs of a first linear layer may differ (inputs and weights are padded with zeros, which changes no
-    result). Other modules match only for equal input shapes.
+    Two chains have the same key if they consist of the same layers of ``torch.nn`` with the same settings. For vectors,
+    the number of inputs of a first linear layer may differ, because padding inputs and weights with zeros changes no
+    result. Chains with other modules have the same key only for equal input shapes.
     """
     modules = [m for m in chain.modules() if m is not chain]
-    known = all(type(m).__module__.startswith("torch.nn") or type(m) is ColumnLinear for m in modules)
+    is_standard = all(type(m).__module__.startswith("torch.nn") or type(m) is ColumnLinear for m in modules)
     leaves = [m for m in modules if not list(m.children())]
     parts = [f"{type(m).__name__}({m.extra_repr()})" for m in leaves]
-    if known and len(chain.input_shape) == 1 and leaves and isinstance(leaves[0], ColumnLinear):
+    if is_standard and len(chain.input_shape) == 1 and leaves and isinstance(leaves[0], ColumnLinear):
         out, shared = leaves[0].weight.shape
         parts[0] = f"ColumnLinear({shared} + *, {out}, {leaves[0].bias is not None})"
         return "|".join([*chain.stages, *parts])
-    if known and len(chain.input_shape) == 1 and leaves and isinstance(leaves[0], nn.Linear):
+    if is_standard and len(chain.input_shape) == 1 and leaves and isinstance(leaves[0], nn.Linear):
         first = leaves[0]
         parts[0] = f"Linear(*, {first.out_features}, {first.bias is not None})"
         return "|".join([*chain.stages, *parts])
     return "|".join([*chain.stages, str(chain.input_shape), *parts])
 
 
-def stackable_reason(chain: Chain) -> tuple[str, str] | None:
-    """The layer for which clients of this architecture must run one at a time, and why; ``None`` if there is none."""
+def find_stacking_obstacle(chain: Chain) -> tuple[str, str] | None:
+    """Return the layer that prevents stacking of clients with this architecture, and the reason; ``None`` without one.
+
+    Clients that cannot be stacked run one at a time.
+    """
     shape = chain.input_shape
     for stage in chain.stages:
         reason = why_not_stackable(chain.get_submodule(stage), shape, stage)
@@ -367,10 +383,10 @@ def stackable_reason(chain: Chain) -> tuple[str, str] | None:
 
 
 def _check_incoming(method: Method) -> None:
-    """Refuse extensions that make something of single replies where they arrive.
+    """Raise an error if an extension processes single replies on the server.
 
     Raises:
-        SingleReplies: names the extension.
+        SingleReplies: the message names the extension.
     """
     for extension in method.extensions:
         if type(extension).incoming is not Extension.incoming and not extension.checks_again:

@@ -17,14 +17,14 @@ class _Joining(Server):
     """The server of a run while a new client trains its personal parameters."""
 
     def train_client(self, client: str, rounds: int) -> None:
-        """Let a client that was in no round do the preparation, then ``rounds`` rounds without other clients.
+        """Run the preparation and ``rounds`` rounds with a client that has taken part in no round, and no others.
 
-        What it trains is :attr:`perfed.method.method.Method.joins`. The server's sets stay unchanged.
+        :attr:`perfed.method.method.Method.joins` defines what it trains. The server's sets are not changed.
         """
         before = self.sets
         for number in range(rounds + 1):
             kind, program = ("settle", self._train_round) if number else ("prepare", self._prepare)
-            self._transaction(self._make_clients([client], number, kind), program)
+            self._run_transaction(self._make_clients([client], number, kind), program)
             self.state = ServerState(before)
 
     def _train_round(self, server: ServerState, clients: RoundClients) -> None:
@@ -35,26 +35,26 @@ class _Joining(Server):
             clients.exchange(method.joins, {}, extensions="penalties")
 
 
-def joined(server: Server, client: Client, rounds: int) -> Server:
-    """Return a server with one more client, which has done its preparation and ``rounds`` rounds of local training.
+def add_client(server: Server, client: Client, rounds: int) -> Server:
+    """Return a server with one more client, after its preparation and ``rounds`` rounds of local training.
 
-    It trains what the method trains of a client that was never used (:attr:`perfed.method.method.Method.joins`), with
-    its extensions, always against the newest shared parameters; parameter sets of the server and of all other
-    clients are those of ``server``.
+    The client trains the parameters that the method trains at clients that were never used
+    (:attr:`perfed.method.method.Method.joins`), with its extensions and with the newest shared parameters. The
+    parameter sets of the server and of all other clients remain those of ``server``.
 
     Raises:
-        PerfedError: a method whose server makes each client's model from what the client has sent, or that projects
-            the data; a client that does not fit the others (another task, a domain or an input shape of its own).
+        PerfedError: the server of the method computes each client's model from its replies, or the method projects the
+            data; or the client does not fit the others (another task, a new domain or an unsuitable input shape).
     """
     method, federation = server.method, server.federation
     if method.joins is None or method.changes_data:
-        why = "it has no model for new samples" if method.changes_data else "its server must have heard of every client"
+        why = "it has no model for new samples" if method.changes_data else "its server needs replies of every client"
         raise PerfedError(f"a new site cannot join a run of {type(method).__name__}: {why}; train again with it")
     wider = replace(federation, clients=(*federation.clients, client))
     if wider.num_domains != federation.num_domains:
         raise PerfedError(
             f"client '{client.id}' has the domain {wider.domain_name(wider.num_domains - 1)}, which no other client "
-            "has, so that nothing is known of it; train again with it"
+            "has, so that no parameters were trained for it; train again with it"
         )
     new = _Joining(wider, server.initialiser, server.plan, Participation(), rounds, engine=type(server.engine))
     initial = new.snapshot()

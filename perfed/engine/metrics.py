@@ -1,4 +1,4 @@
-"""The metrics: how each is computed, in which unit it is shown, and which direction is the better one."""
+"""The registry of metrics: how each is computed, its unit, and which direction is better."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ from perfed.errors import PerfedError, suggest_name
 from perfed.plugins import Registry, bare_name, import_registered, report_user_errors
 
 Score = Callable[[NDArray[Any], NDArray[np.float64]], float]
-"""From targets ``(samples, ...)`` and outputs ``(samples, ...)`` to a number; NaN where it is not defined."""
+"""Computes a metric from targets ``(samples, ...)`` and outputs ``(samples, ...)``; NaN if it is not defined."""
 
 
 Rows = Callable[[NDArray[Any], NDArray[np.float64]], NDArray[np.float64]]
-"""From targets and outputs to a number for each sample."""
+"""Computes a number for each sample from targets and outputs."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What is known of a metric besides its name.
+    """A metric and its properties.
 
     Attributes:
-        higher_is_better: else lower is.
-        unit: that is shown; empty for plain numbers, ``%`` for a fraction of 1 that is shown in percent.
-        task: that it is for; ``None``: any.
-        score: how it is computed; ``None`` where it comes from elsewhere.
-        rows: each sample's own part ``(samples,)``, of which the metric is the mean; ``None`` where it is no mean.
-        probabilities: whether it takes outputs for logits, and not only the largest of them.
-        module: that registered it.
-        decimals: of differences; ``None`` where their size is that of the data, or not known.
-        of_model: whether it is computed of the model itself, and not of what it says (:mod:`perfed.engine.gap`).
-        span: the least and the largest value that it can have.
+        higher_is_better: whether higher values are better.
+        unit: the displayed unit; empty for plain numbers, ``%`` for a fraction of 1 that is displayed in percent.
+        task: the task of the metric; ``None`` for any task.
+        score: computes the metric; ``None`` if it is not computed from targets and outputs.
+        rows: computes each sample's value ``(samples,)``, whose mean is the metric; ``None`` if it is not such a mean.
+        probabilities: whether the metric uses probabilities (the softmax of the logits), not only the predicted class.
+        module: the module that registered the metric.
+        decimals: the number of decimals of differences; ``None`` if their scale depends on the data or is unknown.
+        of_model: whether the metric is computed from the model itself rather than from its outputs
+            (:mod:`perfed.engine.gap`).
+        span: the smallest and the largest possible value.
     """
 
     higher_is_better: bool
@@ -56,22 +57,22 @@ class Metric:
 
     @property
     def percent(self) -> bool:
-        """Whether it is a fraction of 1 that is shown in percent."""
+        """Whether the metric is a fraction of 1 that is displayed in percent."""
         return self.unit == "%"
 
     @property
-    def own(self) -> bool:
-        """Whether it is the user's own."""
+    def is_user_defined(self) -> bool:
+        """Whether the metric was registered by a module of the user."""
         return self.module != __name__
 
     @property
     def scale(self) -> float:
-        """From the metric's own unit to the one that is shown."""
+        """The factor that converts values to the displayed unit."""
         return 100.0 if self.percent else 1.0
 
     @property
     def direction(self) -> int:
-        """1 where higher is better, else -1."""
+        """The sign of an improvement: 1 if higher values are better, otherwise -1."""
         return 1 if self.higher_is_better else -1
 
     @property
@@ -86,17 +87,17 @@ class Metric:
 
     @property
     def worst(self) -> str:
-        """Where :func:`perfed.engine.evaluate.spread` has the worst client."""
+        """The key of the worst client's value in the result of :func:`perfed.engine.evaluate.spread`."""
         return "min" if self.higher_is_better else "max"
 
     @property
     def tenth_worst(self) -> str:
-        """Where :func:`perfed.engine.evaluate.spread` has what a tenth of the clients do not do better than."""
+        """The key of the percentile of the worst tenth of the clients in :func:`perfed.engine.evaluate.spread`."""
         return "p10" if self.higher_is_better else "p90"
 
     @property
     def best(self) -> str:
-        """Where :func:`perfed.engine.evaluate.spread` has the best client."""
+        """The key of the best client's value in the result of :func:`perfed.engine.evaluate.spread`."""
         return "max" if self.higher_is_better else "min"
 
 
@@ -104,9 +105,9 @@ _FRACTION = (0.0, 1.0)
 _LARGEST = sys.float_info.max
 _ERROR = (0.0, _LARGEST)
 METRICS: Registry[Metric] = Registry("metric", lambda item: item.module)
-"""Metrics by name: perfed's, and what :func:`metric` has made known."""
+"""Metrics by name: those of perfed and those that :func:`metric` has registered."""
 METRICS |= {
-    "accuracy": Metric(True, "%", "classification", scores.accuracy, rows=scores.right, span=_FRACTION),
+    "accuracy": Metric(True, "%", "classification", scores.accuracy, rows=scores.is_correct, span=_FRACTION),
     "balanced-accuracy": Metric(True, "%", "classification", scores.balanced_accuracy, span=_FRACTION),
     "auc": Metric(True, "", "classification", scores.auc, probabilities=True, decimals=4, span=_FRACTION),
     "average-precision": Metric(
@@ -148,38 +149,40 @@ ALWAYS: dict[Task, tuple[str, ...]] = {
     "regression": ("mse",),
     "survival": ("c-index",),
 }
-"""Metrics that a task always has; runs are compared by the first that they have."""
+"""The metrics that are always computed for a task; runs are compared by the first of them."""
 
 
 def metric(name: str, *, direction: Literal["higher", "lower"], unit: str = "") -> Callable[[Score], Score]:
-    """Decorator: make a function of one's own known as the metric ``name``, for ``evaluation.metrics``.
+    """Return a decorator that registers a function as the metric ``name``, for ``evaluation.metrics``.
 
-    The function gets the targets ``(samples,)`` (survival: ``(samples, 2)``) and what a client's model says of these
-    samples, logits ``(samples, C)``, values or log hazards ``(samples, 1)``, as numpy arrays, and returns a number; NaN
-    where it is not defined, as for a client without cases: such clients are left out.
+    The function receives numpy arrays: the targets ``(samples,)`` (survival: ``(samples, 2)``) of a client's samples,
+    and the outputs of the client's model for them, which are logits ``(samples, C)``, values, or log hazards
+    ``(samples, 1)``. It returns a number, or NaN if the metric is not defined, for example for a client without cases;
+    such clients are left out.
 
     Args:
-        name: in settings and results.
+        name: the name in settings and results.
         direction: which values are better, "higher" or "lower" ones.
-        unit: that is shown behind values; "%" for a fraction of 1 that is shown in percent.
+        unit: the unit that is displayed after values; "%" for a fraction of 1 that is displayed in percent.
 
     Raises:
-        PerfedError: the name is taken by perfed or by another module, or cannot be one; another direction.
+        PerfedError: the name is not valid, or perfed or another module uses it already, or the direction is not
+            allowed.
 
     Example:
         >>> @metric("cost-of-errors", direction="lower", unit="EUR")
         ... def cost(y, outputs):
         ...     return float((10.0 * (y != outputs.argmax(1))).mean())
-        >>> shown("cost-of-errors", cost(np.array([0, 1]), np.array([[2.0, 1.0], [2.0, 1.0]])))
+        >>> describe_metric("cost-of-errors", cost(np.array([0, 1]), np.array([[2.0, 1.0], [2.0, 1.0]])))
         'cost-of-errors 5 EUR'
     """
     if direction not in ("higher", "lower"):
         raise PerfedError(f"metric '{name}': direction = {direction!r} is not allowed; allowed: higher, lower")
     if not name or any(sign in name for sign in " ,:/_"):
-        raise PerfedError(f"metric '{name}' is no name; allowed are letters, digits and '-'")
+        raise PerfedError(f"metric '{name}' is not a valid name; allowed are letters, digits and '-'")
 
     def add(function: Score) -> Score:
-        if name in METRICS:  # upper and lower case are told apart
+        if name in METRICS:  # names are case-sensitive
             METRICS.check_free(name, function.__module__)
         higher, module = direction == "higher", function.__module__
         METRICS[name] = Metric(higher, unit, score=function, probabilities=True, module=module)
@@ -188,31 +191,34 @@ def metric(name: str, *, direction: Literal["higher", "lower"], unit: str = "") 
     return add
 
 
-def chosen(given: str) -> tuple[str, Metric]:
-    """The metric that a setting names; ``module:NAME`` imports the module first, which registers it.
+def find_metric(setting: str) -> tuple[str, Metric]:
+    """Return the name and the metric that a setting names; ``module:NAME`` first imports the module.
 
     Raises:
-        PerfedError: there is none, or it is not one that can be asked for.
+        PerfedError: there is no such metric, or it cannot be requested.
     """
-    name = import_registered(given, "metric")
-    METRICS.check_registration(given, name)
-    allowed = [known for known, item in METRICS.items() if item.score is not None or item.of_model]
+    name = import_registered(setting, "metric")
+    METRICS.check_registration(setting, name)
+    allowed = [key for key, item in METRICS.items() if item.score is not None or item.of_model]
     if name not in allowed:
         hint = suggest_name(name, allowed)
-        raise PerfedError(f"unknown metric '{given}'{hint}; allowed: {', '.join(allowed)}, or module:NAME")
+        raise PerfedError(f"unknown metric '{setting}'{hint}; allowed: {', '.join(allowed)}, or module:NAME")
     return name, METRICS[name]
 
 
-def computed(name: str, y: NDArray[Any], outputs: NDArray[np.float64]) -> float | None:
-    """A metric of some samples; ``None`` where it is not defined, NaN where outputs are no numbers.
+def compute_metric(name: str, y: NDArray[Any], outputs: NDArray[np.float64]) -> float | None:
+    """Compute the metric ``name`` of some samples.
+
+    Returns:
+        The value; ``None`` if the metric is not defined for the samples, NaN if outputs are NaN or infinite.
 
     Raises:
-        PerfedError: a function of the user's own fails; names its file and line.
+        PerfedError: a user-defined metric fails; the message names its file and line.
     """
     score = METRICS[name].score
     assert score is not None
     rows = outputs.reshape(len(y), -1)
-    if np.isnan(rows).any() or np.isinf(rows.max(1)).any():  # of some classes logits may be -inf
+    if np.isnan(rows).any() or np.isinf(rows.max(1)).any():  # the logits of some classes may be -inf
         return float("nan")
     with report_user_errors():
         value = float(score(y, outputs))
@@ -221,13 +227,13 @@ def computed(name: str, y: NDArray[Any], outputs: NDArray[np.float64]) -> float 
 
 @dataclass(frozen=True)
 class Scoring:
-    """What is measured of each client's own model.
+    """The settings with which each client's personalised model is evaluated.
 
     Attributes:
-        metrics: names of metrics beside those that the task always has.
-        held: whether a client predicts among the classes that it has training samples of; metrics of predictions
-            among all classes are then called ``METRIC_all``.
-        scale: what the targets were standardised by.
+        metrics: names of metrics in addition to those that are always computed for the task.
+        held: whether a client predicts only among the classes of its training samples; metrics of predictions among all
+            classes then have the names ``METRIC_all``.
+        scale: the scale with which the targets were standardised.
     """
 
     metrics: tuple[str, ...] = ()
@@ -235,59 +241,63 @@ class Scoring:
     scale: TargetScale | None = None
 
     def in_units(self, values: Tensor) -> Tensor:
-        """Targets or predictions ``(samples, ...)`` in the unit of the data."""
+        """Return targets or predictions ``(samples, ...)`` in the unit of the data."""
         return values if self.scale is None else self.scale.up(values)
 
 
 def metrics_of(
-    y: NDArray[Any], outputs: NDArray[np.float64], task: Task, num_classes: int | None, more: Sequence[str] = ()
+    y: NDArray[Any], outputs: NDArray[np.float64], task: Task, num_classes: int | None, extra: Sequence[str] = ()
 ) -> dict[str, float]:
-    """``accuracy``, for two classes also ``auc``; ``mse`` for regression; ``c-index`` for survival; and ``more``.
+    """Return the values of metrics on some samples, by name.
 
-    Those that are not defined for the samples are left out.
+    The metrics are those that are always computed for the task (``accuracy`` and, for two classes, ``auc``; ``mse``;
+    ``c-index``) and ``extra``. Metrics that are not defined for the samples are left out.
 
     Args:
-        y: ``(samples, ...)``, targets.
-        outputs: ``(samples, C)``, the largest is the prediction; or values, or log hazards.
-        task: what the targets are for.
-        num_classes: C; ``None`` where targets are no labels.
-        more: names of further metrics.
+        y: the targets, ``(samples, ...)``.
+        outputs: logits ``(samples, C)``, values or log hazards.
+        task: the task.
+        num_classes: C; ``None`` if the targets are not labels.
+        extra: names of further metrics.
     """
-    found = {name: computed(name, y, outputs) for name in dict.fromkeys((*ALWAYS[task], *more))}
-    if num_classes == 2 and "auc" not in found:
-        found["auc"] = computed("auc", y, outputs[:, :2])
-    return {name: value for name, value in found.items() if value is not None}
+    values = {name: compute_metric(name, y, outputs) for name in dict.fromkeys((*ALWAYS[task], *extra))}
+    if num_classes == 2 and "auc" not in values:
+        values["auc"] = compute_metric("auc", y, outputs[:, :2])
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def own_metrics(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """What other processes must know of those of ``names`` that are the user's own, to show their values."""
-    own = {name: METRICS[name] for name in names if METRICS[name].own}
-    return {name: {"higher_is_better": item.higher_is_better, "unit": item.unit} for name, item in own.items()}
+def describe_user_metrics(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the direction and unit of the user-defined metrics among ``names``, by name.
+
+    A process without the user's module needs them to display values.
+    """
+    user_metrics = {name: METRICS[name] for name in names if METRICS[name].is_user_defined}
+    return {name: {"higher_is_better": item.higher_is_better, "unit": item.unit} for name, item in user_metrics.items()}
 
 
-def recall(own: Mapping[str, Mapping[str, Any]]) -> None:
-    """Know again what :func:`own_metrics` told, unless this process has such a metric itself."""
-    for name, known in own.items():
-        METRICS.setdefault(name, Metric(bool(known["higher_is_better"]), str(known["unit"]), module=""))
+def register_described_metrics(descriptions: Mapping[str, Mapping[str, Any]]) -> None:
+    """Register the metrics of :func:`describe_user_metrics`, except those that this process has already."""
+    for name, description in descriptions.items():
+        METRICS.setdefault(name, Metric(bool(description["higher_is_better"]), str(description["unit"]), module=""))
 
 
 def main_metric(names: Mapping[str, Any], compare_by: str = "") -> str | None:
-    """Return the one of ``names`` that runs are compared by; None where there is none.
+    """Return the metric among ``names`` by which runs are compared; ``None`` if there are no names.
 
-    That is ``compare_by`` (the setting ``evaluation.compare_by``) where it was measured; else accuracy, mean squared
-    error or C-index; else the first.
+    It is ``compare_by`` (the setting ``evaluation.compare_by``) if it was measured; otherwise accuracy, mean squared
+    error or C-index; otherwise the first name.
     """
-    wanted = bare_name(compare_by)
-    if wanted in names:
-        return wanted
+    name = bare_name(compare_by)
+    if name in names:
+        return name
     return next((name for (name,) in ALWAYS.values() if name in names), next(iter(names), None))
 
 
 def metric_of(name: str) -> Metric:
-    """The metric ``name``; ``accuracy_after``, in lines of ``rounds.jsonl``, and ``accuracy_all`` are accuracies.
+    """Return the metric ``name``, ignoring the suffixes ``_after`` (in lines of ``rounds.jsonl``) and ``_all``.
 
     Raises:
-        PerfedError: there is none.
+        PerfedError: there is no such metric.
     """
     try:
         return METRICS[name.removesuffix("_after").removesuffix("_all")]
@@ -295,13 +305,13 @@ def metric_of(name: str) -> Metric:
         raise PerfedError(f"unknown metric '{name}'; known: {', '.join(METRICS)}") from None
 
 
-def shown(name: str, value: float) -> str:
-    """A metric with its name and unit.
+def describe_metric(name: str, value: float) -> str:
+    """Return the text of a metric's value, with its name and unit.
 
     Example:
-        >>> shown("accuracy", 0.9284), shown("mse", 0.01234)
+        >>> describe_metric("accuracy", 0.9284), describe_metric("mse", 0.01234)
         ('accuracy 92.8 %', 'mse 0.01234')
     """
-    known = metric_of(name)
-    number = f"{known.scale * value:.1f}" if known.percent else f"{value:.4g}"
-    return f"{name} {number}{known.unit and ' ' + known.unit}"
+    item = metric_of(name)
+    number = f"{item.scale * value:.1f}" if item.percent else f"{value:.4g}"
+    return f"{name} {number}{item.unit and ' ' + item.unit}"

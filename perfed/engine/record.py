@@ -1,4 +1,4 @@
-"""Records of what a round did, and of what a run can go back to."""
+"""The record of a round, and the snapshot from which a run can be restored."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from perfed.tree import Tree
 
 @dataclass
 class RoundRecord:
-    """What a round did.
+    """The record of a round.
 
     Attributes:
-        participants: sorted ids of the clients used in every exchange.
-        train_loss: mean over participants of their mean training loss; NaN where nothing was trained.
-        bytes_up, bytes_down: of all replies and payloads.
-        after: metrics right after local training, by client id; empty if no split was given.
-        outputs: predictions of these models for every sample, if they are kept.
-        arrays: arrays that the method shows of this round, by name; see :meth:`perfed.method.exchange.Clients.show`.
-        counts: the clients that the method counted in this round, by name of what happened to them.
-        exchanges: with the clients; of those with everybody after the round one counts, as in ``seconds``.
-        seconds: virtual time that the round took.
-        replied: virtual seconds of each invited client's reply, by id.
-        loss_curves: losses of each local epoch, by id, of the clients that are watched.
+        participants: the sorted ids of the clients used in every exchange.
+        train_loss: the mean over participants of their mean training loss; NaN if nothing was trained.
+        bytes_up, bytes_down: the number of bytes of all replies and of all payloads.
+        after: metrics right after local training, by client id; empty if clients were not scored.
+        outputs: the predictions of these models for every sample, if they are stored.
+        arrays: arrays that the method has recorded, by name; see :meth:`perfed.method.exchange.Clients.show`.
+        counts: the clients at which an event happened, by the name that the method has given to the event.
+        exchanges: the number of exchanges; all those with every client after the round count as one, as in ``seconds``.
+        seconds: the virtual duration of the round.
+        replied: the virtual seconds after which each invited client replied, by id.
+        loss_curves: the loss of each local epoch by id, for the clients that are watched.
     """
 
     participants: list[str]
@@ -42,20 +42,20 @@ class RoundRecord:
     loss_curves: dict[str, list[float]] = field(default_factory=dict)
 
     def count(self, name: str, ids: Sequence[str]) -> None:
-        """Add the clients ``ids`` to those to which ``name`` happened."""
+        """Add the clients ``ids`` to those at which the event ``name`` happened."""
         self.counts[name] = [*self.counts.get(name, []), *ids]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that rounds change.
+    """The complete state that rounds change.
 
     Attributes:
         server: the server's sets by name.
         clients: the clients' committed states by id.
-        changed: clients whose state changed since :meth:`perfed.engine.server.Server.forget_changes`.
-        policy: what the policy remembers.
-        trace: of the times that clients take; see :attr:`perfed.participation.clock.Timer.fingerprint`.
+        changed: the clients whose state changed since :meth:`perfed.engine.server.Server.forget_changes`.
+        policy: the state of the policy.
+        trace: the fingerprint of the clients' times; see :attr:`perfed.participation.clock.Timer.fingerprint`.
     """
 
     server: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Trial of a method on made-up rows, before anything is trained on the real ones."""
+"""Trial of a method on made-up rows, before the training on real rows."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _TRIAL_CLIENTS = 3
 def check_sums_suffice(federation: Federation, initialiser: Initialiser) -> None:
     """Check that the server of a method needs only sums of replies, by a trial round on made-up rows.
 
-    Rows cannot be made up where the inputs are words: there the first round of the run raises the error instead.
+    There is no trial if the inputs are words, which cannot be made up; the first round of the run raises the error.
 
     Args:
-        federation: the trial uses the shapes of the inputs and targets of its first client.
-        initialiser: method, model and seed.
+        federation: the federation; the trial uses the shapes of the inputs and targets of its first client.
+        initialiser: the method, model and seed.
 
     Raises:
-        SingleReplies: the method needs the replies of single clients.
+        SingleReplies: the server needs the replies of single clients.
     """
     if federation.words is not None:
         return
@@ -46,9 +46,9 @@ def make_up_federation(client: Client, info: FederationInfo, *, clients: int, do
     """Return a federation of made-up rows whose clients all have every class and every domain.
 
     Args:
-        client: its shapes of inputs and targets, and its shared columns, are those of all clients.
-        info: task and number of classes.
-        clients: the number of clients; at most 64 are made.
+        client: the client whose shapes of inputs and targets, and whose shared columns, all clients get.
+        info: the task and the number of classes.
+        clients: the number of clients, of which at most 64 are created.
         domains: the number of domains; 0 for data without domains.
     """
     rng, train = np.random.default_rng(0), client.train

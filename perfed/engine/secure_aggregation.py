@@ -1,4 +1,4 @@
-"""The ``[secure_aggregation]`` table: the server gets sums over clients, and no client's reply."""
+"""The ``[secure_aggregation]`` table, with which the server receives only sums over clients."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from perfed.participation.settings import Participation
 from perfed.settings import STRICT, exclude_default
 
 LOSS, TRAINED = ":loss", ":trained"
-"""Beside the entries of a reply: the mean training loss, 0 where nothing was trained, and whether something was."""
+"""The names of two entries that are added to every reply: the mean training loss (0 without training), and whether
+the client has trained.
+"""
 ALWAYS: tuple[Term, ...] = ((LOSS,), (TRAINED,))
-"""Terms of every sum."""
+"""The terms of every sum."""
 
 
 class SecureAggregation(BaseModel):
-    """Replies are summed over clients under masks (Bonawitz et al. 2017); the server sees the sums alone.
+    """The settings of secure aggregation: masked replies of which the server sees only sums (Bonawitz et al. 2017).
 
-    A sum is that of the replies' values rounded to multiples of ``2^-bits``, so that each differs from the plain one
-    by at most ``2^-(bits + 1)`` for each client. A weighted mean, whose weights are numbers of samples, differs by at
-    most ``2^-(bits + 1)`` in all.
+    Values are rounded to multiples of ``2^-bits`` before they are summed, so that a sum differs from the exact one by
+    at most ``2^-(bits + 1)`` per client. A mean weighted with numbers of samples differs by at most ``2^-(bits + 1)``.
 
     Example:
-        >>> SecureAggregation(threshold=3).needed(4, 4), SecureAggregation().needed(9, 9)
+        >>> SecureAggregation(threshold=3).count_required(4, 4), SecureAggregation().count_required(9, 9)
         (3, 5)
     """
 
@@ -59,10 +60,10 @@ class SecureAggregation(BaseModel):
         return keys
 
     def check_sites(self, sites: Sequence[str]) -> None:
-        """Do nothing where the table has a key for each of the sites of a deployment, and for no other.
+        """Check that the table has a key for each site of a deployment and for no other site.
 
         Raises:
-            PerfedError: it lacks some, or has too many; names them.
+            PerfedError: keys are missing or there are too many; the message names the sites.
         """
         if self.keys is None:
             return
@@ -74,10 +75,10 @@ class SecureAggregation(BaseModel):
                 )
 
     def check_key(self, site: str, public: str) -> None:
-        """Do nothing where ``public`` is the key of ``site`` in the table, or there is no table.
+        """Check that ``public`` is the key of ``site`` in the table, if there is a table of keys.
 
         Raises:
-            PerfedError: the table has another one, or none.
+            PerfedError: the table has another key or none for the site.
         """
         if self.keys is not None and self.keys.get(site) != public:
             raise PerfedError(
@@ -85,48 +86,50 @@ class SecureAggregation(BaseModel):
                 f"this site is {public or 'not there'} ('perfed site key' prints it)"
             )
 
-    def needed(self, asked: int, usual: int) -> int:
-        """How many clients a sum needs: with more than half of all, no two sums can be opened at once.
+    def count_required(self, invited: int, invited_per_round: int) -> int:
+        """Return how many clients a sum needs.
+
+        It is more than half of the clients, so that two disjoint groups of them can never open a sum each.
 
         Args:
-            asked: how many are asked.
-            usual: how many a round asks, before any has dropped out.
+            invited: the number of clients that were invited.
+            invited_per_round: the number of clients that a round invites before any has dropped out.
         """
-        return max(self.threshold or 2, max(asked, usual) // 2 + 1)
+        return max(self.threshold or 2, max(invited, invited_per_round) // 2 + 1)
 
     def numbers(self, clients: int) -> FixedPoint:
-        """How values are rounded where at most ``clients`` are summed."""
+        """Return the fixed-point format of values of which at most ``clients`` are summed."""
         return FixedPoint(self.bits, clients)
 
     def check(self, participation: Participation, clients: int, by_name: bool) -> None:
-        """Refuse what cannot be summed.
+        """Check that the replies of a run can be summed.
 
         Args:
-            participation: of the run.
-            clients: how many there are.
-            by_name: whether clients share columns by name, so that each has replies of its own columns.
+            participation: the participation of the run.
+            clients: the number of clients.
+            by_name: whether clients share columns by name, so that the columns of replies differ between clients.
 
         Raises:
-            PerfedError: a policy that chooses among replies, replies of each client's own columns, or a round with too
-                few clients.
+            PerfedError: the policy chooses among replies, the columns of replies differ, or a round has too few
+                clients.
         """
         if by_name:
             raise SingleReplies("single replies for columns that clients share by name (data.columns = 'named')")
         if participation.policy != "uniform":
             raise PerfedError(
-                f"participation.policy = '{participation.policy}' chooses among the replies that have come, and "
-                "secure aggregation knows their sum alone; allowed: uniform"
+                f"participation.policy = '{participation.policy}' chooses among single replies, and secure "
+                "aggregation reveals only their sum; allowed: uniform"
             )
         count = participation.count(clients)
-        if count < self.needed(count, count):
+        if count < self.count_required(count, count):
             raise PerfedError(
                 f"secure_aggregation.threshold: a round asks {count} of {clients} clients, and a sum needs "
-                f"{self.needed(count, count)}; allowed: at most the clients of a round, of which there must be two"
+                f"{self.count_required(count, count)}; allowed: at most the clients of a round, and at least two"
             )
 
 
 def with_loss(content: Mapping[str, Any], losses: Tensor) -> dict[str, Any]:
-    """Return stacked replies with the terms of every sum, from training losses ``(clients,)``, NaN without training."""
+    """Return stacked replies with the entries of :data:`ALWAYS`, from losses ``(clients,)`` that may be NaN."""
     trained = torch.isfinite(losses)
     return {**content, LOSS: torch.where(trained, losses.double(), 0.0), TRAINED: trained.double()}
 

@@ -1,4 +1,4 @@
-"""The server's side of a run: rounds as transactions of exchanges with the clients."""
+"""The server of a run, which executes rounds as transactions of exchanges with the clients."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class Server:
 
     Args:
         federation: the clients.
-        initialiser: method, model, seed and dtype.
+        initialiser: the method, model, seed and data type.
         plan: how clients are divided into chunks.
-        participation, clock: which clients take part in a round, and how long they take.
-        rounds: number of rounds of the whole run.
-        engine: makes the engine that runs client programs; default: in this process.
+        participation, clock: the settings of which clients take part in a round, and of the time that they need.
+        rounds: the number of rounds of the run.
+        engine: creates the engine that runs client programs; default: in this process.
 
     ``working`` and ``drain_notes`` are methods of the engine, and ``hold`` is
     :meth:`~perfed.engine.states.States.keep` of its states.
 
     Raises:
-        PerfedError: settings of participation or clock that do not fit the clients.
+        PerfedError: the settings of participation or clock do not fit the clients.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class Server:
         engine: Callable[[Federation, Initialiser, Plan], Engine] = InProcessEngine,
         clock: Clock | None = None,
     ) -> None:
-        federation = initialiser.seen(federation)
+        federation = initialiser.transform_data(federation)
         self.initialiser, self._finishes = initialiser, initialiser.method.finishes
         self.clock, self.participation = clock or Clock(), participation
-        who = Population.of(
+        population = Population.from_federation(
             federation, initialiser.method.batch_size, initialiser.method.epochs_in, initialiser.method.epoch_steps
         )
-        self.selection = Selection(participation, self.clock, who, initialiser.seed, rounds)
+        self.selection = Selection(participation, self.clock, population, initialiser.seed, rounds)
         self.engine = engine(federation.to(dtype=initialiser.dtype, device=initialiser.device), initialiser, plan)
         self.working, self.hold = self.engine.working, self.engine.holder.keep
         self.drain_notes = self.engine.drain_notes
@@ -75,7 +75,7 @@ class Server:
 
     @property
     def method(self) -> Method:
-        """Return the method of the run."""
+        """The method of the run."""
         return self.initialiser.method
 
     @property
@@ -85,7 +85,7 @@ class Server:
 
     @property
     def plan(self) -> Plan:
-        """How clients are divided into chunks, with the choices made so far."""
+        """The plan that divides clients into chunks, with the choices so far."""
         return self.engine.plan
 
     @property
@@ -115,7 +115,7 @@ class Server:
 
     @property
     def per_domain(self) -> bool:
-        """Whether there are parameters of each domain."""
+        """Whether the model has per-domain parameters."""
         return PER_DOMAIN in self.initialiser.places(self.federation.clients[0].input_shape).values()
 
     @property
@@ -129,7 +129,7 @@ class Server:
         return self.clock.speeds
 
     def measure(self, scoring: Scoring) -> None:
-        """Set which metrics later evaluations compute."""
+        """Set the metrics of later evaluations."""
         self.engine.scoring = scoring
 
     def snapshot(self) -> Snapshot:
@@ -139,10 +139,11 @@ class Server:
         return Snapshot(self.sets, dict(engine.states), changed, policy, selection.timer.fingerprint)
 
     def restore(self, before: Snapshot) -> None:
-        """Return to the state ``before`` and discard everything that came after it.
+        """Restore the state ``before`` and discard all later changes.
 
         Raises:
-            PerfedError: it followed a trace with other times or dropouts; nothing is changed then.
+            PerfedError: the snapshot belongs to a run with another trace of times or dropouts. Nothing is changed in
+                this case.
         """
         if before.trace != self.selection.timer.fingerprint:
             raise PerfedError(f"{self.clock.trace.file}: this run followed a trace with other times")
@@ -154,13 +155,13 @@ class Server:
         self._restore_policy(before.policy)
 
     def _restore_policy(self, policy: Mapping[str, Any]) -> None:
-        """Restore what the policy remembered."""
+        """Restore the state of the policy."""
         state = self.selection.policy.state
         state.clear()
         state.update(copy.deepcopy(dict(policy)))
 
     def put_states_in(self, folder: Path | None) -> None:
-        """Set where the folder of states that memory need not hold is created, unless it exists already."""
+        """Set the folder in which states that do not fit into memory are stored, unless one is in use already."""
         self.engine.holder.place = folder
 
     def forget_changes(self) -> None:
@@ -168,43 +169,43 @@ class Server:
         self.engine.changed.clear()
 
     def prepare(self) -> RoundRecord:
-        """Do what the method does before the first round, with all clients."""
+        """Run the method's preparation with all clients, before the first round."""
         clients = self._make_clients([*self.engine.clients], 0, "prepare")
-        return self._transaction(clients, self._prepare)
+        return self._run_transaction(clients, self._prepare)
 
     def round(self, number: int, *, measure: str | None = None, keep_outputs: bool = False) -> RoundRecord:
-        """Run round ``number`` (from 1), then the method's work with all clients after it.
+        """Run round ``number`` (from 1), followed by the method's exchanges with all clients after a round.
 
         Args:
-            number: of the round.
+            number: the number of the round.
             measure: the split on which participants score their models right after local training.
             keep_outputs: whether the predictions of these models for every sample are kept in the record.
         """
         policy = copy.deepcopy(self.selection.policy.state)
         choice = self.selection.choose(number)
-        if not choice.ids:  # no reply in time
+        if not choice.ids:  # no client replied in time
             return RoundRecord([], float("nan"), seconds=choice.seconds, replied=choice.replied)
         clients = self._make_clients(
             choice.ids, number, "round", split=measure, invited=len(choice.replied), keep_outputs=keep_outputs
         )
         try:
-            record = self._transaction(clients, self._round)
+            record = self._run_transaction(clients, self._round)
         except BaseException:
             self._restore_policy(policy)
             raise
         return self._finish_round(record, number, choice)
 
     def _finish_round(self, record: RoundRecord, number: int, choice: Choice) -> RoundRecord:
-        """Inform the policy, do the method's work with all clients after the round, and add up the time."""
+        """Inform the policy, run the method's exchanges with all clients after a round, and add up the time."""
         self._observe(record, number)
         record.seconds = choice.seconds + self.clock.communication * max(0, record.exchanges - 1)
         if self._finishes:
             everyone = self._make_clients([*self.engine.clients], number, "finish")
-            extra = self._transaction(everyone, self._finish)
+            extra = self._run_transaction(everyone, self._finish)
             record.bytes_up += extra.bytes_up
             record.bytes_down += extra.bytes_down
             record.seconds += self.selection.waiting_for_all(number) if extra.exchanges else 0.0
-            record.exchanges += min(1, extra.exchanges)  # those with everybody are one wait
+            record.exchanges += min(1, extra.exchanges)  # the exchanges with all clients count as one
         record.replied = choice.replied
         return record
 
@@ -224,11 +225,11 @@ class Server:
         policy.observe(record.train_loss, gradient, num_samples)
 
     def settle(self, ids: Sequence[str], number: int) -> int:
-        """Let clients that were never used fit their personal parameters, if the policy asks for it.
+        """Let clients that were never used fit their personal parameters, if the policy requires it.
 
         Args:
             ids: the clients that were never used.
-            number: of the last round.
+            number: the number of the last round.
 
         Returns:
             The number of bytes sent to them.
@@ -236,7 +237,7 @@ class Server:
         if not ids or not self.participation.fits_unused:
             return 0
         clients = self._make_clients(ids, number, "settle")
-        return self._transaction(clients, self._settle).bytes_down
+        return self._run_transaction(clients, self._settle).bytes_down
 
     def _settle(self, server: ServerState, clients: RoundClients) -> None:
         clients.exchange(":settle", {"shared": server.shared}, extensions="penalties")
@@ -259,7 +260,8 @@ class Server:
         for extension in method.extensions:
             extension.finish(server, clients)
 
-    def _transaction(self, clients: RoundClients, program: Callable[..., None]) -> RoundRecord:
+    def _run_transaction(self, clients: RoundClients, program: Callable[..., None]) -> RoundRecord:
+        """Run a server program and commit its changes; if it fails, all changes are discarded."""
         before = self.state.tree()
         try:
             program(self.state, clients)
@@ -267,14 +269,14 @@ class Server:
             self.state = ServerState(before)
             self.engine.discard()
             raise
-        self.engine.commit(clients.ids if clients.record.exchanges else ())  # else nothing is pending
+        self.engine.commit(clients.ids if clients.record.exchanges else ())  # nothing is pending without an exchange
         return clients.finish_record()
 
     def _make_clients(self, ids: Sequence[str], number: int, kind: str, **options: Any) -> RoundClients:
         return RoundClients(self.engine, self.state, ids, number, kind, **options)
 
     def own_models(self, ids: Sequence[str], round_: int) -> Iterator[Cohort]:
-        """Return cohorts of ``ids`` with the clients' personalised models after ``round_``, on copies."""
+        """Return cohorts of ``ids`` with the clients' personalised models after ``round_``; they are copies."""
         return self.engine.cohorts(ids, self.method.download(self.state), round_)
 
     def evaluate(
@@ -285,10 +287,15 @@ class Server:
         outputs: list[Outputs] | None = None,
         never_used: Collection[str] = (),
     ) -> Metrics:
-        """Return metrics of each client's personalised model on ``split``.
+        """Return the metrics of each client's personalised model on ``split``.
 
-        The predictions for every sample are appended to ``outputs``, if it is given. If the policy lets clients that
-        were ``never_used`` fit their personal parameters (:meth:`settle`), they do so first, on a copy.
+        Args:
+            split: the split.
+            ids: the clients; ``None`` for all.
+            round_: the number of the last round.
+            outputs: receives the predictions for every sample; ``None`` if they are not needed.
+            never_used: clients that were never used. If the policy requires it, they first fit their personal
+                parameters on a copy (:meth:`settle`).
         """
         method, evaluated = self.initialiser.method, [*self.engine.clients] if ids is None else ids
         unused = set(never_used) if self.participation.fits_unused else set()

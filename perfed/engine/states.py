@@ -1,7 +1,7 @@
-"""Clients' states in memory up to a number of bytes, and beyond it in files.
+"""Storage of clients' states, in memory up to a number of bytes and otherwise in files.
 
-In a round every state that is used is followed by a new one. So those that were made first are those that nobody has
-used for longest: they go to disk.
+A round replaces every state that it uses by a new one. The oldest states are therefore the least recently used ones,
+and they are the first to be written to disk.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from perfed.tree import Tree
 
 
 class State(Mapping[str, Any]):
-    """A tree that does not change, in memory or in a file; made by :meth:`States.keep`.
+    """An immutable tree in memory or in a file, created by :meth:`States.keep`.
 
-    Reading it from its file leaves it there. Its file goes when nobody refers to it any longer.
+    The file is deleted when there is no reference to the object any more; reading does not delete it.
 
     Attributes:
-        size: bytes of its tensors.
+        size: the number of bytes of its tensors.
     """
 
     __slots__ = ("_number", "_owner", "size")
@@ -36,10 +36,10 @@ class State(Mapping[str, Any]):
         self._owner, self._number, self.size = owner, number, size
 
     def read(self) -> Tree:
-        """All of it.
+        """Return the complete tree.
 
         Raises:
-            PerfedError: its file is gone or damaged.
+            PerfedError: the file is missing or damaged.
         """
         return self._owner.read(self._number)
 
@@ -53,86 +53,88 @@ class State(Mapping[str, Any]):
         return len(self.read())
 
     def items(self) -> ItemsView[str, Any]:
-        """Names and what they stand for, read once."""
+        """Return the names and values, after reading the state once."""
         return self.read().items()
 
     def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
-        return dict, (dict(self.items()),)  # another process has no part in these files
+        return dict, (dict(self.items()),)  # another process must not depend on the files of this one
 
     def __del__(self) -> None:
         self._owner.drop(self._number, self.size)
 
 
 class States:
-    """Holds states in memory up to ``limit`` bytes of tensors; beyond that those made first are in files.
+    """A store of states with at most ``limit`` bytes of tensors in memory; the oldest states beyond that are in files.
 
-    The files are in a folder that is made when it is needed, and removed with this object or at the end of the process.
+    The folder of the files is created when it is needed, and removed with this object or at the end of the process.
 
     Args:
-        limit: bytes.
-        device: where tensors are in memory.
+        limit: the largest number of bytes in memory.
+        device: the device of tensors in memory.
 
     Attributes:
-        place: folder in which that of the files is made; ``None``: where the system has temporary files.
-        bytes: of what is in memory.
+        place: the folder in which the folder of the files is created; ``None`` for the system's temporary folder.
+        bytes: the number of bytes in memory.
     """
 
     def __init__(self, limit: int, device: torch.device) -> None:
         self.place: Path | None = None
         self.bytes = 0
         self._limit, self._device = limit, device
-        self._trees: dict[int, Tree] = {}  # in the order in which they were made
+        self._trees: dict[int, Tree] = {}  # the oldest first
         self._count = 0
         self._folder: Path | None = None
         self._process = os.getpid()
 
     def keep(self, state: Tree) -> Tree:
-        """What stands for ``state`` from here on, which must not be changed; one without tensors is left as it is.
+        """Add ``state`` to the store and return the object that represents it; a state without tensors is returned.
+
+        The tensors of ``state`` must not be changed afterwards.
 
         Raises:
-            PerfedError: another state should go to disk and cannot be written; all are as before.
+            PerfedError: an older state cannot be written to disk. The store is not changed in this case.
         """
         size = 0 if isinstance(state, State) else tree.count_bytes(state)
         if size == 0:
             return state
         self._count += 1
-        self._trees[self._count] = self._placed(state)
+        self._trees[self._count] = self._to_device(state)
         self.bytes += size
-        kept = State(self, self._count, size)
+        stored = State(self, self._count, size)
         while self.bytes > self._limit:
-            self._put_away()
-        return kept
+            self._write_oldest()
+        return stored
 
     def read(self, number: int) -> Tree:
-        """The state of this number; see :meth:`State.read`."""
+        """Return the state with this number; see :meth:`State.read`."""
         if number in self._trees:
             return self._trees[number]
         file = self._file(number)
         try:
-            found = decode(file.read_bytes())
+            state = decode(file.read_bytes())
         except (OSError, PerfedError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise PerfedError(f"{file}: the state of a client that was put there cannot be read: {reason}") from None
-        return self._placed(found)
+        return self._to_device(state)
 
     @property
     def overflowed(self) -> bool:
-        """Whether a state has ever had to go to disk."""
+        """Whether any state has been written to disk."""
         return self._folder is not None
 
     def drop(self, number: int, size: int) -> None:
-        """Forget the state of this number, which nobody refers to any longer."""
+        """Remove the state with this number, to which there is no reference any more."""
         if self._trees.pop(number, None) is not None:
             self.bytes -= size
         elif self.overflowed and os.getpid() == self._process:  # in a fork the parent still needs the file
             with suppress(OSError):
                 self._file(number).unlink()
 
-    def _placed(self, state: Tree) -> Tree:
+    def _to_device(self, state: Tree) -> Tree:
         return tree.map_leaves(state, lambda _, tensor: tensor.to(self._device))
 
-    def _put_away(self) -> None:
-        """Write the state that was made first, and hold it no longer."""
+    def _write_oldest(self) -> None:
+        """Write the oldest state in memory to disk, and remove it from memory."""
         number, state = next(iter(self._trees.items()))
         try:
             if self._folder is None:
@@ -146,7 +148,7 @@ class States:
                 f"{self._folder or self.place}: clients' states beyond plan.hold_megabytes = {self._limit >> 20} "
                 f"cannot be written there: {error.strerror}"
             ) from None
-        if self._trees.pop(number, None) is not None:  # else it was dropped while it was written
+        if self._trees.pop(number, None) is not None:  # it may have been dropped while it was written
             self.bytes -= tree.count_bytes(state)
 
     def _file(self, number: int) -> Path:

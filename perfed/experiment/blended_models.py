@@ -25,7 +25,7 @@ from perfed.experiment.config import Experiment, readable, validate
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.kept_models import KeptModels, estimator_site
 from perfed.experiment.sklearn_run import SklearnRun
-from perfed.experiment.start import opened
+from perfed.experiment.start import open_run
 from perfed.maths.blending import ROWS, Prior, drop_small_weights, guard_weights, prepare_outputs, shrink_site_weights
 from perfed.plugins import BLEND
 from perfed.run.directory import RunDirectory
@@ -158,7 +158,7 @@ class BlendedModels:
 def opened_models(
     path: Path | str, *, data_dir: Path | None = None, site: str | None = None
 ) -> Run | KeptModels | BlendedModels:
-    """What :func:`perfed.experiment.start.opened` gives; of scikit-learn's models and of a blend those that were kept.
+    """What :func:`perfed.experiment.start.open_run` gives; of scikit-learn models and of a blend those that were kept.
 
     Raises:
         PerfedError: as there, or such a run has not finished.
@@ -166,7 +166,7 @@ def opened_models(
     directory = RunDirectory(Path(path))
     name = directory.method
     if not is_baseline(name) and name != BLEND:
-        return opened(path, data_dir=data_dir, site=site)
+        return open_run(path, data_dir=data_dir, site=site)
     if not directory.finished:
         raise PerfedError(f"{path}: this run has not finished, and so there is no model yet")
     directory.refuse_damage(["config.toml", FILE])
@@ -191,7 +191,7 @@ def _is_used(name: str, content: Mapping[str, Any], site: str | None) -> bool:
 
 def _candidate(name: str, place: Path, federation: Federation) -> Run | KeptModels:
     if not is_baseline(name):
-        return opened(place, federation=federation)
+        return open_run(place, federation=federation)
     return KeptModels(name, place, federation=federation, seed=int(RunDirectory(place).read_summary()["seed"]))
 
 

@@ -55,13 +55,12 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class Experiment(BaseModel):
-    """Everything a run depends on, as in an experiment's TOML file; checked as far as it can be without the data.
+    """The complete settings of a run, as in an experiment's TOML file, checked as far as possible without the data.
 
-    Every table is an object of the type that knows what it may hold, but ``training`` and ``methods``: these are what
-    methods are made of. Which settings a method has, and what they may be, its class alone says, which may be in a
-    module of the user's; that includes local training, where it may allow more or less than others, and what one value
-    may be can depend on those of both tables. So their values are checked once, all together, by making the methods,
-    and what is made is :attr:`built_method`.
+    Every table has a type that validates it, except ``training`` and ``methods``, from which the methods are built.
+    Only the class of a method, which may be in a user's module, defines its settings and their allowed values,
+    including those of local training; a value may be allowed or not depending on values in both tables. They are
+    therefore validated together by building the methods. :attr:`built_method` is the method of the run.
     """
 
     model_config = STRICT
@@ -76,7 +75,7 @@ class Experiment(BaseModel):
     checkpoint_seconds: float = Field(30.0, ge=0, description="least time between two checkpoints")
     baseline_tries: PositiveInt | None = Field(None, description="values of their strength that baselines try")
     callbacks: Annotated[tuple[str | dict[str, Any], ...], LISTED] = Field(
-        (), description="what rides along: names, or tables of a name and settings", exclude_if=exclude_default(())
+        (), description="names of callbacks, or tables of a name and settings", exclude_if=exclude_default(())
     )
     data: Data
     model: Stages
@@ -91,7 +90,7 @@ class Experiment(BaseModel):
     secure_aggregation: SecureAggregation | None = Field(
         None,
         description="the server gets sums over clients, and no client's reply",
-        exclude_if=lambda given: given is None,
+        exclude_if=exclude_default(None),
     )
     aggregation: Aggregation = Field(
         Aggregation(),
@@ -105,12 +104,12 @@ class Experiment(BaseModel):
     @model_validator(mode="after")
     def _build(self) -> Self:
         for name in dict.fromkeys([self.method, *self.methods]):
-            settings = merged(self._table_of(entry(name).base), self._table_of(name))
-            own = settings.pop("model", {})
-            if not isinstance(own, dict):
-                raise PerfedError(f"methods.{name}.model: must be a table (given: {own!r})")
+            settings = merge_tables(self._merge_method_tables(entry(name).base), self._merge_method_tables(name))
+            model_settings = settings.pop("model", {})
+            if not isinstance(model_settings, dict):
+                raise PerfedError(f"methods.{name}.model: must be a table (given: {model_settings!r})")
             method = build_method(name, settings, self.training)
-            stages = _checked(Stages, {**self.model.explicit_settings, **own}, "model")
+            stages = _validate_as(Stages, {**self.model.explicit_settings, **model_settings}, "model")
             stages.build(num_outputs=1)
             self._built[name] = method, stages
         self.build_participation()
@@ -119,11 +118,11 @@ class Experiment(BaseModel):
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Of parameters and inputs."""
+        """The data type of parameters and inputs."""
         return torch.float64 if self.dtype == "float64" else torch.float32
 
     def to_toml(self) -> str:
-        """Return the complete experiment as TOML; :func:`read` of it gives the same experiment."""
+        """Return the complete experiment as TOML text, from which :func:`read` returns an equal experiment."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
     @property
@@ -132,89 +131,95 @@ class Experiment(BaseModel):
         return self._built[self.method][0]
 
     def in_private(self, clients: int, rows: Sequence[int] | None = None) -> PrivateMethod | None:
-        """Return the method under ``[privacy]``; ``None`` without the table.
+        """Return the method with the mechanisms of ``[privacy]``; ``None`` without this table.
 
         Args:
-            clients: how many there are.
-            rows: training rows of each, where they are known.
+            clients: the number of clients.
+            rows: the number of training rows of each client, if known.
 
         Raises:
-            PerfedError: something leaves that has no mechanism, before round 1 or later; names it.
+            PerfedError: the method sends or discloses something without a privacy mechanism, which the message names.
         """
         if self.privacy is None:
             return None
-        who, secure = self.build_participation(), self.secure_aggregation
-        asked = who.count(clients)
-        tables = "public" in self.data.options
-        if tables:
+        participation, secure = self.build_participation(), self.secure_aggregation
+        num_invited = participation.count(clients)
+        has_tables = "public" in self.data.options
+        if has_tables:
             check_public(self.data.options)
-        found = privately(
+        private = privately(
             self.built_method,
             self.privacy,
             self.rounds,
             rows,
             name=self.method,
-            policy=who.policy,
-            shares=0 if secure is None else secure.needed(asked, asked),
+            policy=participation.policy,
+            shares=0 if secure is None else secure.count_required(num_invited, num_invited),
             measured=Measured(
                 self.evaluation.measured,
                 [n for n in range(1, self.rounds + 1) if self.evaluation.is_due(n, self.rounds)],
             ),
         )
-        return found if tables else replace(found, notes=(*found.notes, UNCOUNTED))
+        return private if has_tables else replace(private, notes=(*private.notes, UNCOUNTED))
 
     @property
     def effect(self) -> dict[str, Any]:
-        """What a run with the method is made of, defaults included, without names and what is of other methods."""
+        """All settings that affect a run with the method, with defaults; names and other methods are left out."""
         method, stages = self._built[self.method]
         names = {"name", "description", "data", "model", "training", "methods"}
         data = {"name": self.data.name, **self.data.options}
         return {**self.model_dump(exclude=names), "data": data, "model": stages.explicit_settings, "method": method}
 
     def build_model(self, num_outputs: int, words: Sequence[str] = ()) -> Model:
-        """Return the model, with the method's own ``model`` table on top; the head gets ``num_outputs``.
+        """Return the model, with the settings of the method's ``model`` table.
 
-        ``words``: what the token ids of the inputs stand for.
+        Args:
+            num_outputs: the number of outputs of the head.
+            words: the words of the token ids of the inputs.
         """
         return self._built[self.method][1].build(num_outputs, words)
 
     def model_for(self, federation: Federation) -> Model:
-        """The model as a run on ``federation`` has it: a first layer by columns, where these are shared by name."""
+        """Return the model of a run on ``federation``, whose first layer is split by columns if columns are named."""
         return split_first_layer(
             self.build_model(federation.num_outputs, federation.words or ()), federation.named_inputs
         )
 
     def build_participation(self) -> Participation:
-        """Return the participation; a preset brings its policy.
+        """Return the participation, with the policy of the method if the method is a preset with one.
 
         Raises:
-            PerfedError: the experiment names another one.
+            PerfedError: the experiment names another policy than the preset.
         """
-        policy, given = entry(self.method).policy, self.participation.policy
-        if policy and given not in ("uniform", policy):
-            raise PerfedError(f"participation.policy = '{given}': {self.method} is under '{policy}'; allowed: {policy}")
+        policy, chosen = entry(self.method).policy, self.participation.policy
+        if policy and chosen not in ("uniform", policy):
+            raise PerfedError(f"participation.policy = '{chosen}': {self.method} has '{policy}'; allowed: {policy}")
         return self.participation.with_policy(policy) if policy else self.participation
 
     @field_serializer("participation", mode="wrap")
     def _write_participation(self, value: Participation, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write the settings of the policy also where the method brings it."""
-        policy = method_and_policy(self.method)[1]  # of a model of scikit-learn, which is no method, none
+        """Return the table with the settings of the policy, also if the policy comes from the method."""
+        policy = method_and_policy(self.method)[1]  # None for scikit-learn models, which are not methods
         return {**write(value.with_policy(policy) if policy else value), "policy": value.policy}
 
-    def _table_of(self, method: str) -> dict[str, Any]:
-        """``[methods.NAME]`` and ``[methods."module:NAME"]`` are of the same method."""
-        own: dict[str, Any] = {}
+    def _merge_method_tables(self, method: str) -> dict[str, Any]:
+        """Return the settings in ``[methods.NAME]`` and ``[methods."module:NAME"]``, which are the same method."""
+        settings: dict[str, Any] = {}
         for name, table in self.methods.items():
             if bare_name(name) == bare_name(method):
-                own = merged(own, table)
-        return own
+                settings = merge_tables(settings, table)
+        return settings
 
 
 def read(text: str, where: str) -> Experiment:
-    """Parse and validate an experiment; ``where`` names the file in messages.
+    """Parse and validate an experiment.
+
+    Args:
+        text: the TOML text.
+        where: the name of the file in error messages.
 
     Raises:
-        PerfedError: not TOML, an unknown key, or a value that is not allowed.
+        PerfedError: the text is not valid TOML, a key is unknown, or a value is not allowed.
     """
     try:
         return validate(tomllib.loads(text))
@@ -225,12 +230,13 @@ def read(text: str, where: str) -> Experiment:
 
 
 def validate(table: Mapping[str, Any]) -> Experiment:
-    """Return an experiment from nested dictionaries; everything that can be checked without the data is.
+    """Return an experiment from nested dictionaries, after all checks that do not need the data.
 
-    Names of methods, extensions, data set and policy may be written in any case.
+    Names of methods, extensions, the data set and the policy are accepted in any case.
 
     Raises:
-        PerfedError: an unknown key, method, data set or setting, or a value that is not allowed; names the key.
+        PerfedError: a key, method, data set or setting is unknown, or a value is not allowed; the message names the
+            key.
 
     Example:
         >>> table = {"method": "fedavg", "rounds": 2, "data": {"name": "digits"}, "model": {"head": "linear"}}
@@ -241,21 +247,22 @@ def validate(table: Mapping[str, Any]) -> Experiment:
         perfed.errors.PerfedError: unknown key 'rouns' (did you mean 'rounds'?); allowed: ...
     """
     check_whole_numbers(table)
-    return _checked(Experiment, canonical(table))
+    return _validate_as(Experiment, to_canonical_names(table))
 
 
-def _checked(model: type[_Model], table: Mapping[str, Any], where: str = "") -> _Model:
+def _validate_as(model: type[_Model], table: Mapping[str, Any], where: str = "") -> _Model:
+    """Return ``table`` as an object of ``model``; errors are raised as one line that starts with ``where``."""
     try:
         return model.model_validate(dict(table))
     except ValidationError as error:
-        raise _problem(error, model, where) from None
+        raise _describe_problem(error, model, where) from None
 
 
-def _problem(error: ValidationError, model: type[BaseModel], where: str) -> PerfedError:
-    """The first problem; for an unknown key with the keys that its table may hold."""
+def _describe_problem(error: ValidationError, model: type[BaseModel], where: str) -> PerfedError:
+    """Return an error for the first problem; for an unknown key, it lists the allowed keys of the table."""
     detail = error.errors()[0]
     cause = detail.get("ctx", {}).get("error")
-    if isinstance(cause, PerfedError):  # says itself where
+    if isinstance(cause, PerfedError):  # its message already names the key
         return cause
     problem = summarise_validation_error(error, where)
     if detail["type"] != "extra_forbidden":
@@ -265,7 +272,8 @@ def _problem(error: ValidationError, model: type[BaseModel], where: str) -> Perf
         fields = table_fields(holder)
         name = bare_name(str(part))
         kind = fields[name].annotation if name in fields else None
-        tables = [of for of in (kind, *get_args(kind)) if isinstance(of, type) and issubclass(of, BaseModel)]
+        types = (kind, *get_args(kind))
+        tables = [member for member in types if isinstance(member, type) and issubclass(member, BaseModel)]
         if not tables:
             return problem
         holder = tables[0]
@@ -275,33 +283,34 @@ def _problem(error: ValidationError, model: type[BaseModel], where: str) -> Perf
 
 
 def shipped_files(folder: str) -> dict[str, Traversable]:
-    """Return the TOML files of a folder of this package, by their names without the ending, sorted."""
-    found = (item for item in resources.files(f"perfed.experiment.{folder}").iterdir() if item.name.endswith(".toml"))
-    return {item.name.removesuffix(".toml"): item for item in sorted(found, key=lambda item: item.name)}
+    """Return the TOML files of a folder of this package by name without the suffix, sorted by name."""
+    files = (file for file in resources.files(f"perfed.experiment.{folder}").iterdir() if file.name.endswith(".toml"))
+    return {file.name.removesuffix(".toml"): file for file in sorted(files, key=lambda file: file.name)}
 
 
 def experiment_names() -> list[str]:
-    """Return names of the experiments that come with the package, sorted."""
+    """Return the sorted names of the experiments that come with the package."""
     return [*shipped_files("shipped")]
 
 
 def find_experiment(name: str) -> dict[str, Any]:
-    """Return the TOML table of a shipped experiment, in any case, or of the file ``name``.
+    """Return the TOML table of the shipped experiment ``name``, in any case, or of the file ``name``.
 
-    ``extends = "OTHER"`` takes everything the file does not say from another experiment, or file beside it: tables are
-    merged key by key,
-    except ``data`` and stages that name their ``kind``, which count as a whole.
+    With ``extends = "OTHER"``, keys that the file does not have are taken from another experiment or from another file
+    in the same folder. Tables are merged key by key, except ``data`` and stages with a ``kind``, which are replaced
+    entirely.
 
     Raises:
-        PerfedError: no such experiment, not TOML, or experiments that extend one another in a circle.
+        PerfedError: there is no such experiment, it is not valid TOML, or it extends itself, directly or indirectly.
     """
-    return _extended(name, ())
+    return _read_extended(name, ())
 
 
-def _extended(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
-    if name in seen:
-        raise PerfedError(f"{name}: extends itself ({' -> '.join((*seen, name))})")
-    table = _table(name)
+def _read_extended(name: str, extending: tuple[str, ...]) -> dict[str, Any]:
+    """Return the table of an experiment merged with those that it extends; ``extending`` are the names so far."""
+    if name in extending:
+        raise PerfedError(f"{name}: extends itself ({' -> '.join((*extending, name))})")
+    table = _read_table(name)
     base = table.pop("extends", None)
     if base is None:
         return table
@@ -310,10 +319,10 @@ def _extended(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     beside = Path(name).parent / base
     if base not in experiment_names() and name not in experiment_names() and beside.is_file():
         base = str(beside)
-    return merged(_extended(base, (*seen, name)), table)
+    return merge_tables(_read_extended(base, (*extending, name)), table)
 
 
-def _table(name: str) -> dict[str, Any]:
+def _read_table(name: str) -> dict[str, Any]:
     path = Path(name)
     if shipped := match_name(name, experiment_names()):
         text = shipped_files("shipped")[shipped].read_text(encoding="utf-8")
@@ -328,7 +337,7 @@ def _table(name: str) -> dict[str, Any]:
             f"unknown experiment '{name}'{hint}; give a .toml file or one of: {', '.join(experiment_names())}"
         )
     try:
-        table = canonical(tomllib.loads(text))
+        table = to_canonical_names(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise PerfedError(f"{name}: not valid TOML: {error}") from None
     if path.is_file() and isinstance(table.get("data"), dict):
@@ -336,69 +345,69 @@ def _table(name: str) -> dict[str, Any]:
     return table
 
 
-def merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tables ``base`` with those of ``over`` on top, key by key.
+def merge_tables(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` updated with ``over``; nested tables are merged key by key.
 
-    ``data`` and stages with a ``kind`` count as a whole.
+    ``data`` and stages with a ``kind`` are replaced entirely.
     """
     result = dict(base)
     for key, value in over.items():
-        whole = key == "data" or (isinstance(value, dict) and "kind" in value)
-        both = isinstance(value, dict) and isinstance(base.get(key), dict) and not whole
-        result[key] = merged(base[key], value) if both else value
+        is_replaced = key == "data" or (isinstance(value, dict) and "kind" in value)
+        is_merged = isinstance(value, dict) and isinstance(base.get(key), dict) and not is_replaced
+        result[key] = merge_tables(base[key], value) if is_merged else value
     return result
 
 
-def canonical(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``table`` with the names of its methods, extensions, data set, policy and kind of aggregation
-    as perfed writes them.
+def to_canonical_names(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``table`` with the canonical names of its methods, extensions, data set, policy and kind of aggregation.
 
-    Tables of a method under two spellings become one, of which what comes later wins. What is not known stays as it
-    is: validation says so.
+    Two tables of the same method under different spellings are merged; values of the later one win. Unknown names are
+    not changed, because validation reports them.
 
     Example:
-        >>> canonical({"method": "FedPAC", "methods": {"FedPAC": {"lr": 0.1}}, "data": {"name": "Digits"}})
+        >>> to_canonical_names({"method": "FedPAC", "methods": {"FedPAC": {"lr": 0.1}}, "data": {"name": "Digits"}})
         {'method': 'fedpac', 'methods': {'fedpac': {'lr': 0.1}}, 'data': {'name': 'digits'}}
     """
     result = dict(table)
     if "method" in result:
-        result["method"] = _known(method_id, result["method"])
-    for section, key, known in (
+        result["method"] = _to_canonical_name(method_id, result["method"])
+    for section, key, find_id in (
         ("data", "name", dataset_id),
         ("participation", "policy", policy_id),
         ("aggregation", "kind", aggregator_id),
     ):
-        if isinstance(found := result.get(section), Mapping) and key in found:
-            result[section] = {**found, key: _known(known, found[key])}
+        if isinstance(settings := result.get(section), Mapping) and key in settings:
+            result[section] = {**settings, key: _to_canonical_name(find_id, settings[key])}
     if isinstance(participation := result.get("participation"), Mapping):
         result["participation"] = {
             qualified_name(key) if key in POLICIES else key: value for key, value in participation.items()
         }
     if isinstance(methods := result.get("methods"), Mapping):
-        own: dict[str, Any] = {}
+        tables: dict[str, Any] = {}
         for name, settings in methods.items():
-            own = merged(own, {_known(method_id, name): _with_extensions(settings)})
-        result["methods"] = own
+            tables = merge_tables(tables, {_to_canonical_name(method_id, name): _with_canonical_extensions(settings)})
+        result["methods"] = tables
     return result
 
 
-def _with_extensions(settings: Any) -> Any:
-    """Return a method's table with its extensions as perfed writes them."""
+def _with_canonical_extensions(settings: Any) -> Any:
+    """Return a method's table with the canonical names of its extensions."""
     if not isinstance(settings, Mapping) or not isinstance(extensions := settings.get("extensions"), list):
         return settings
-    return {**settings, "extensions": [_known(extension_id, name) for name in extensions]}
+    return {**settings, "extensions": [_to_canonical_name(extension_id, name) for name in extensions]}
 
 
-def _known(known: Callable[[str], str], name: Any) -> Any:
+def _to_canonical_name(find_id: Callable[[str], str], name: Any) -> Any:
+    """Return the name that ``find_id`` finds; a value that is not a known name is returned as it is."""
     try:
-        return known(name) if isinstance(name, str) else name
+        return find_id(name) if isinstance(name, str) else name
     except PerfedError:
         return name
 
 
 @contextmanager
 def readable(file: Path) -> Iterator[Path]:
-    """Say in one line that ``file`` is not what was written: missing, damaged, or with other content."""
+    """Raise a one-line error if ``file``, which is read inside the ``with`` block, is missing or damaged."""
     try:
         yield file
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""The Cox model of a site alone, in scikit-learn's manner."""
+"""The Cox model of a single site, with scikit-learn's interface."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from perfed.data.files import optional_package
 
 
 class Cox(BaseEstimator):  # type: ignore[misc]
-    """The maximum of the Cox partial log-likelihood (ties: Efron) less ``n penalizer |b|^2 / 2``.
+    """A Cox model, which maximises the partial log-likelihood (ties: Efron) minus ``n penalizer |b|^2 / 2``.
 
-    ``n`` is the number of samples, ``b`` the coefficients of the columns in units of their standard deviation. Columns
-    that are constant have the coefficient 0; without an event, or without any other column, all hazards are the same.
+    ``n`` is the number of samples, and ``b`` are the coefficients of the columns in units of their standard deviation.
+    Constant columns have the coefficient 0. If there is no event or all columns are constant, all hazards are equal.
 
     Args:
-        penalizer: how strongly coefficients are held near 0. Without it (lifelines' default) there is no maximum where
-            a column tells who has the event first.
+        penalizer: the strength of the L2 penalty on the coefficients. With 0, the default of lifelines, there is no
+            maximum if a column determines the order of the events.
 
     Attributes:
-        events_: events among the samples that it was fitted to.
+        events_: the number of events among the training samples.
 
     Raises:
-        PerfedError: lifelines is not installed; names the extra.
+        PerfedError: lifelines is not installed; the message names the extra.
 
     Source: Cox 1972; Efron 1977; lifelines' ``CoxPHFitter``.
     """
@@ -35,7 +35,7 @@ class Cox(BaseEstimator):  # type: ignore[misc]
         optional_package("lifelines", "a Cox model", extra="tables")
 
     def fit(self, x: NDArray[Any], y: NDArray[Any]) -> Self:
-        """Fit to inputs ``(samples, columns)`` and times and events ``(samples, 2)``.
+        """Fit the model to inputs ``(samples, columns)`` and to times and events ``(samples, 2)``.
 
         Raises:
             ValueError: lifelines finds no maximum.
@@ -52,13 +52,13 @@ class Cox(BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, x: NDArray[Any]) -> NDArray[np.float64]:
-        """Return log hazards ``(samples, 1)``, up to a constant."""
+        """Return the log hazards ``(samples, 1)``, up to a constant."""
         return np.asarray(x.astype(np.float64) @ self.coefficients[:, None])
 
     @property
     def coefficients(self) -> NDArray[np.float64]:
-        """Of the columns as they are given, ``(columns,)``."""
-        found = np.zeros(len(self._varies))
+        """The coefficients of the unscaled columns, ``(columns,)``."""
+        coefficients = np.zeros(len(self._varies))
         if self._fitted is not None:
-            found[self._varies] = self._fitted.params_.to_numpy()
-        return found
+            coefficients[self._varies] = self._fitted.params_.to_numpy()
+        return coefficients

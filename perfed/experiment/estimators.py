@@ -1,6 +1,6 @@
-"""scikit-learn's models by name, a Cox model in their manner, and the strengths of each that are tried.
+"""Named scikit-learn models, a Cox model with the same interface, and the values that tuning tries for each.
 
-Most commands train none of them: scikit-learn is imported when a model is made.
+scikit-learn is imported only when a model is created, because most commands train none.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from perfed.plugins import POOLED, SKLEARN, import_user_module, match_name
 
 SEED = "the seed"
 LEAVES = (1, 5)
-"""Fewest samples in a leaf of a random forest: the forest takes what is better out of bag, where nothing is tuned."""
+"""Candidates for the minimum leaf size of a random forest that is not tuned; the out-of-bag error decides."""
 
 TRIES = 5
-"""Values of the strength of a named model that are tried on validation data, unless the experiment says how many."""
+"""The number of values of a model's setting that tuning tries, unless the experiment has ``baseline_tries``."""
 
 
 @dataclass(frozen=True)
-class _Known:
-    """A model with a name of its own.
+class _NamedModel:
+    """A model with a short name.
 
     Attributes:
-        makers: by task the module and class of the model, and its settings; :data:`SEED` stands for the seed.
-        setting: how strongly it is held back from fitting the training samples; empty where nothing is fitted.
-        strongest, default, weakest: ends of what is tried of it, and what it is otherwise. Whole numbers stay such.
+        makers: the module and class of the model and its settings, by task; :data:`SEED` stands for the seed.
+        setting: the parameter that regularises the model and is tuned; empty if the model has none.
+        strongest, default, weakest: the value of this parameter with the strongest regularisation that is tried, the
+            value without tuning, and the value with the weakest one. Integers remain integers.
     """
 
     makers: dict[Task, tuple[str, dict[str, Any]]]
@@ -44,45 +45,46 @@ class _Known:
     weakest: float = 1.0
 
     def values(self, number: int) -> tuple[float, ...]:
-        """Return so many, the default first; those on either side of it are equally far apart as factors."""
-        away = number - 1 if self.weakest == self.default else number // 2
-        found = [
-            *np.geomspace(self.strongest, self.default, away + 1)[:-1],
-            *np.geomspace(self.default, self.weakest, number - away)[1:],
+        """Return ``number`` values of the setting: the default first, then values in geometric steps on both sides."""
+        num_stronger = number - 1 if self.weakest == self.default else number // 2
+        candidates = [
+            *np.geomspace(self.strongest, self.default, num_stronger + 1)[:-1],
+            *np.geomspace(self.default, self.weakest, number - num_stronger)[1:],
         ]
-        return (self.default, *(_whole if isinstance(self.default, int) else _short)(sorted(found), self.default))
+        round_values = _round_to_integers if isinstance(self.default, int) else _round_to_few_digits
+        return (self.default, *round_values(sorted(candidates), self.default))
 
 
-def _whole(values: Sequence[float], least: float) -> list[int]:
-    """Different whole numbers above ``least``."""
-    found = [int(least)]
+def _round_to_integers(values: Sequence[float], minimum: float) -> list[int]:
+    """Round sorted values down to integers, raised where necessary so that all differ and are above ``minimum``."""
+    integers = [int(minimum)]
     for value in values:
-        found.append(max(int(value), found[-1] + 1))
-    return found[1:]
+        integers.append(max(int(value), integers[-1] + 1))
+    return integers[1:]
 
 
-def _short(values: Sequence[float], other: float) -> list[float]:
-    """``values`` with as few digits as leave them different from each other and from ``other``."""
+def _round_to_few_digits(values: Sequence[float], excluded: float) -> list[float]:
+    """Round values to the fewest digits with which they still differ from each other and from ``excluded``."""
     for digits in range(1, 17):
-        found = [float(f"{value:.{digits}g}") for value in values]
-        if len({*found, other}) > len(values):
-            return found
+        rounded = [float(f"{value:.{digits}g}") for value in values]
+        if len({*rounded, excluded}) > len(values):
+            return rounded
     return list(values)
 
 
-# GradientBoosting and not HistGradientBoosting: that one puts no fewer than 20 samples into a leaf and so says the same
-# for every sample of a client that has under 40; the exact splits of this one cost nothing with a few hundred samples.
-# Its trees are shallow, for those of scikit-learn's depth, 3, over-fit a site's few rows.
+# HistGradientBoosting is not used: its leaves have at least 20 samples, so that its predictions are constant for a
+# client with fewer than 40. The exact splits of GradientBoosting are fast enough for a few hundred samples. The trees
+# are shallower than scikit-learn's default depth of 3, which over-fits the few rows of a site.
 _SEEDED = {"random_state": SEED}
 _BOOSTED = {"max_depth": 2, **_SEEDED}
-_KNOWN = {
-    "logistic": _Known(
+_NAMED_MODELS = {
+    "logistic": _NamedModel(
         {"classification": ("sklearn.linear_model.LogisticRegression", {"max_iter": 1000})}, "C", 0.01, 1.0, 100.0
     ),
-    "ridge": _Known({"regression": ("sklearn.linear_model.Ridge", {})}, "alpha", 100.0, 1.0, 0.01),
-    "cox": _Known({"survival": ("perfed.experiment.cox.Cox", {})}, "penalizer", 10.0, 0.1, 0.001),
-    "svc": _Known({"classification": ("sklearn.svm.SVC", {})}, "C", 0.01, 1.0, 100.0),
-    "random-forest": _Known(
+    "ridge": _NamedModel({"regression": ("sklearn.linear_model.Ridge", {})}, "alpha", 100.0, 1.0, 0.01),
+    "cox": _NamedModel({"survival": ("perfed.experiment.cox.Cox", {})}, "penalizer", 10.0, 0.1, 0.001),
+    "svc": _NamedModel({"classification": ("sklearn.svm.SVC", {})}, "C", 0.01, 1.0, 100.0),
+    "random-forest": _NamedModel(
         {
             "classification": ("sklearn.ensemble.RandomForestClassifier", _SEEDED),
             "regression": ("sklearn.ensemble.RandomForestRegressor", _SEEDED),
@@ -92,7 +94,7 @@ _KNOWN = {
         1,
         1,
     ),
-    "gradient-boosting": _Known(
+    "gradient-boosting": _NamedModel(
         {
             "classification": ("sklearn.ensemble.GradientBoostingClassifier", _BOOSTED),
             "regression": ("sklearn.ensemble.GradientBoostingRegressor", _BOOSTED),
@@ -102,12 +104,12 @@ _KNOWN = {
         0.1,
         1.0,
     ),
-    "majority": _Known({"classification": ("sklearn.dummy.DummyClassifier", {})}),
-    "mean": _Known({"regression": ("sklearn.dummy.DummyRegressor", {})}),
+    "majority": _NamedModel({"classification": ("sklearn.dummy.DummyClassifier", {})}),
+    "mean": _NamedModel({"regression": ("sklearn.dummy.DummyRegressor", {})}),
 }
 
 
-def _made(name: str, settings: Mapping[str, Any], seed: int) -> Any:
+def _create_model(name: str, settings: Mapping[str, Any], seed: int) -> Any:
     module, _, attribute = name.rpartition(".")
     kind = getattr(import_module(module), attribute)
     return kind(**{key: seed if value == SEED else value for key, value in settings.items()})
@@ -116,78 +118,88 @@ def _made(name: str, settings: Mapping[str, Any], seed: int) -> Any:
 def _is_for(model: Any, task: Task) -> bool:
     from sklearn.base import is_classifier, is_regressor
 
-    known = {"classification": is_classifier, "regression": is_regressor}
-    return task in known and bool(known[task](model))
+    checks = {"classification": is_classifier, "regression": is_regressor}
+    return task in checks and bool(checks[task](model))
 
 
 def is_baseline(name: str) -> bool:
-    """Return whether ``name`` stands for scikit-learn models and not for a method."""
+    """Return whether ``name`` denotes a scikit-learn model rather than a method."""
     return name.startswith((SKLEARN, POOLED))
 
 
 def is_pooled(name: str) -> bool:
-    """Return whether ``name`` stands for one model on the samples of all clients together."""
+    """Return whether ``name`` denotes one model that is trained on the samples of all clients together."""
     return name.startswith(POOLED)
 
 
 def baseline_names() -> list[str]:
-    """Return the models per client that have a name of their own."""
-    return [SKLEARN + name for name in _KNOWN]
+    """Return the names of the models that are trained per client and have a short name."""
+    return [SKLEARN + name for name in _NAMED_MODELS]
 
 
 def baseline_id(name: str) -> str:
-    """Return the baseline ``name`` as files have it, whatever the case of a model with a name of its own.
+    """Return the canonical name of a baseline; short names are accepted in any case.
 
     Raises:
-        PerfedError: there is none; says what is allowed.
+        PerfedError: there is no such model; the message lists the allowed names.
 
     Example:
         >>> baseline_id("sklearn:SVC"), baseline_id("sklearn:sklearn.svm.SVC")
         ('sklearn:svc', 'sklearn:sklearn.svm.SVC')
     """
-    bare = _bare(name)
-    known = match_name(bare, _KNOWN)
-    if known is None:
-        _class_of(name)
-    return f"{name.removesuffix(bare)}{known or bare}"
+    bare = _remove_prefix(name)
+    short_name = match_name(bare, _NAMED_MODELS)
+    if short_name is None:
+        _import_class(name)
+    return f"{name.removesuffix(bare)}{short_name or bare}"
 
 
 def tries(name: str, number: int) -> tuple[str, tuple[float, ...]] | None:
-    """Return the setting of the baseline ``name`` that is tried, and ``number`` values of it, the default first, which
-    so is taken unless another is better; ``None`` for a class of any other name, and where there is nothing to try.
+    """Return the tuned setting of the baseline ``name`` and the values that are tried.
+
+    Returns:
+        The name of the setting, and ``number`` values of it. The default comes first, so that it is chosen unless
+        another value is better. ``None`` for a class without a short name and for a model without such a setting.
     """
-    known = _KNOWN.get(_bare(name))
-    return (known.setting, known.values(number)) if known is not None and known.setting else None
+    model = _NAMED_MODELS.get(_remove_prefix(name))
+    return (model.setting, model.values(number)) if model is not None and model.setting else None
 
 
 def new_model(name: str, task: Task, seed: int) -> Any:
-    """Return the untrained model of the baseline ``name``: scikit-learn's defaults, and the seed where it draws.
+    """Return an untrained model of the baseline ``name`` with scikit-learn's defaults and the seed, if it uses one.
 
     Raises:
-        PerfedError: none of that name, or none for such targets; says what is allowed.
+        PerfedError: there is no such model, or it does not support the task; the message lists the allowed names.
     """
-    known = _KNOWN.get(_bare(name))
-    if known is not None and task in known.makers:
-        return _made(*known.makers[task], seed)
-    if known is None and task != "survival" and _is_for(model := _instance(name, seed), task):
+    named_model = _NAMED_MODELS.get(_remove_prefix(name))
+    if named_model is not None and task in named_model.makers:
+        return _create_model(*named_model.makers[task], seed)
+    if named_model is None and task != "survival" and _is_for(model := _create_instance(name, seed), task):
         return model
     prefix = POOLED if is_pooled(name) else SKLEARN
-    own = ", ".join(prefix + other for other, item in _KNOWN.items() if task in item.makers)
+    allowed = ", ".join(prefix + short_name for short_name, model in _NAMED_MODELS.items() if task in model.makers)
     kind = task if task == "survival" else f"a {task}"
-    raise PerfedError(f"{name} is not for {kind}, which these data are; allowed: {own}")
+    raise PerfedError(f"{name} is not for {kind}, which these data are; allowed: {allowed}")
 
 
 def trained(name: str, model: Any, x: NDArray[Any], y: NDArray[Any], tuned: bool) -> Any:
-    """Return the model of the baseline ``name``, trained on ``x`` ``(samples, features)``.
+    """Train the model of the baseline ``name`` and return it.
 
-    A random forest that is not ``tuned`` has leaves of at least one sample or five (:data:`LEAVES`), whichever is
-    better on the samples that each tree was not given, by Brier score or squared error (Breiman 2001, section 3.1). No
-    fixed number is good everywhere: five is better on noisy sites and much worse where a class has few samples.
+    A random forest that is not tuned has leaves of at least one or five samples (:data:`LEAVES`), whichever has the
+    better out-of-bag Brier score or squared error (Breiman 2001, section 3.1). No fixed size is good everywhere: five
+    is better on noisy sites and much worse if a class has few samples.
 
-    The thresholds of decision trees are moved to where new samples do not lie (:mod:`perfed.maths.thresholds`).
+    The thresholds of decision trees are moved to where new samples are not expected (:mod:`perfed.maths.thresholds`).
+
+    Args:
+        name: the name of the baseline.
+        model: the untrained model.
+        x: the inputs, ``(samples, features)``.
+        y: the targets.
+        tuned: whether the setting of the model was tuned.
     """
-    if _bare(name) == "random-forest" and not tuned:
-        fitted = max((_out_of_bag(model, leaf, x, y) for leaf in LEAVES), key=lambda scored: scored[0])[1]
+    if _remove_prefix(name) == "random-forest" and not tuned:
+        fitted = max((_fit_out_of_bag(model, leaf, x, y) for leaf in LEAVES), key=lambda scored: scored[0])[1]
     else:
         fitted = model.fit(x, y)
     values = distinct_values(x)
@@ -197,7 +209,7 @@ def trained(name: str, model: Any, x: NDArray[Any], y: NDArray[Any], tuned: bool
 
 
 def _trees_of(model: Any, columns: int) -> Iterator[Any]:
-    """Yield the decision trees on ``columns`` columns that a fitted model, or several in a list, consist of."""
+    """Yield the decision trees of a fitted model, or of a list of models, that have ``columns`` input columns."""
     if isinstance(model, list | np.ndarray):
         for part in model:
             yield from _trees_of(part, columns)
@@ -207,51 +219,54 @@ def _trees_of(model: Any, columns: int) -> Iterator[Any]:
         yield from _trees_of(getattr(model, "estimators_", []), columns)
 
 
-def _out_of_bag(forest: Any, leaf: int, x: NDArray[Any], y: NDArray[Any]) -> tuple[float, Any]:
-    """How near such a forest is to the samples that its trees were not given, minus the mean squared distance; and the
-    forest, without what it says of each of these.
+def _fit_out_of_bag(forest: Any, leaf: int, x: NDArray[Any], y: NDArray[Any]) -> tuple[float, Any]:
+    """Fit a clone of ``forest`` with leaves of at least ``leaf`` samples, and score it out of bag.
+
+    Returns:
+        The negative mean squared error or Brier score on out-of-bag samples, and the fitted forest without its
+        out-of-bag predictions.
     """
     from sklearn.base import clone, is_regressor
 
     fitted = clone(forest).set_params(min_samples_leaf=leaf, oob_score=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # all trees may have been given one of few samples, whatever the leaf
+        warnings.simplefilter("ignore")  # with few samples, one may be in the bag of every tree
         fitted.fit(x, y)
     fitted.set_params(oob_score=False)
     del fitted.oob_score_
     if is_regressor(forest):
         return -float(np.mean((vars(fitted).pop("oob_prediction_") - y) ** 2)), fitted
-    said = vars(fitted).pop("oob_decision_function_")
-    return -float(np.mean((said - (y[:, None] == fitted.classes_)) ** 2)), fitted
+    probabilities = vars(fitted).pop("oob_decision_function_")
+    return -float(np.mean((probabilities - (y[:, None] == fitted.classes_)) ** 2)), fitted
 
 
-def _bare(name: str) -> str:
+def _remove_prefix(name: str) -> str:
     return name.removeprefix(SKLEARN).removeprefix(POOLED)
 
 
-def _instance(name: str, seed: int) -> Any:
+def _create_instance(name: str, seed: int) -> Any:
     try:
-        model = _class_of(name)()
+        model = _import_class(name)()
     except TypeError as error:
         raise PerfedError(f"{name}: cannot be made without settings: {error}") from None
     return model.set_params(random_state=seed) if "random_state" in model.get_params() else model
 
 
-def _class_of(name: str) -> Any:
+def _import_class(name: str) -> Any:
     from sklearn.base import BaseEstimator
 
-    module, _, attribute = _bare(name).rpartition(".")
+    module, _, attribute = _remove_prefix(name).rpartition(".")
     if not module:
-        raise PerfedError(f"unknown scikit-learn model '{name}'; allowed: {', '.join(_allowed(name))}")
+        raise PerfedError(f"unknown scikit-learn model '{name}'; allowed: {', '.join(_list_allowed_names(name))}")
     try:
-        found = getattr(import_user_module(module), attribute)
-    except Exception as error:  # whatever a user's module does
+        estimator_class = getattr(import_user_module(module), attribute)
+    except Exception as error:  # a user's module can raise any exception
         raise PerfedError(f"{name}: no class '{attribute}' of a module '{module}': {error}") from None
-    if not (isinstance(found, type) and issubclass(found, BaseEstimator)):
+    if not (isinstance(estimator_class, type) and issubclass(estimator_class, BaseEstimator)):
         raise PerfedError(f"{name}: '{attribute}' of '{module}' is no estimator of scikit-learn's kind")
-    return found
+    return estimator_class
 
 
-def _allowed(name: str) -> Sequence[str]:
+def _list_allowed_names(name: str) -> Sequence[str]:
     prefix = POOLED if is_pooled(name) else SKLEARN
-    return [*(prefix + own for own in _KNOWN), f"{prefix}module.Class"]
+    return [*(prefix + short_name for short_name in _NAMED_MODELS), f"{prefix}module.Class"]

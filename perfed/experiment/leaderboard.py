@@ -24,28 +24,28 @@ from perfed.run.directory import marker_of
 from perfed.system import write_atomic
 
 MakeExecute = Callable[[str, int], Execute]
-"""Returns what executes the runs of a row, from the row's name and the number of its runs."""
+"""Returns the function that executes the runs of a row, from the name of the row and the number of its runs."""
 
 
 def run_leaderboard(study: Study, make_execute: MakeExecute, resources: Resources = USUAL) -> list[str]:
-    """Execute the runs that are not finished, row by row, and write the leaderboard after each row.
+    """Execute the runs that have not finished, row by row, and write the leaderboard after each row.
 
     ``ROW/`` in the study's directory is a comparison, ``tuning/ROW/`` the search that chooses the row's settings.
 
     Args:
         study: the study of a leaderboard.
-        make_execute: makes what executes the runs of a row.
+        make_execute: returns the function that executes the runs of a row.
         resources: the resources of the runs.
 
     Returns:
-        Why runs failed.
+        An error message for each run that failed.
     """
     board, failed = leaderboard_of(study), list[str]()
     for row in board.run:
         try:
             comparison = _open_row(study.path, board, row, make_execute, resources)
-            if left := len(comparison.left()):
-                _, errors = comparison.execute(resources, make_execute(row.name, left))
+            if unfinished := comparison.list_unfinished():
+                _, errors = comparison.execute(resources, make_execute(row.name, len(unfinished)))
                 failed += [f"{row.name}: {error}" for error in errors]
         except PerfedError as error:
             failed.append(f"{row.name}: {error}")
@@ -81,15 +81,15 @@ def _open(path: Path, spec: ComparisonSpec | Search, resources: Resources) -> St
     if not marker_of(path)[0]:
         return Study.create(path, spec, resources)
     before = Study.read(path).spec
-    if not isinstance(before, ComparisonSpec) or _identity(before) != _identity(spec):
-        raise PerfedError(f"{path}: was begun with another experiment than the leaderboard has now; remove it")
+    if not isinstance(before, ComparisonSpec) or _select_identity(before) != _select_identity(spec):
+        raise PerfedError(f"{path}: was started with another experiment than the leaderboard has now; remove it")
     study = Study(path, replace(before, seeds=spec.seeds))
     study.write()
     return study
 
 
-def _identity(spec: ComparisonSpec) -> tuple[Any, ...]:
-    """Return what must not change when a study is continued; the device may."""
+def _select_identity(spec: ComparisonSpec) -> tuple[Any, ...]:
+    """Return the parts of a specification that must not change when a study is continued; the device may change."""
     table = {key: value for key, value in spec.table.items() if key != "device"}
     return table, spec.points if isinstance(spec, Search) else None
 

@@ -1,4 +1,4 @@
-"""What users ask for: methods and seeds, the comparisons of a campaign's file, or one for each value of a key."""
+"""Parsing of requests: methods, seeds, the comparisons of a campaign's file, and sweeps over the values of a key."""
 
 from __future__ import annotations
 
@@ -22,53 +22,58 @@ from perfed.settings import STRICT
 
 
 def parse_names(text: str, *, baselines: bool = False) -> list[str]:
-    """Return names of methods separated by commas, as :func:`known_methods` has them."""
+    """Return the canonical names of methods separated by commas; see :func:`check_methods`."""
     names = [name.strip() for name in text.split(",") if name.strip()]
-    return known_methods(names, "--methods", baselines=baselines)
+    return check_methods(names, "--methods", baselines=baselines)
 
 
-def known_methods(names: Sequence[str], where: str, *, baselines: bool = False) -> list[str]:
-    """Return the ``names`` as files have them, whatever their case; ``baselines``: those of scikit-learn models too.
+def check_methods(names: Sequence[str], where: str, *, baselines: bool = False) -> list[str]:
+    """Return the canonical names of methods, after checking that they exist.
+
+    Args:
+        names: names in any case.
+        where: the start of error messages.
+        baselines: whether scikit-learn models and the blend are allowed, too.
 
     Raises:
-        PerfedError: no names, an unknown one or one that is there twice; starts with ``where``.
+        PerfedError: there are no names, or a name is unknown or occurs twice.
 
     Example:
-        >>> known_methods(["Local", "FedAvg-FT"], "methods")
+        >>> check_methods(["Local", "FedAvg-FT"], "methods")
         ['local', 'fedavg-ft']
     """
     if not names:
         raise PerfedError(f"{where}: at least one is needed; 'perfed list methods' names them")
     try:
-        found = [_row_id(name) if baselines else method_id(name) for name in names]
+        canonical_names = [_row_id(name) if baselines else method_id(name) for name in names]
     except PerfedError as error:
         raise PerfedError(f"{where}: {error}") from None
-    if len(set(found)) < len(found):
+    if len(set(canonical_names)) < len(canonical_names):
         raise PerfedError(f"{where} {','.join(names)}: a method is named twice")
-    return found
+    return canonical_names
 
 
 def _row_id(name: str) -> str:
-    """A method, a model of scikit-learn's, or the blend of the others."""
+    """Return the canonical name of a method, a scikit-learn model or the blend."""
     return BLEND if name.casefold() == BLEND else baseline_id(name) if is_baseline(name) else method_id(name)
 
 
-def suggested(table: Mapping[str, Any]) -> list[str]:
-    """Return a few methods to compare on the experiment ``table``: Local, its own, and those that it has settings for.
+def suggest_methods(table: Mapping[str, Any]) -> list[str]:
+    """Return at most four methods to compare on an experiment: Local, its method, and methods with settings in it.
 
     Example:
-        >>> suggested({"method": "fedpac", "methods": {"local": {"lr": 0.01}, "ditto": {"lr": 0.001}}})
+        >>> suggest_methods({"method": "fedpac", "methods": {"local": {"lr": 0.01}, "ditto": {"lr": 0.001}}})
         ['local', 'fedpac', 'ditto']
     """
-    own, tables = str(table.get("method", Experiment.model_fields["method"].default)), table.get("methods")
-    return list(dict.fromkeys(["local", own, *(tables if isinstance(tables, Mapping) else ())]))[:4]
+    method, tables = str(table.get("method", Experiment.model_fields["method"].default)), table.get("methods")
+    return list(dict.fromkeys(["local", method, *(tables if isinstance(tables, Mapping) else ())]))[:4]
 
 
 def parse_seeds(text: str, where: str = "--seeds") -> list[int]:
     """Return the seeds of ``"0..2"`` (inclusive), ``"0,3,5"`` or ``"7"``.
 
     Raises:
-        PerfedError: anything else; starts with ``where``.
+        PerfedError: the text has another form; the message starts with ``where``.
     """
     problem = PerfedError(f"{where} {text}: must be like 0..2 (inclusive), 0,3,5 or 7")
     try:
@@ -97,10 +102,14 @@ class _Entry(BaseModel):
 
 
 def read_campaign(file: Path, settings: Sequence[str] = ()) -> dict[str, ComparisonSpec]:
-    """Return the comparisons of a file, by name, in its order; ``settings`` are assignments on top for all.
+    """Return the comparisons of a campaign's file by name, in the order of the file.
+
+    Args:
+        file: the file.
+        settings: assignments that override the settings of all comparisons.
 
     Raises:
-        PerfedError: no such file, not TOML, or a comparison that cannot be; names it.
+        PerfedError: the file does not exist or is not valid TOML, or a comparison is not valid.
     """
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -110,54 +119,55 @@ def read_campaign(file: Path, settings: Sequence[str] = ()) -> dict[str, Compari
     if content or not isinstance(entries, list) or not entries:
         unknown = f"unknown key '{next(iter(content))}'" if content else "holds no comparison"
         raise PerfedError(f"{file}: {unknown}; a campaign is tables [[comparison]], nothing else")
-    found: dict[str, ComparisonSpec] = {}
+    comparisons: dict[str, ComparisonSpec] = {}
     for number, values in enumerate(entries, start=1):
         try:
             entry = _Entry.model_validate(values)
         except ValidationError as error:
             raise PerfedError(f"{file}: {summarise_validation_error(error, f'comparison {number}')}") from None
         name = entry.name or entry.experiment
-        if name in found:
+        if name in comparisons:
             raise PerfedError(f"{file}: two comparisons are called '{name}'; give one another name")
-        with problems_of(f"{file}: comparison '{name}'"):
-            methods = known_methods(entry.methods, "methods", baselines=True)
+        with name_in_errors(f"{file}: comparison '{name}'"):
+            methods = check_methods(entry.methods, "methods", baselines=True)
             table = find_experiment(
                 match_name(entry.experiment, experiment_names()) or str(file.parent / entry.experiment)
             )
             table = override(table, [*entry.settings, *settings], federated(methods))
-            found[name] = ComparisonSpec(table, methods, parse_seeds(entry.seeds, "seeds"))
-            found[name].check()
-    return found
+            comparisons[name] = ComparisonSpec(table, methods, parse_seeds(entry.seeds, "seeds"))
+            comparisons[name].check()
+    return comparisons
 
 
 @contextmanager
-def problems_of(what: str) -> Iterator[None]:
-    """Say what a problem is of."""
+def name_in_errors(name: str) -> Iterator[None]:
+    """Add the name of a comparison to errors that are raised inside the ``with`` block."""
     try:
         yield
     except PerfedError as error:
-        raise PerfedError(f"{what}: {error}") from None
+        raise PerfedError(f"{name}: {error}") from None
 
 
-def swept(
+def plan_sweep(
     table: dict[str, Any], axis: str, methods: list[str], seeds: list[int]
 ) -> tuple[str, dict[str, ComparisonSpec]]:
     """Return the key of ``axis`` (``key=v1,v2,...``), and a comparison for each of its values, by ``key=value``.
 
     Raises:
-        PerfedError: fewer than two values, one that is there twice or is not allowed, an unknown key, or two values
-            with which nothing is different for any of the methods.
+        PerfedError: there are fewer than two values, a value occurs twice or is not allowed, the key is unknown, or two
+            values make no difference to any of the methods.
     """
     points, names = axis_of(axis), federated(methods)
     if len(points) < 2:
         raise PerfedError(f"{axis}: a sweep needs two values or more, as in {axis.rstrip(',')},...")
-    found = {point: ComparisonSpec(override(table, [point], names), methods, seeds) for point in points}
+    comparisons = {point: ComparisonSpec(override(table, [point], names), methods, seeds) for point in points}
     effects: dict[str, list[dict[str, Any]]] = {}
-    for point, planned in found.items():
+    for point, planned in comparisons.items():
         planned.check()
-        own = [planned.experiment(method, 0).effect for method in names]
-        effects[point] = own or [{"data": validate(planned.table).data}]  # models of scikit-learn alone
-    for one, other in combinations(points, 2):
-        if effects[one] == effects[other]:
-            raise PerfedError(f"{axis}: {one} and {other} make no difference to {', '.join(methods)}")
-    return points[0].partition("=")[0], found
+        method_effects = [planned.experiment(method, 0).effect for method in names]
+        # Without a method, only data can make a difference to scikit-learn models.
+        effects[point] = method_effects or [{"data": validate(planned.table).data}]
+    for first, second in combinations(points, 2):
+        if effects[first] == effects[second]:
+            raise PerfedError(f"{axis}: {first} and {second} make no difference to {', '.join(methods)}")
+    return points[0].partition("=")[0], comparisons

@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from perfed.engine.metrics import chosen
+from perfed.engine.metrics import find_metric
 from perfed.errors import PerfedError, suggest_name, summarise_validation_error
 from perfed.experiment.comparison import USUAL, Resources
-from perfed.experiment.config import merged, shipped_files
+from perfed.experiment.config import merge_tables, shipped_files
 from perfed.experiment.overrides import override
 from perfed.plugins import match_name
 from perfed.settings import LISTED, STRICT
@@ -24,8 +24,8 @@ class Row(BaseModel):
     Attributes:
         name: the name of the row, from which the folder of its runs is named.
         method: perfed's method; not given for a row that is shown but not run.
-        theirs_mean, theirs_std: the published figure, over the seeds of its authors.
-        note: why perfed's figure differs, or a caveat.
+        theirs_mean, theirs_std: the published mean and standard deviation over the seeds of its authors.
+        note: the reason why perfed's figure differs, or a caveat.
         grid: axes of a search on validation rows before the runs (``"lr=0.01,0.1"``); empty for none.
         experiment: the settings that differ from the leaderboard's experiment.
     """
@@ -74,7 +74,7 @@ class Board(BaseModel):
 
     @model_validator(mode="after")
     def _check_rows(self) -> Board:
-        chosen(self.metric)
+        find_metric(self.metric)
         folders = [row.folder for row in self.rows]
         for row in self.rows:
             if folders.count(row.folder) > 1:
@@ -88,7 +88,7 @@ class Board(BaseModel):
 
     def table(self, row: Row, settings: Sequence[str] = ()) -> dict[str, Any]:
         """Return the experiment of ``row``, with ``settings`` on top."""
-        return override(merged(self.experiment, row.experiment), settings, [row.method])
+        return override(merge_tables(self.experiment, row.experiment), settings, [row.method])
 
 
 def board_names() -> list[str]:
@@ -106,9 +106,9 @@ def find_board(name: str) -> Board:
         >>> find_board("flamby-heart").rows[0].name
         'Pooled training'
     """
-    known = board_names()
-    if (shipped := match_name(name, known)) is None:
-        raise PerfedError(f"unknown leaderboard '{name}'{suggest_name(name, known)}; allowed: {', '.join(known)}")
+    names = board_names()
+    if (shipped := match_name(name, names)) is None:
+        raise PerfedError(f"unknown leaderboard '{name}'{suggest_name(name, names)}; allowed: {', '.join(names)}")
     try:
         return Board.model_validate(tomllib.loads(shipped_files("boards")[shipped].read_text(encoding="utf-8")))
     except ValidationError as error:
@@ -117,7 +117,7 @@ def find_board(name: str) -> Board:
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """What is run of a published leaderboard: the content of its marker.
+    """The part of a published leaderboard that is run: the content of its marker.
 
     Attributes:
         name: the name of the leaderboard.

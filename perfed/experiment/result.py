@@ -12,10 +12,10 @@ from perfed.datasets.catalogue import register_temporarily
 from perfed.errors import PerfedError
 from perfed.experiment.blended_models import BlendedModels, opened_models
 from perfed.experiment.comparison import ComparisonSpec, Conclusion, federated
-from perfed.experiment.config import canonical
-from perfed.experiment.jobs import Execute, Jobs, in_turn
+from perfed.experiment.config import to_canonical_names
+from perfed.experiment.jobs import Execute, Jobs, execute_in_turn
 from perfed.experiment.kept_models import KeptModels
-from perfed.experiment.planned import known_methods
+from perfed.experiment.planned import check_methods
 from perfed.experiment.search import Search, read_chosen
 from perfed.experiment.study import Study, read_comparison
 from perfed.experiment.worker import Source
@@ -34,7 +34,7 @@ class ComparisonResult:
     Attributes:
         path: the comparison's directory, with the files of ``perfed compare``.
         methods, seeds: the methods and seeds that were run.
-        failed: why runs failed, if any did.
+        failed: an error message for each run that failed.
     """
 
     path: Path
@@ -52,12 +52,12 @@ class ComparisonResult:
     def table(self) -> Any:
         """A pandas ``DataFrame`` with a row per metric and method: mean, spread, and difference to the ``reference``.
 
-        That is the verdict's, and so are ``difference`` and its 95 % interval, ``low`` to ``high``;
-        ``interval_over`` says what the interval is over. Values are in the metric's own unit, accuracy as a fraction
-        of 1; see :func:`perfed.report.comparison.compare_with_reference`.
+        The ``reference``, the ``difference`` and its 95 % interval from ``low`` to ``high`` are those of the verdict;
+        ``interval_over`` names what the interval is computed over. Values are in the unit of the metric, accuracy as
+        a fraction of 1; see :func:`perfed.report.comparison.compare_with_reference`.
 
         Raises:
-            PerfedError: pandas is not installed; names the extra.
+            PerfedError: pandas is not installed; the message names the extra.
         """
         rows = [asdict(row) for row in compare_with_reference(self._conclusion.runs, self._conclusion.verdict)]
         for row in rows:
@@ -70,17 +70,17 @@ class ComparisonResult:
 
     @property
     def verdict(self) -> str:
-        """One sentence per method, and what to mind (:func:`perfed.report.verdict.verdict`), failed runs among it.
+        """One sentence per method and the warnings, on separate lines (:func:`perfed.report.verdict.verdict`).
 
-        Empty where a single method is all there is.
+        Failed runs are among the warnings. The text is empty if there is a single method.
         """
         return "\n".join(self._conclusion.sentences)
 
     def best(self, site: str) -> str:
-        """Return the method to use at ``site``: that with the best mean over the seeds there.
+        """Return the method with the best mean over the seeds at ``site``.
 
         Raises:
-            PerfedError: nothing was measured there, or there is a single method.
+            PerfedError: nothing was measured at the site, or there is a single method.
         """
         if self._conclusion.verdict is None:
             raise PerfedError(f"{', '.join(self.methods)}: there is nothing to choose from")
@@ -92,10 +92,10 @@ class ComparisonResult:
         return write_report(self._conclusion.runs, Path(path), title=title, left_out=self._conclusion.failed)
 
     def run(self, method: str, seed: int) -> Run | KeptModels | BlendedModels:
-        """Return a finished run, with each site's model (``run(...).site("north")``).
+        """Return a finished run, whose method ``site`` returns the model of a site (``run(...).site("north")``).
 
         Raises:
-            PerfedError: it is not there, or it failed (says why).
+            PerfedError: there is no such run, or it failed; the message contains the reason.
         """
         name = meant(method, self.methods)
         if name is None or seed not in self.seeds:
@@ -123,77 +123,84 @@ def compare(
     """Train several methods over several seeds on ``federation``, as ``perfed compare`` does.
 
     Args:
-        federation: the clients, for every seed the same, or a function that makes those of a seed (another fold).
-        methods: names of methods, and of models of scikit-learn (``sklearn:logistic``, ``pooled:logistic``); or names
-            and each method's own settings, ``{"local": {}, "ditto": {"lr": 1e-3}}``.
-        model: the stages, as in an experiment's ``[model]`` table.
-        rounds: of training.
-        seeds: of the runs.
-        tune: axes of a grid, ``["lr=1e-3,1e-2"]``: the methods' settings are first chosen as ``perfed tune`` does. All
-            then train without the validation samples that this takes, a quarter of each client's training samples if
-            it brings none, and models of scikit-learn are tuned on the same, with as many tries.
+        federation: the clients, the same for every seed, or a function that returns the federation of a seed (for
+            example another fold).
+        methods: names of methods and of scikit-learn models (``sklearn:logistic``, ``pooled:logistic``), or a mapping
+            from names to settings, such as ``{"local": {}, "ditto": {"lr": 1e-3}}``.
+        model: the stages, as in the ``[model]`` table of an experiment.
+        rounds: the number of training rounds.
+        seeds: the seeds of the runs.
+        tune: the axes of a grid, such as ``["lr=1e-3,1e-2"]``, from which the settings of each method are chosen first,
+            as by ``perfed tune``. All methods then train without the validation samples that this needs: a quarter of
+            each client's training samples, unless the client has validation samples. scikit-learn models are tuned on
+            the same samples with as many tries.
         out: the directory for the runs; if not given, they are deleted together with the result.
         jobs: the number of runs in parallel, each in its own process. A script that gives more than one must do so
             under ``if __name__ == "__main__":``, and its methods and functions must be in a module.
-        tables: whatever else an experiment has: ``training={"lr": 1e-2}``, ``evaluation={"metrics": ["log-loss"]}``,
+        tables: any other keys of an experiment: ``training={"lr": 1e-2}``, ``evaluation={"metrics": ["log-loss"]}``,
             ``dtype="float64"``, ...
 
     Returns:
         The :class:`ComparisonResult`: ``table``, ``verdict``, ``report(path)``, ``best(site)``, ``run(method, seed)``.
 
     Raises:
-        PerfedError: bad settings or data, ``out`` is taken, or no run could begin.
+        PerfedError: settings or data are not valid, ``out`` exists already, or no run could start.
 
     Example:
         >>> from perfed import load
         >>> clients = load("digits", {"clients": 4, "samples": 20}, seed=0)
-        >>> made = compare(clients, ["local", "fedavg"], model={"head": "linear"}, rounds=2, seeds=[0])
-        >>> print(made.verdict)  # doctest: +ELLIPSIS
+        >>> result = compare(clients, ["local", "fedavg"], model={"head": "linear"}, rounds=2, seeds=[0])
+        >>> print(result.verdict)  # doctest: +ELLIPSIS
         No method is ahead of Local; FedAvg ...
-        >>> site = made.run(made.best("000"), 0).site("000")
+        >>> site = result.run(result.best("000"), 0).site("000")
         >>> site.predict(clients.clients[0].test.x[:5]).shape
         (5,)
     """
-    names, numbers = known_methods(list(methods), "methods", baselines=True), list(seeds)
+    names, numbers = check_methods(list(methods), "methods", baselines=True), list(seeds)
     if not numbers or len(set(numbers)) < len(numbers):
         raise PerfedError(f"seeds = {numbers}: at least one is needed, each once")
-    table = canonical({**tables, "rounds": rounds, "model": _table_of_stages(model), "methods": _settings(methods)})
-    if taken := {"method", "seed", "data"} & tables.keys():
-        raise PerfedError(f"{min(taken)}: methods, seeds and the federation are given by their own arguments")
-    side_by_side = Jobs(jobs, source=federation)
-    execute: Execute = in_turn if jobs == 1 else side_by_side
+    stages, method_settings = _check_model_table(model), _read_method_settings(methods)
+    table = to_canonical_names({**tables, "rounds": rounds, "model": stages, "methods": method_settings})
+    if reserved := {"method", "seed", "data"} & tables.keys():
+        raise PerfedError(f"{min(reserved)}: methods, seeds and the federation are given by their own arguments")
+    parallel = Jobs(jobs, source=federation)
+    execute: Execute = execute_in_turn if jobs == 1 else parallel
     folder = tempfile.TemporaryDirectory(prefix="perfed-") if out is None else None
     path = Path(out or "") if folder is None else Path(folder.name)
     with register_temporarily(federation) as data:
         table = {"name": data, **table, "data": {"name": data}}
         if tune and federated(names):
             RunDirectory.create(path)
-            table = _tuned(path / "tune", table, names, numbers, tune, execute)
+            table = _tune_experiment(path / "tune", table, names, numbers, tune, execute)
         study = Study.create(path, ComparisonSpec(table, names, numbers))
         conclusions, failed = study.execute(execute=execute)
     all_methods, reasons = tuple(study.comparisons[""].methods), tuple(map(str, failed))
     return ComparisonResult(path, all_methods, tuple(numbers), reasons, federation, conclusions[""], folder)
 
 
-def _table_of_stages(model: Any) -> dict[str, Any]:
+def _check_model_table(model: Any) -> dict[str, Any]:
     if not isinstance(model, Mapping):
-        raise PerfedError(f"model: a table of stages is needed, as {{'head': 'linear'}}, not {type(model).__name__}")
+        raise PerfedError(f"model: must be a table of stages, such as {{'head': 'linear'}}, not {type(model).__name__}")
     return dict(model)
 
 
-def _settings(methods: Sequence[str] | Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the settings of each method that has any."""
+def _read_method_settings(methods: Sequence[str] | Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the settings by method, for the methods with settings.
+
+    Raises:
+        PerfedError: a scikit-learn model or a blend has settings.
+    """
     settings = methods if isinstance(methods, Mapping) else {}
     for name in settings:
         if not federated([name]) and settings[name]:
-            raise PerfedError(f"methods: {name} has no settings of its own")
+            raise PerfedError(f"methods: {name} has no settings")
     return {name: dict(table) for name, table in settings.items() if table}
 
 
-def _tuned(
+def _tune_experiment(
     path: Path, table: dict[str, Any], methods: list[str], seeds: list[int], grid: Sequence[str], execute: Execute
 ) -> dict[str, Any]:
-    """Return the experiment with the chosen settings of each method, on the samples that they were chosen with."""
+    """Choose settings for each method by a search, and return the experiment with them and with the search's data."""
     search = Search.from_grid(ComparisonSpec(table, federated(methods), seeds), grid)
     Study.create(path, search).choose(execute=execute)
     return {**read_chosen(path), "data": search.held_out["data"]}

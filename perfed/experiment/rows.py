@@ -1,4 +1,4 @@
-"""A row of a comparison that is no training run: how good its models are, and what it leaves behind."""
+"""Evaluation and files of a comparison's row that is not a training run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
-from perfed.engine.evaluate import Metrics, Outputs, by_domain, client_table, sample_counts, summarise
-from perfed.engine.metrics import METRICS, chosen, metrics_of
+from perfed.engine.evaluate import Metrics, Outputs, client_table, compute_domain_metrics, sample_counts, summarise
+from perfed.engine.metrics import METRICS, find_metric, metrics_of
 from perfed.experiment.config import Experiment
 from perfed.run import predictions
 from perfed.run.callbacks.results import holdings
@@ -24,13 +24,13 @@ from perfed.run.summary import outline
 
 @dataclass
 class Judged:
-    """What models say of the clients' samples, as it comes in.
+    """The metrics and predictions of models on the clients' samples, collected client by client.
 
     Attributes:
-        experiment: of which the seed and the evaluation count.
+        experiment: the experiment, whose seed and evaluation settings are used.
         federation: the clients.
-        probable: whether the models have probabilities, where they are of classes.
-        metrics: of each client that was judged.
+        probable: whether classifiers predict probabilities.
+        metrics: the metrics of each client that was added.
     """
 
     experiment: Experiment
@@ -39,50 +39,52 @@ class Judged:
     metrics: Metrics = field(default_factory=dict)
     _outputs: list[Outputs] = field(default_factory=list)
 
-    def add(self, client: Client, y: NDArray[Any], said: NDArray[np.float64]) -> None:
-        """Judge what was ``said`` of a client's samples with targets ``y``, both in the unit of the data."""
+    def add(self, client: Client, y: NDArray[Any], outputs: NDArray[np.float64]) -> None:
+        """Compute the metrics of a client from its targets and a model's outputs, both in the unit of the data."""
         federation, split = self.federation, client.split(self.experiment.evaluation.split)
         assert isinstance(split, Split)
-        self.metrics[client.id] = metrics_of(y, said, federation.task, federation.num_classes, self.names)
+        self.metrics[client.id] = metrics_of(y, outputs, federation.task, federation.num_classes, self.names)
         domain = None if split.domain is None else split.domain.numpy()
         if domain is not None or not self.too_many:
-            self._outputs.append(Outputs(np.repeat(np.array([client.id]), len(y)), domain, y, said))
+            self._outputs.append(Outputs(np.repeat(np.array([client.id]), len(y)), domain, y, outputs))
 
     @cached_property
     def too_many(self) -> bool:
-        """Whether what is said is too much to be kept."""
+        """Whether there are too many predictions to store them."""
         return predictions.too_many(self.federation, self.experiment.evaluation.split)
 
     @property
     def names(self) -> list[str]:
-        """The metrics asked for that the models can have: not every one has probabilities."""
-        names = (chosen(given)[0] for given in self.experiment.evaluation.measured)
-        said = (name for name in names if not METRICS[name].of_model)
-        return [name for name in said if self.probable or not METRICS[name].probabilities]
+        """The requested metrics that can be computed; some need probabilities, which not every model predicts."""
+        names = (find_metric(metric)[0] for metric in self.experiment.evaluation.measured)
+        of_outputs = (name for name in names if not METRICS[name].of_model)
+        return [name for name in of_outputs if self.probable or not METRICS[name].probabilities]
 
-    def finish(self, name: str, path: Path | None, files: Sequence[str] = (), **more: Any) -> dict[str, Any]:
+    def finish(self, name: str, path: Path | None, files: Sequence[str] = (), **entries: Any) -> dict[str, Any]:
         """Write ``config.toml``, ``clients.csv``, predictions of every sample, ``summary.json``, and their checksums.
 
         Args:
-            name: of the row.
-            path: where they go; ``None`` writes nothing.
-            files: names of further files in ``path`` that are written already, for the checksums.
-            more: what the summary has beside what was run, 0 rounds and the metrics.
+            name: the name of the row.
+            path: the directory; ``None`` writes nothing.
+            files: names of files in ``path`` that are written already, for the checksums.
+            entries: further entries of the summary.
 
         Returns:
             The summary.
         """
         evaluation, federation = self.experiment.evaluation, self.federation
         weights = None if evaluation.weights == "uniform" else sample_counts(federation, evaluation.split)
-        found = summarise(self.metrics, weights)
-        domains, of_clients = by_domain(self._outputs, federation, self.names) if federation.num_domains else ({}, {})
-        first = outline(name, federation, evaluation.split, self.experiment.seed, 0, found, domains)
-        summary = {**first, **more}
+        client_metrics = summarise(self.metrics, weights)
+        domains, of_clients = (
+            compute_domain_metrics(self._outputs, federation, self.names) if federation.num_domains else ({}, {})
+        )
+        first = outline(name, federation, evaluation.split, self.experiment.seed, 0, client_metrics, domains)
+        summary = {**first, **entries}
         if path is not None:
             path.mkdir(parents=True, exist_ok=True)
             directory = RunDirectory(path)
             directory.write_config(self.experiment.model_copy(update={"method": name}).to_toml())
-            # There is one number, in the column of the moment that the methods beside it report.
+            # A model has one value of each metric: in the column (before or after local training) of the methods.
             moments = (self.metrics, {}) if evaluation.when == "before" else ({}, self.metrics)
             directory.write_clients(*client_table(federation, evaluation.split, *moments, {}, {}, of_clients))
             if not self.too_many:

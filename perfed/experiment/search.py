@@ -18,11 +18,11 @@ from pydantic import BaseModel, ConfigDict
 from perfed.data.checksums import find_damage, read_checksums, refuse_damage, set_aside, write_checksums_of
 from perfed.data.held_out import TUNING_FRACTION
 from perfed.data.reading import checked, read_json
-from perfed.engine.metrics import main_metric, metric_of, shown
+from perfed.engine.metrics import describe_metric, main_metric, metric_of
 from perfed.errors import PerfedError
 from perfed.experiment.comparison import USUAL, ComparisonSpec, Resources
 from perfed.experiment.factory import Key
-from perfed.experiment.overrides import grid_points, override, parse_value, resolve
+from perfed.experiment.overrides import find_setting_paths, grid_points, override, parse_value
 from perfed.method.registry import entry
 from perfed.system import write_atomic
 
@@ -99,7 +99,7 @@ class Search(ComparisonSpec):
         for method in self.methods:
             for point in self.points:
                 try:
-                    search.at(point, [method]).experiment(method, self.seeds[0])
+                    search.compare_at(point, [method]).experiment(method, self.seeds[0])
                 except PerfedError as error:
                     raise PerfedError(
                         f"--grid with method '{method}' (all methods get the same grid): {error}"
@@ -116,19 +116,19 @@ class Search(ComparisonSpec):
         evaluation = {**self.table.get("evaluation", {}), "split": "validation"}
         return {**self.table, "data": data, "evaluation": evaluation}
 
-    def at(self, settings: Sequence[str], methods: Sequence[str]) -> ComparisonSpec:
+    def compare_at(self, settings: Sequence[str], methods: Sequence[str]) -> ComparisonSpec:
         """Return the comparison of ``methods`` with ``settings`` on top of :attr:`held_out`."""
         return ComparisonSpec(override(self.held_out, settings, methods), [*methods], self.seeds)
 
     @property
     def comparisons(self) -> dict[str, ComparisonSpec]:
         """The comparison at each point, by the point's assignments."""
-        return {" ".join(point): self.at(point, self.methods) for point in self.points}
+        return {" ".join(point): self.compare_at(point, self.methods) for point in self.points}
 
     def _check_sections(self) -> None:
         """Refuse axes that all methods share, such as settings of the data, where several methods choose."""
         for key in (assignment.partition("=")[0] for assignment in self.points[0]):
-            sections = {path[0] for method in self.methods for path in resolve(self.table, key, [method])}
+            sections = {path[0] for method in self.methods for path in find_setting_paths(self.table, key, [method])}
             if len(self.methods) > 1 and not sections <= {"training", "methods", "model"}:
                 raise PerfedError(
                     f"--grid {key}: is the same for all methods, so it cannot be chosen for each of several; "
@@ -136,8 +136,8 @@ class Search(ComparisonSpec):
                 )
 
     def check_data(self, resources: Resources) -> None:
-        """Build every method's run at the first point without starting it, so that missing data are reported first."""
-        self.at(self.points[0], self.methods).check_starts(self.seeds[0], resources)
+        """Build every method's run at the first point without starting it, so that missing data are reported early."""
+        self.compare_at(self.points[0], self.methods).check_starts(self.seeds[0], resources)
 
     def choose(self, results: Sequence[dict[str, Any]]) -> tuple[dict[str, Choice], list[str]]:
         """Return the best point of each method, and a line for each method that has none.
@@ -166,29 +166,30 @@ class Search(ComparisonSpec):
         """Return the experiment with the settings of ``choices``: the content of ``chosen.toml``."""
         settings = {method: choice.settings for method, choice in choices.items()}
         table = chosen_table(self.table, self.methods, settings, len(self.points))
-        if any(self._lacks_validation(*one) for one in settings.items()):
+        if any(self._lacks_validation(method, assignments) for method, assignments in settings.items()):
             table["data"] = {**table["data"], "validation_fraction": _FRACTION_BESIDE_METHOD}
         return table
 
     def _describe_edges(self, best: dict[str, Any]) -> list[str]:
-        """Return a note for each number of ``best`` that is the smallest or largest tried while others are allowed."""
+        """Return a note for each value of ``best`` at the edge of the grid, if values beyond that edge are allowed."""
         notes = []
         for column, assignment in enumerate(best["settings"]):
             key, _, text = assignment.partition("=")
-            value, *tried = (parse_value(a.partition("=")[2]) for a in (assignment, *(p[column] for p in self.points)))
-            if any(type(other) not in (int, float) for other in tried) or min(tried) == max(tried):
+            value = parse_value(text)
+            grid_values = [parse_value(point[column].partition("=")[2]) for point in self.points]
+            if any(type(number) not in (int, float) for number in grid_values) or min(grid_values) == max(grid_values):
                 continue
-            for end, word, step in ((min(tried), "smallest", -1), (max(tried), "largest", 1)):
-                if value == end and self._allows(best, f"{key}={_next_number(value, step)}"):
-                    score = shown(best["metric"], best["mean"])
+            for end, word, step in ((min(grid_values), "smallest", -1), (max(grid_values), "largest", 1)):
+                if value == end and self._is_allowed(best, f"{key}={_next_number(value, step)}"):
+                    score = describe_metric(best["metric"], best["mean"])
                     advice = "try smaller ones" if step < 0 else "try larger ones"
                     notes.append(f"{key} = {text} is the {word} value of the grid (validation {score}); {advice}")
         return notes
 
-    def _allows(self, best: dict[str, Any], assignment: str) -> bool:
-        """Return whether the point ``best`` could have this value too."""
+    def _is_allowed(self, best: dict[str, Any], assignment: str) -> bool:
+        """Return whether the settings of ``best`` remain valid with ``assignment``."""
         try:
-            self.at([*best["settings"], assignment], [best["method"]]).experiment(best["method"], self.seeds[0])
+            self.compare_at([*best["settings"], assignment], [best["method"]]).experiment(best["method"], self.seeds[0])
         except PerfedError:
             return False
         return True
@@ -241,7 +242,7 @@ def _write_grid(file: Path, results: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_results(search: Search, path: Path) -> list[dict[str, Any]]:
-    """Return the points that have been scored; none if ``grid.json`` is damaged, so that they are trained again."""
+    """Return the points that have been scored; an empty list if ``grid.json`` is damaged, which trains all again."""
     file = path / "grid.json"
     if not file.exists() or find_damage(path, read_checksums(path)):
         return []
@@ -260,12 +261,12 @@ def read_chosen(path: Path) -> dict[str, Any]:
 def record_choices(
     search: Search, path: Path, outcomes: Iterable[tuple[Key, dict[str, Any] | PerfedError]]
 ) -> dict[str, Choice]:
-    """Write each point into ``grid.json`` when its last run ends, and at the end the best ones into ``chosen.toml``.
+    """Write each point to ``grid.json`` when its last run ends, and finally the best points to ``chosen.toml``.
 
     Args:
         search: the search.
         path: its directory.
-        outcomes: the runs that end, with their summaries or why they failed.
+        outcomes: pairs of the key of a run that ended and its summary or error.
 
     Returns:
         The choice of each method.
@@ -282,7 +283,7 @@ def record_choices(
         runs[name, method][seed] = outcome
         if len(runs[name, method]) == len(search.seeds):
             results.append(score_point(method, points[name], {seed: runs[name, method][seed] for seed in search.seeds}))
-            results.sort(key=lambda one: (search.methods.index(one["method"]), search.points.index(one["settings"])))
+            results.sort(key=lambda row: (search.methods.index(row["method"]), search.points.index(row["settings"])))
             _write_grid(file, results)
     choices, failures = search.choose(results)
     if choices:
@@ -298,7 +299,7 @@ def chosen_table(
 ) -> dict[str, Any]:
     """Return ``experiment`` with each method's chosen settings in the method's table.
 
-    Models of scikit-learn get ``points`` tries, as many as each method had.
+    Each scikit-learn model may try ``points`` values, as many as each method.
     """
     experiment = dict(experiment)
     table = {**experiment, "baseline_tries": points, "methods": dict(experiment.get("methods", {}))}
@@ -308,7 +309,7 @@ def chosen_table(
         changed = override(experiment, assignments, [method])
         settings = dict(changed.get("methods", {}).get(method, {}))
         training, model = (
-            _difference(changed.get(part, {}), experiment.get(part, {})) for part in ("training", "model")
+            _select_changes(changed.get(part, {}), experiment.get(part, {})) for part in ("training", "model")
         )
         # A chosen value is written even if it equals the experiment's: a method under a policy would otherwise take
         # the choice of its base.
@@ -318,12 +319,12 @@ def chosen_table(
         if model:
             settings["model"] = {**model, **settings.get("model", {})}
         table["methods"][method] = settings
-        rest = {key: value for key, value in changed.items() if key not in ("training", "model", "methods")}
-        table.update(_difference(rest, experiment))
+        other_settings = {key: value for key, value in changed.items() if key not in ("training", "model", "methods")}
+        table.update(_select_changes(other_settings, experiment))
     return table
 
 
-def _difference(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+def _select_changes(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in new.items() if key not in old or old[key] != value}
 
 
@@ -334,7 +335,7 @@ def score_point(method: str, point: list[str], outcomes: Mapping[int, dict[str, 
         try:
             if isinstance(outcome, PerfedError):
                 raise outcome
-            metric, value = _score(outcome)
+            metric, value = _read_score(outcome)
             scores.append(value)
         except PerfedError as error:
             failed = f"seed {seed}: {error}"
@@ -342,7 +343,7 @@ def score_point(method: str, point: list[str], outcomes: Mapping[int, dict[str, 
     return {"method": method, "settings": point, "metric": metric, "scores": scores, **mean}
 
 
-def _score(summary: dict[str, Any]) -> tuple[str, float]:
+def _read_score(summary: dict[str, Any]) -> tuple[str, float]:
     """Return the metric that points are compared by (``evaluation.compare_by``, or the task's), and its mean."""
     name = main_metric(summary["metrics"], summary.get("evaluation", {}).get("compare_by", ""))
     if name is None:

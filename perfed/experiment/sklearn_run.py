@@ -24,7 +24,7 @@ from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.held_out import TUNING_FRACTION, with_validation
 from perfed.engine.evaluate import sample_counts
-from perfed.engine.metrics import ALWAYS, METRICS, chosen, metrics_of
+from perfed.engine.metrics import ALWAYS, METRICS, find_metric, metrics_of
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment
 from perfed.experiment.estimators import (
@@ -214,7 +214,7 @@ class SklearnRun:
         y = np.concatenate([split.y.numpy() for _, split in held])
         predicted = np.concatenate([self._outputs(model, client, split.x) for client, split in held])
         task, asked = self.federation.task, self.experiment.evaluation.compare_by
-        by = chosen(asked)[0] if asked else ""
+        by = find_metric(asked)[0] if asked else ""
         metric = by if by in Judged(self.experiment, self.federation, self._probable).names else ALWAYS[task][0]
         value = metrics_of(y, predicted, task, self.federation.num_classes, [metric]).get(metric)
         return -np.inf if value is None else METRICS[metric].direction * value

@@ -1,4 +1,4 @@
-"""From an experiment to a run: a new one, or one that is continued."""
+"""Create, resume and open runs of experiments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from perfed.data.domain_input import completed_by
+from perfed.data.domain_input import apply_options
 from perfed.data.facts import ClientFacts
 from perfed.data.federation import Federation, federation_of
 from perfed.data.federation_schema import FederationSchema
@@ -42,10 +42,16 @@ def start(
     server: Callable[..., Server] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Return a new run of ``experiment``; with ``out``, its directory is made and the configuration written.
+    """Return a new run of ``experiment``.
 
-    ``device``: in place of the experiment's. ``server``: as in :class:`~perfed.run.run.Run`. ``callbacks``: behind
-    those of the experiment; the configuration does not have them.
+    Args:
+        experiment: the experiment.
+        data_dir: the first folder in which data files are looked for.
+        out: the directory of the run, which is created with the configuration; if not given, nothing is written.
+        federation: the clients; if not given, the experiment's data set is loaded.
+        device: the device, in place of the experiment's.
+        server: the class of the server, as in :class:`~perfed.run.run.Run`.
+        callbacks: callbacks that are called after those of the experiment; the configuration does not contain them.
 
     Raises:
         PerfedError: bad settings or data, or ``out`` already holds a run; nothing is written then.
@@ -58,12 +64,12 @@ def start(
     """
     if federation is None:
         federation = experiment.data.load(experiment.seed, data_dir)
-    experiment = _on(experiment, device)
+    experiment = _with_device(experiment, device)
     run = _build(experiment, federation, server, callbacks)
     if out is not None:
         run.directory = RunDirectory.create(Path(out))
         run.path = run.directory.path
-        _keep_config(run, experiment, run.directory)
+        _write_config(run, experiment, run.directory)
     return run
 
 
@@ -77,18 +83,24 @@ def resume(
     server: Callable[..., Server] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Return the run in ``path``, at its last whole checkpoint; ends with the same bits as if never interrupted.
+    """Return the run in ``path`` as it was at its last complete checkpoint.
 
-    A run whose ``config.toml`` asks for more rounds than it was made with, or that is given more ``rounds``, goes on to
-    those, finished or not.
+    When it is executed, its results are bit-identical to those of an uninterrupted run.
 
-    ``device``: in place of the one that it was started on. ``server``: as in :class:`~perfed.run.run.Run`.
-    ``callbacks``: those that it was started with in Python.
+    Args:
+        path: the directory of the run.
+        data_dir: the first folder in which data files are looked for.
+        federation: the clients; if not given, the data set in ``config.toml`` is loaded.
+        device: the device, in place of the one on which the run was started.
+        rounds: the new number of rounds, at least the number in ``config.toml``. A finished run continues if this
+            number, or an edited one in ``config.toml``, is greater than before.
+        server: the class of the server, as in :class:`~perfed.run.run.Run`.
+        callbacks: the callbacks with which the run was started in Python.
 
     Raises:
-        PerfedError: no run in ``path``, another process works on it, all its checkpoints are damaged, its
-            configuration was changed in anything but the number of rounds, or a version of perfed wrote it whose
-            directories are not read.
+        PerfedError: there is no run in ``path``, another process works on it, all its checkpoints are damaged,
+            anything but the number of rounds was changed in its configuration, or it was written by a version of
+            perfed whose run directories this version cannot read.
 
     Example:
         >>> from perfed import validate
@@ -99,80 +111,85 @@ def resume(
         ...     resume(f"{folder}/one").execute()["accuracy"] == done["accuracy"]
         True
     """
-    run, experiment, directory = _found(path, data_dir, federation, device, rounds, server, callbacks)
+    run, experiment, directory = _build_from_directory(path, data_dir, federation, device, rounds, server, callbacks)
     run.directory = directory
     with directory.alone():
         run.restore()
         if (before := directory.layout.perfed) != (now := installed_version()):
-            run.notes.append(f"begun with perfed {before}, continued with {now}: bits may differ from there")
-        _keep_config(run, experiment, directory)
+            run.notes.append(f"started with perfed {before}, resumed with {now}: results may differ in their last bits")
+        _write_config(run, experiment, directory)
     return run
 
 
-def opened(
+def open_run(
     path: Path | str,
     *,
     data_dir: Path | None = None,
     federation: Federation | None = None,
     site: str | None = None,
 ) -> Run:
-    """Return the run in ``path`` as its last whole checkpoint has it, to be looked at: nothing is written.
+    """Return the run in ``path`` as it was at its last complete checkpoint, for reading; nothing is written.
 
-    ``site``: whose model is wanted alone. Where sites have tables, no other site's is then read, if the run has
-    finished.
+    Args:
+        path: the directory of the run.
+        data_dir: the first folder in which data files are looked for.
+        federation: the clients; if not given, the data set in ``config.toml`` is loaded.
+        site: the only site whose model will be used. If the sites have tables and the run has finished, only the table
+            of this site is read.
 
     Raises:
-        PerfedError: as :func:`resume`, there is no checkpoint yet, or the newest one is damaged or missing.
+        PerfedError: for the reasons of :func:`resume`, or if there is no checkpoint yet or the newest one is damaged
+            or missing.
     """
-    alone = None if site is None or federation is not None else _site_alone(RunDirectory(Path(path)), site)
-    run, _, directory = _found(path, data_dir, alone or federation, None, None)
-    found = directory.load(run.server.hold)
-    if found is None:
+    site_only = None if site is None or federation is not None else _load_single_site(RunDirectory(Path(path)), site)
+    run, _, directory = _build_from_directory(path, data_dir, site_only or federation, None, None)
+    checkpoint = directory.load(run.server.hold)
+    if checkpoint is None:
         raise PerfedError(f"{path}: no checkpoint is there yet, and so no site's model")
-    if found.notes:
-        problem = found.notes[0].partition(";")[0]
+    if checkpoint.notes:
+        problem = checkpoint.notes[0].partition(";")[0]
         raise PerfedError(f"{path}: {problem}; 'perfed resume {path}' goes back to the one before it")
-    if directory.finished and found.round < (rounds := directory.read_summary()["rounds"]):
+    if directory.finished and checkpoint.round < (rounds := directory.read_summary()["rounds"]):
         raise PerfedError(f"{path}: the checkpoint of round {rounds} is missing; 'perfed resume {path}' restores it")
-    run.go_to(found, compared=alone is not None)
+    run.go_to(checkpoint, compared=site_only is not None)
     return run
 
 
-def _site_alone(directory: RunDirectory, site: str) -> Federation | None:
-    """What :meth:`perfed.run.own_model.OwnModels.site` needs for ``site``; no other site's table is read.
+def _load_single_site(directory: RunDirectory, site: str) -> Federation | None:
+    """Return a federation in which only ``site`` has data, enough for :meth:`perfed.run.own_model.OwnModels.site`.
 
     Returns:
-        ``None`` where all data are needed: the run is not of tables or has not finished, does not have the site, or
-        makes something of the data of all clients.
+        The federation; ``None`` if the data of all clients are needed, because the run does not use tables, has not
+        finished, does not have the site, or computes something from the data of all clients.
 
     Raises:
-        PerfedError: the site's table cannot be read, or is another than that of the run.
+        PerfedError: the table of the site cannot be read, or differs from the one that the run used.
     """
-    kept = directory.read_sites()
-    if kept is None or site not in kept["facts"]:
+    sites = directory.read_sites()
+    if sites is None or site not in sites["facts"]:
         return None
     experiment = read(directory.read_config(), str(directory.path / "config.toml"))
-    if "files" not in experiment.data.options:  # a named data set of tables is read as a whole
+    if "files" not in experiment.data.options:  # the tables of a named data set cannot be read one by one
         return None
     if experiment.built_method.changes_data or experiment.evaluation.split == "validation":
         return None
     where = str(directory.path / "sites.json")
-    agreement = FederationSchema.of_plain(kept["agreement"], where)
+    agreement = FederationSchema.of_plain(sites["agreement"], where)
     try:
-        facts = {name: ClientFacts.of_plain(values) for name, values in kept["facts"].items()}
+        facts = {name: ClientFacts.of_plain(values) for name, values in sites["facts"].items()}
     except PerfedError as error:
         raise PerfedError(f"{where}: {error}") from None
     options = experiment.data.options
-    own = read_site_client(options, experiment.seed, site, agreement)
-    alone = federation_of([own], agreement, experiment.data.name)
-    made = completed_by(alone, options, experiment.seed)
-    (client,) = made
-    if replace(client.facts(made.survival), feature_names=None) != facts.pop(site):
+    site_client = read_site_client(options, experiment.seed, site, agreement)
+    federation = federation_of([site_client], agreement, experiment.data.name)
+    federation = apply_options(federation, options, experiment.seed)
+    (client,) = federation
+    if replace(client.facts(federation.survival), feature_names=None) != facts.pop(site):
         raise PerfedError(f"site '{site}': its data are not those that the run in {directory.path} was begun with")
-    return replace(made, clients=(client, *lazy_clients(refuse_read, facts.values(), agreement)))
+    return replace(federation, clients=(client, *lazy_clients(refuse_read, facts.values(), agreement)))
 
 
-def _found(
+def _build_from_directory(
     path: Path | str,
     data_dir: Path | None,
     federation: Federation | None,
@@ -181,7 +198,7 @@ def _found(
     server: Callable[..., Server] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> tuple[Run, Experiment, RunDirectory]:
-    """The run of the configuration in ``path``, at its start."""
+    """Return the run of the configuration in ``path`` before its first round, its experiment and its directory."""
     directory = RunDirectory(Path(path))
     check_edits(directory)
     _check_models(directory)
@@ -190,14 +207,14 @@ def _found(
         raise PerfedError(f"rounds = {rounds} is less than the {experiment.rounds} that {path} was begun with")
     if federation is None:
         federation = experiment.data.load(experiment.seed, data_dir)
-    experiment = _on(experiment, device).model_copy(update={} if rounds is None else {"rounds": rounds})
+    experiment = _with_device(experiment, device).model_copy(update={} if rounds is None else {"rounds": rounds})
     run = _build(experiment, federation, server, callbacks)
     run.path = directory.path
     return run, experiment, directory
 
 
 def _check_models(directory: RunDirectory) -> None:
-    """Refuse a run of scikit-learn's models, which has no rounds to go on with."""
+    """Raise an error for a run of scikit-learn models or a blend, which has no rounds to continue."""
     name = directory.method
     if name.startswith((SKLEARN, POOLED)):
         raise PerfedError(f"{name}: scikit-learn's models have no rounds; perfed predict and perfed export use them")
@@ -208,21 +225,22 @@ def _check_models(directory: RunDirectory) -> None:
 def is_done(path: Path) -> bool:
     """Return whether the run in ``path`` has finished, and its configuration and files are unchanged.
 
-    With a changed configuration, :func:`resume` continues the run or raises an error; damaged files it restores as far
-    as possible.
+    If the configuration has changed, :func:`resume` continues the run or raises an error. If files are damaged,
+    :func:`resume` restores them as far as possible.
     """
     directory = RunDirectory(path)
     if not directory.finished:
         return False
-    done, progress = directory.newest()
-    try:  # what an earlier ending left is there until the rounds added since are done
-        at_its_end = bool(progress.get("stopped_by")) or done >= progress.get("config", {}).get("rounds", done)
-        return at_its_end and not find_edits(directory) and not directory.find_damage()
+    last_round, progress = directory.newest()
+    try:  # the summary of an earlier end remains until the rounds that were added since have been executed
+        rounds = progress.get("config", {}).get("rounds", last_round)
+        is_at_end = bool(progress.get("stopped_by")) or last_round >= rounds
+        return is_at_end and not find_edits(directory) and not directory.find_damage()
     except PerfedError:
         return False
 
 
-def _on(experiment: Experiment, device: torch.device | str | None) -> Experiment:
+def _with_device(experiment: Experiment, device: torch.device | str | None) -> Experiment:
     return experiment if device is None else experiment.model_copy(update={"device": str(device)})
 
 
@@ -256,19 +274,22 @@ def _build(
     )
 
 
-def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> None:
-    """Write the configuration now and whenever the plan gains a choice: the same plan gives the same bits."""
+def _write_config(run: Run, experiment: Experiment, directory: RunDirectory) -> None:
+    """Write the configuration now and again whenever a choice is added to the plan.
+
+    A resumed run needs the choices, because only the same plan gives bit-identical results.
+    """
 
     def write() -> None:
-        used: dict[str, Any] = {
+        effective_settings: dict[str, Any] = {
             "plan": PlanSettings.model_validate(run.plan.to_dict()),
             "participation": run.server.participation,
         }
         for callback in run.callbacks:
-            if isinstance(callback, PrivacyBudget):  # with the noise that was found, whatever rounds follow
-                used["privacy"] = Privacy.model_validate(callback.plan.stated())
+            if isinstance(callback, PrivacyBudget):  # keep the noise that was chosen, also if more rounds follow
+                effective_settings["privacy"] = Privacy.model_validate(callback.plan.stated())
         methods = {name: _with_modules(table) for name, table in experiment.methods.items()}
-        text = experiment.model_copy(update={**used, "methods": methods}).to_toml()
+        text = experiment.model_copy(update={**effective_settings, "methods": methods}).to_toml()
         run.config = tomllib.loads(text)
         directory.write_config(text)
 
@@ -277,7 +298,7 @@ def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> N
 
 
 def _with_modules(table: dict[str, Any]) -> dict[str, Any]:
-    """A method's table whose own extensions say their module, so that another process finds them."""
+    """Return a method's table with the modules of the user's extensions, so that another process can import them."""
     return (
         {**table, "extensions": [full_name(name) for name in table["extensions"]]} if "extensions" in table else table
     )

@@ -24,9 +24,9 @@ from perfed.experiment.comparison import (
     folder_names,
 )
 from perfed.experiment.factory import Key, RunFactory, label_run
-from perfed.experiment.jobs import Execute, in_turn
+from perfed.experiment.jobs import Execute, execute_in_turn
 from perfed.experiment.overrides import override
-from perfed.experiment.planned import problems_of
+from perfed.experiment.planned import name_in_errors
 from perfed.experiment.published import Leaderboard
 from perfed.experiment.search import Choice, Search, label_search_run, read_results, record_choices
 from perfed.plugins import BLEND
@@ -43,7 +43,7 @@ class Campaign:
     """Comparisons in folders of one directory: those of a campaign's file, or of a sweep.
 
     Attributes:
-        key: the setting in which the comparisons of a sweep differ; they are called ``key=value``. Otherwise empty.
+        key: the setting in which the comparisons of a sweep differ, whose names are ``key=value``; otherwise empty.
         comparisons: the folder of each comparison, by name, in the order in which they are run.
     """
 
@@ -54,10 +54,10 @@ class Campaign:
 
 
 Spec = ComparisonSpec | Search | Campaign | Leaderboard
-"""What the marker of a study says."""
+"""The specification of a study: the content of its marker file."""
 
 Planned = ComparisonSpec | Leaderboard | Mapping[str, ComparisonSpec]
-"""What a study can be created from: a comparison or search, a leaderboard, or comparisons by name."""
+"""The specification from which a study can be created: a comparison, search or leaderboard, or comparisons by name."""
 
 _SPECS: dict[str, TypeAdapter[Any]] = {spec.kind: TypeAdapter(spec) for spec in get_args(Spec)}
 
@@ -68,7 +68,7 @@ class Study:
 
     Attributes:
         path: the directory.
-        spec: what is run, as the marker file says it.
+        spec: the specification, which is the content of the marker file.
     """
 
     path: Path
@@ -76,19 +76,19 @@ class Study:
 
     @classmethod
     def create(cls, path: Path, spec: Planned, resources: Resources = USUAL, key: str = "") -> Self:
-        """Check that all methods can start on the data, then make the directory and write the marker.
+        """Check that all methods can start on the data, then create the directory and write the marker.
 
         Args:
             path: the directory.
-            spec: what is run. Several comparisons by name make a campaign; where ``path`` already holds one, the study
-                keeps its runs and adds the comparisons, methods and seeds that are new. A leaderboard may get other
-                seeds and rows.
+            spec: the specification. Several comparisons by name form a campaign; if ``path`` already contains one, its
+                runs are kept and new comparisons, methods and seeds are added. The seeds and rows of a leaderboard may
+                change.
             resources: the resources of the check, and the device of the runs.
-            key: of a sweep, the setting in which the comparisons differ.
+            key: the setting in which the comparisons of a sweep differ.
 
         Raises:
-            PerfedError: bad settings or data of any comparison, or ``path`` holds something else, or runs with other
-                settings. Nothing is written then.
+            PerfedError: the settings or data of a comparison are not valid, or ``path`` contains another study or runs
+                with other settings. Nothing is written in this case.
         """
         if isinstance(spec, Mapping):
             return cls._create_campaign(path, spec, resources, key)
@@ -118,17 +118,17 @@ class Study:
         folders |= {name: comparison.path.name for name, comparison in earlier.items()}
         parts = []
         for name, spec in planned.items():
-            place = path / folders[name]
-            with problems_of(name):
-                continues = marker_of(place)[0] == ComparisonSpec.kind
-                more = read_comparison(place).with_more(spec, resources) if continues else spec.prepare(resources)
-                parts.append(cls(place, more))
+            folder = path / folders[name]
+            with name_in_errors(name):
+                exists = marker_of(folder)[0] == ComparisonSpec.kind
+                comparison = read_comparison(folder).with_more(spec, resources) if exists else spec.prepare(resources)
+                parts.append(cls(folder, comparison))
         study = cls(path, Campaign(key, {name: folders[name] for name in dict.fromkeys([*planned, *earlier])}))
-        for one in (study, *parts):
-            if marker_of(one.path)[0] != one.spec.kind:
-                RunDirectory.create(one.path)
-        for one in (*parts, study):
-            one.write()
+        for directory in (study, *parts):
+            if marker_of(directory.path)[0] != directory.spec.kind:
+                RunDirectory.create(directory.path)
+        for directory in (*parts, study):
+            directory.write()
         return study
 
     def write(self) -> None:
@@ -141,7 +141,7 @@ class Study:
         """Return the study in ``path``.
 
         Raises:
-            PerfedError: there is none, or its marker is damaged or has changed since it was written.
+            PerfedError: there is no study, or its marker is damaged or has changed since it was written.
         """
         kind, content = marker_of(path)
         if not kind:
@@ -159,7 +159,7 @@ class Study:
 
     @cached_property
     def comparisons(self) -> dict[str, Comparison]:
-        """The comparisons that have directories, by name; a comparison that is the whole study has the name ""."""
+        """The comparisons that have directories, by name; the comparison of a study with only one has the name ""."""
         spec = self.spec
         if isinstance(spec, Search | Leaderboard):
             return {}
@@ -189,7 +189,7 @@ class Study:
 
     @cached_property
     def _parts(self) -> dict[str, tuple[str, Comparison]]:
-        """The comparisons, each followed by the folds that its blend is learned from; with the comparison's name."""
+        """Each comparison and the folds from which its blend is learned, by label, with the name of the comparison."""
         parts = {}
         for name, comparison in self.comparisons.items():
             parts[name] = name, comparison
@@ -198,110 +198,120 @@ class Study:
 
     @property
     def keys(self) -> list[Key]:
-        """Comparison, method and seed of all runs in their order: method by method in a search, otherwise blends last
-        because they are made of the other runs.
+        """The comparison, method and seed of all runs in the order of execution.
+
+        A search is executed method by method. Otherwise blends come last, because they combine the other runs.
         """
-        keys = [(name, *key) for name, one in self.runs().comparisons.items() for key in one.keys]
+        keys = [(name, *key) for name, comparison in self.runs().comparisons.items() for key in comparison.keys]
         if isinstance(self.spec, Search):
             methods = self.spec.methods
             return sorted(keys, key=lambda key: methods.index(key[1]))
         return sorted(keys, key=lambda key: key[1] == BLEND)
 
-    def left(self) -> list[Key]:
-        """Return the keys of the runs that are not finished."""
+    def list_unfinished(self) -> list[Key]:
+        """Return the keys of the runs that have not finished."""
         if isinstance(self.spec, Search):
-            scored = {(" ".join(one["settings"]), one["method"]) for one in read_results(self.spec, self.path)}
+            points = read_results(self.spec, self.path)
+            scored = {(" ".join(point["settings"]), point["method"]) for point in points}
             return [key for key in self.keys if key[:2] not in scored]
-        unfinished = {(name, *key) for name, (_, one) in self._parts.items() for key in one.left()}
+        unfinished = {(name, *key) for name, (_, comparison) in self._parts.items() for key in comparison.left()}
         return [key for key in self.keys if key in unfinished]
 
     @property
-    def begun(self) -> bool:
+    def has_started(self) -> bool:
         """Whether a run has started."""
         return any(comparison.begun for comparison in self.comparisons.values())
 
-    def outcomes(
-        self, resources: Resources = USUAL, execute: Execute = in_turn
+    def execute_runs(
+        self, resources: Resources = USUAL, execute: Execute = execute_in_turn
     ) -> Generator[tuple[Key, Outcome], None, None]:
-        """Execute the runs that are not finished, also after one has failed, and yield each as it ends.
+        """Execute the runs that have not finished, and yield the key and outcome of each as it ends.
+
+        A run that fails does not stop the others. Blends are executed last, because they combine the other runs.
 
         Args:
             resources: the resources of the runs.
             execute: executes the runs, one after the other or in parallel (:mod:`perfed.experiment.jobs`).
         """
-        left, factory = self.left(), self.runs(resources)
-        blends = [key for key in left if key[1] == BLEND]
-        for keys in filter(None, (left[: len(left) - len(blends)], blends)):
+        unfinished, factory = self.list_unfinished(), self.runs(resources)
+        blends = [key for key in unfinished if key[1] == BLEND]
+        for keys in filter(None, (unfinished[: len(unfinished) - len(blends)], blends)):
             with closing(execute(factory, keys)) as outcomes:
                 yield from outcomes
 
     def execute(
         self,
         resources: Resources = USUAL,
-        execute: Execute = in_turn,
+        execute: Execute = execute_in_turn,
         tell: Callable[[str, Outcome], None] = lambda label, outcome: None,
     ) -> tuple[dict[str, Conclusion], list[PerfedError]]:
-        """Execute the runs that are not finished, and conclude each comparison when the last of its runs has ended.
+        """Execute the runs that have not finished, and conclude each comparison when the last of its runs has ended.
 
         Args:
-            resources, execute: as in :meth:`outcomes`.
+            resources, execute: as in :meth:`execute_runs`.
             tell: called with the label and outcome of each run that ends.
 
         Returns:
-            The conclusions of the comparisons that have started, by name, and why runs failed.
+            The conclusions of the comparisons that have started, by name, and the errors of the runs that failed.
 
         Raises:
-            PerfedError: no run could begin. The directory is removed then.
+            PerfedError: no run could start. The directory is removed in this case.
         """
-        left, failed = Counter(self._parts[label][0] for label, *_ in self.left()), dict[Key, PerfedError]()
-        conclusions = {name: one.conclude(failures=()) for name, one in self.comparisons.items() if not left[name]}
+        unfinished = Counter(self._parts[label][0] for label, *_ in self.list_unfinished())
+        failed = dict[Key, PerfedError]()
+        conclusions = {
+            name: comparison.conclude(failures=())
+            for name, comparison in self.comparisons.items()
+            if not unfinished[name]
+        }
         try:
-            with closing(self.outcomes(resources, execute)) as outcomes:
+            with closing(self.execute_runs(resources, execute)) as outcomes:
                 for key, outcome in outcomes:
                     if isinstance(outcome, PerfedError):
                         failed[key] = outcome
                     tell(label_run(*key), _with_title(key, outcome) if isinstance(outcome, PerfedError) else outcome)
                     name = self._parts[key[0]][0]
-                    left[name] -= 1
-                    if not left[name] and self.comparisons[name].begun:
+                    unfinished[name] -= 1
+                    if not unfinished[name] and self.comparisons[name].begun:
                         keys = [k for k in self.keys if k in failed and self._parts[k[0]][0] == name]
                         failures = [Failure(*k[1:], next(iter(str(failed[k]).splitlines()), "")) for k in keys]
                         conclusions[name] = self.comparisons[name].conclude(failures=failures)
                         self.conclude(conclusions)
         except PerfedError:
-            self.abandon()
+            self.remove_unstarted()
             raise
-        if failed and self.abandon():
+        if failed and self.remove_unstarted():
             raise _with_title(*next(iter(failed.items())))
         return conclusions, [_with_title(key, failed[key]) for key in self.keys if key in failed]
 
-    def abandon(self) -> bool:
-        """Remove the directory if no run could begin; return whether that is so."""
-        if self.begun:
+    def remove_unstarted(self) -> bool:
+        """Remove the directory if no run has started, and return whether it was removed."""
+        if self.has_started:
             return False
-        for _, one in reversed(self._parts.values()):
-            (one.path / MARKER).unlink(missing_ok=True)
-            for place in (*one.folders.values(), one.path / "folds", one.path):
-                with suppress(OSError):  # not there, or not empty
-                    place.rmdir()
+        for _, comparison in reversed(self._parts.values()):
+            (comparison.path / MARKER).unlink(missing_ok=True)
+            for folder in (*comparison.folders.values(), comparison.path / "folds", comparison.path):
+                with suppress(OSError):  # the folder does not exist or is not empty
+                    folder.rmdir()
         (self.path / MARKER).unlink(missing_ok=True)
         with suppress(OSError):
             self.path.rmdir()
         return True
 
-    # What comes of them ------------------------------------------------------------------------------------
+    # Results -----------------------------------------------------------------------------------------------
 
     def conclude(self, conclusions: Mapping[str, Conclusion] | None = None) -> tuple[Path, list[Part]]:
-        """Write ``report.html`` of a campaign or sweep; a comparison that is the whole study has its own.
+        """Write ``report.html`` of a campaign or sweep; the report of a single comparison is not written here.
 
         Args:
-            conclusions: those of the comparisons, by name; if not given, all that have started are concluded.
+            conclusions: the conclusions of the comparisons, by name; if not given, all that have started are concluded.
 
         Returns:
-            The page, and its parts in the campaign's order.
+            The path of the report, and its parts in the order of the campaign.
         """
         if conclusions is None:
-            conclusions = {name: one.conclude() for name, one in self.comparisons.items() if one.begun}
+            started = {name: comparison for name, comparison in self.comparisons.items() if comparison.begun}
+            conclusions = {name: comparison.conclude() for name, comparison in started.items()}
         if "" in self.comparisons:
             return self.path / "report.html", []
         parts = []
@@ -310,7 +320,7 @@ class Study:
                 conclusion = conclusions[name]
                 page = f"{comparison.path.name}/{conclusion.report.name}"
                 parts.append(Part(name, tuple(conclusion.runs), conclusion.verdict, page, tuple(conclusion.sentences)))
-        waiting = Counter(self._parts[label][0] for label, *_ in self.left())
+        waiting = Counter(self._parts[label][0] for label, *_ in self.list_unfinished())
         waiting.update(dict.fromkeys(self.comparisons, 0))
         title = self.path.resolve().name
         if self.key:
@@ -319,11 +329,11 @@ class Study:
         report = write_campaign(parts, self.path / "report.html", key=self.key, title=title, waiting=waiting)
         return report, parts
 
-    def choose(self, resources: Resources = USUAL, execute: Execute = in_turn) -> dict[str, Choice]:
-        """Execute the runs of a search that are not finished, and write the chosen settings.
+    def choose(self, resources: Resources = USUAL, execute: Execute = execute_in_turn) -> dict[str, Choice]:
+        """Execute the runs of a search that have not finished, and write the chosen settings.
 
         Args:
-            resources, execute: as in :meth:`outcomes`.
+            resources, execute: as in :meth:`execute_runs`.
 
         Returns:
             The choice of each method.
@@ -332,7 +342,7 @@ class Study:
             PerfedError: no point of some method could be trained to the end, or another process works on the search.
         """
         assert isinstance(self.spec, Search)
-        with RunDirectory(self.path).alone(), closing(self.outcomes(resources, execute)) as outcomes:
+        with RunDirectory(self.path).alone(), closing(self.execute_runs(resources, execute)) as outcomes:
             return record_choices(self.spec, self.path, outcomes)
 
 
@@ -340,7 +350,7 @@ def read_comparison(path: Path) -> Comparison:
     """Return the comparison in ``path``.
 
     Raises:
-        PerfedError: there is none, or its marker is damaged or has changed since it was written.
+        PerfedError: there is no comparison, or its marker is damaged or has changed since it was written.
     """
     comparison = Study.read(path).comparisons.get("")
     if comparison is None:
@@ -361,18 +371,18 @@ def extend(
     settings: Sequence[str],
     resources: Resources = USUAL,
 ) -> Study:
-    """Return the comparison in ``path`` with more methods and seeds; finished runs stay as they are.
+    """Add methods and seeds to the comparison in ``path`` and return it; finished runs stay as they are.
 
     Args:
         path: the directory of the comparison.
-        methods, seeds: the new ones; those that are there may be named too.
+        methods, seeds: the new methods and seeds; existing ones may be among them.
         experiment: the experiment, if the user names it again; it must be the same.
         settings: assignments, which may concern new methods only.
         resources: as in :meth:`Study.create`.
 
     Raises:
-        PerfedError: no comparison there, nothing new, settings or data that are not those of its runs, or a method that
-            cannot start. Nothing is written then.
+        PerfedError: there is no comparison in ``path``, nothing is new, settings or data differ from those of its runs,
+            or a method cannot start. Nothing is written in this case.
     """
     if marker_of(path)[0] != "comparison":
         raise PerfedError(f"--extend {path}: no comparison is there ({MARKER} is missing)")

@@ -1,4 +1,4 @@
-"""What another process does of a study: one run after the other, as it is told."""
+"""The work of a worker process: it executes runs of a study one after the other, as the main process assigns them."""
 
 from __future__ import annotations
 
@@ -25,40 +25,48 @@ from perfed.plugins import describe_user_error
 from perfed.system import TERMINATED, exit_on_sigterm
 
 GRACE = 60.0
-"""Seconds that a process has to write its checkpoint after it was told to end."""
+"""Seconds that a process has for writing its checkpoint after it was asked to end."""
 
 Source = Federation | Callable[[int], Federation]
 Message = tuple[str, Any]
-"""``ready``; ``refused`` and why; ``news``; how a run ended: ``done`` and its summary, ``failed`` and why, ``broke``
-and the exception; ``lost`` and how, said of a process that can say nothing more."""
+"""The kind and content of a message from a worker.
+
+``ready`` has no content, ``refused`` the reason, ``news`` a progress event. Three kinds report the end of a run:
+``done`` with its summary, ``failed`` with the reason, and ``broke`` with the exception. ``lost`` with a reason reports
+a process that has ended and cannot send messages.
+"""
 
 
-def packed(factory: RunFactory, source: Source | None) -> bytes:
-    """Return bytes from which another process makes the runs; ``source``: the federation, where it is in memory.
+def pack_factory(factory: RunFactory, source: Source | None) -> bytes:
+    """Return bytes from which another process can build the runs.
+
+    Args:
+        factory: builds the runs.
+        source: the federation, if it is in memory.
 
     Raises:
-        PerfedError: they cannot be had.
+        PerfedError: the federation cannot be pickled.
     """
     try:
         return pickle.dumps((factory, source))
-    except Exception as error:  # pickle raises what it likes
+    except Exception as error:  # pickle can raise any exception
         raise PerfedError(
-            f"jobs: the federation cannot be sent to other processes ({_first(error)}); a function that makes it must "
-            "be at the top of a module"
+            f"jobs: the federation cannot be sent to other processes ({_first_line(error)}); a function that makes it "
+            "must be at the top of a module"
         ) from None
 
 
 @contextmanager
-def unpacked(parcel: bytes) -> Iterator[RunFactory]:
-    """Return the inverse of :func:`packed`, for as long as the runs are made.
+def unpack_factory(parcel: bytes) -> Iterator[RunFactory]:
+    """Return the factory of :func:`pack_factory`; a federation in memory is registered inside the ``with`` block.
 
     Raises:
-        PerfedError: something of the user's own is not known in this process.
+        PerfedError: this process cannot import something that the user has defined.
     """
     try:
         factory, source = pickle.loads(parcel)
-    except Exception as error:  # whatever a user's file does
-        raise _unknown(error) from None
+    except Exception as error:  # a user's module can raise any exception
+        raise _describe_missing(error) from None
     if source is None:
         _check(factory)
         yield factory
@@ -72,84 +80,94 @@ def _check(factory: RunFactory) -> None:
     try:
         factory.check()
     except PerfedError as error:
-        raise _unknown(error) from None
+        raise _describe_missing(error) from None
 
 
-def _unknown(error: Exception) -> PerfedError:
-    reason = describe_user_error(error) or _first(error)
+def _describe_missing(error: Exception) -> PerfedError:
+    """Return an error for a definition of the user that other processes cannot import."""
+    reason = describe_user_error(error) or _first_line(error)
     return PerfedError(
-        f"jobs: other processes do not know what is defined here alone ({reason}); put it "
+        f"jobs: other processes cannot import what is defined only in this process ({reason}); put it "
         "into a file mine.py and name it mine:NAME"
     )
 
 
-def _first(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
+    """Return the first line of an exception's message, or the name of its class if the message is empty."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def done(factory: RunFactory, key: Key, tell: Callable[[ProgressEvent], None]) -> Message:
-    """Make a run ready and execute it; how it ended."""
+def execute_run(factory: RunFactory, key: Key, tell: Callable[[ProgressEvent], None]) -> Message:
+    """Build and execute a run, and return the message that reports its end."""
     try:
         return "done", execute(partial(factory, *key), tell)
     except PerfedError as error:
         return "failed", str(error)
     except Exception as error:
-        return "broke", _sendable(error)
+        return "broke", _with_traceback(error)
 
 
-def _sendable(error: Exception) -> Exception:
-    """The exception with where it arose, which is lost on the way; another one where it cannot be sent."""
-    said = "".join(traceback.format_exception(error))
-    error.add_note(said)
+def _with_traceback(error: Exception) -> Exception:
+    """Return an exception that can be sent to another process, with its traceback as a note.
+
+    An exception that cannot be pickled is replaced by a ``RuntimeError`` whose message is the traceback.
+    """
+    formatted = "".join(traceback.format_exception(error))
+    error.add_note(formatted)
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return RuntimeError(said)
+        return RuntimeError(formatted)
     return error
 
 
-_kept: dict[bytes, tuple[RunFactory, ExitStack]] = {}  # of the last parcel, for further tasks in the same process
+_last_factory: dict[bytes, tuple[RunFactory, ExitStack]] = {}  # for further tasks with the same parcel
 
 
-def task(parcel: bytes, key: Key, tell: Callable[[ProgressEvent], None], threads: int) -> Message:
-    """Do what a process does that gets parcel and key at once, and may get others of the same parcel later."""
+def execute_task(parcel: bytes, key: Key, tell: Callable[[ProgressEvent], None], threads: int) -> Message:
+    """Execute the run ``key`` and return the message that reports its end.
+
+    The unpacked factory remains in memory, because the same process may execute further runs of the same parcel.
+    """
     torch.set_num_threads(threads)
-    if parcel not in _kept:
-        _kept.clear()
+    if parcel not in _last_factory:
+        _last_factory.clear()
         stack = ExitStack()
         try:
-            _kept[parcel] = stack.enter_context(unpacked(parcel)), stack
+            _last_factory[parcel] = stack.enter_context(unpack_factory(parcel)), stack
         except PerfedError as error:
             return "refused", str(error)
-    return done(_kept[parcel][0], key, tell)
+    return execute_run(_last_factory[parcel][0], key, tell)
 
 
 def serve(connection: connections.Connection, threads: int) -> None:
-    """Do what a worker process does: read a parcel, then key after key, until SIGTERM or until nobody is there.
+    """Run a worker process: receive a parcel, then keys one after the other, and execute their runs.
 
-    SIGTERM leaves a checkpoint of the last whole round, and so does the end of the process that began this one.
+    The process ends at SIGTERM, or when its parent process has ended. In both cases the run that is being executed
+    writes a checkpoint of its last complete round.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; who began this process says what comes of it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, and the parent process handles it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     with exit_on_sigterm(), suppress(EOFError, ConnectionError):
         try:
-            with unpacked(connection.recv_bytes()) as factory:
+            with unpack_factory(connection.recv_bytes()) as factory:
                 connection.send(("ready", None))
                 while True:
-                    connection.send(done(factory, connection.recv(), partial(_tell, connection)))
+                    connection.send(execute_run(factory, connection.recv(), partial(_send_progress, connection)))
         except PerfedError as error:
             connection.send(("refused", str(error)))
 
 
-def _tell(connection: connections.Connection, news: ProgressEvent) -> None:
+def _send_progress(connection: connections.Connection, event: ProgressEvent) -> None:
     try:
-        connection.send(("news", news))
-    except OSError:  # nobody is there
+        connection.send(("news", event))
+    except OSError:  # the parent process has ended
         raise SystemExit(TERMINATED) from None
 
 
 def _end_with_parent() -> None:
+    """Wait until the parent process has ended, then end this process, after a grace period by force."""
     parent = parent_process()
     assert parent is not None
     connections.wait([parent.sentinel])

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and how long it takes."""
+"""Participation of clients in rounds, and virtual time."""
 
 from perfed.participation.policy import (
     POLICIES,

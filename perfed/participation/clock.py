@@ -1,7 +1,7 @@
-"""Virtual time: how long each client takes for its work of a round.
+"""Virtual time: the time that each client needs for its work in a round.
 
-Times are a pure function of seed, client and round, so that they are the same on any engine and after any resume. A
-participation policy learns them only as the moments at which replies arrive.
+Times are a pure function of seed, client and round, so that they are the same in every engine and in a resumed run. A
+participation policy does not know them in advance; it sees only when replies arrive.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _Rate = Annotated[float, Field(ge=1 / LONGEST, description="lambda; the mean is 
 
 @dataclass(frozen=True)
 class Population:
-    """What clocks and policies may know of the clients; row i is the i-th id in sorted order.
+    """The facts about the clients that clocks and policies use; row i is the i-th id in sorted order.
 
     Attributes:
-        ids: client ids, sorted.
+        ids: the client ids, sorted.
         words: the ids as words of random keys, int64 ``(N,)``; see :func:`perfed.rng.encode_texts`.
-        num_samples: training samples, int64 ``(N,)``.
-        batches: mini-batches of an epoch, int64 ``(N,)``.
-        group: label group of each client, int64 ``(N,)``; ``None`` where the data has no groups.
-        epochs: local epochs of a round, by its number from 1.
+        num_samples: the number of training samples, int64 ``(N,)``.
+        batches: the number of mini-batches of an epoch, int64 ``(N,)``.
+        group: the label group of each client, int64 ``(N,)``; ``None`` if the data have no groups.
+        epochs: returns the number of local epochs of a round, given its number from 1.
     """
 
     ids: tuple[str, ...]
@@ -53,10 +53,17 @@ class Population:
     epochs: Callable[[int], int] = lambda round_: 1
 
     @classmethod
-    def of(
+    def from_federation(
         cls, federation: Federation, batch_size: int, epochs: Callable[[int], int], epoch_steps: int | None = None
     ) -> Population:
-        """Of the federation's clients, in mini-batches of ``batch_size``; ``epoch_steps`` of an epoch, if given."""
+        """Return the population of a federation's clients.
+
+        Args:
+            federation: the clients.
+            batch_size: the size of a mini-batch.
+            epochs: returns the number of local epochs of a round.
+            epoch_steps: the number of mini-batches of an epoch; if not given, it follows from the batch size.
+        """
         sizes = np.array([len(client.train) for client in federation], np.int64)
         group = federation.notes.get("group")
         return cls(
@@ -73,40 +80,40 @@ class Population:
 
 
 class Fixed(BaseModel):
-    """Speeds drawn once: T_i ~ Exp(rate)."""
+    """Times that are drawn once: T_i ~ Exp(rate)."""
 
     model_config = STRICT
 
     rate: _Rate = 1.0
 
-    def times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
-        """Seconds of the clients in ``rows``."""
-        return _exponential(seed, who.words[torch.from_numpy(rows)]) / self.rate
+    def compute_times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
+        """Return the seconds of the clients in ``rows``, which are the same in every round."""
+        return _draw_exponential(seed, who.words[torch.from_numpy(rows)]) / self.rate
 
 
 class Dynamic(BaseModel):
-    """A speed of its own for each client, lambda_i ~ U[1/N, 1] drawn once, and T_i ~ Exp(lambda_i) in every round.
+    """Times T_i ~ Exp(lambda_i) that are drawn in every round, with lambda_i ~ U[1/N, 1] drawn once per client.
 
-    The paper's text calls lambda_i a rate; the time axis of its figure 5 fits means.
+    The paper's text calls lambda_i a rate, but the time axis of its figure 5 fits means.
     """
 
     model_config = STRICT
 
     parameter: Literal["rate", "mean"] = Field("rate", description="what lambda_i is of the exponential distribution")
 
-    def times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
-        """Seconds of the clients in ``rows`` in round ``round_``."""
+    def compute_times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
+        """Return the seconds of the clients in ``rows`` in round ``round_``."""
         words = who.words[torch.from_numpy(rows)]
         low = 1 / len(who)
-        own = low + (1 - low) * _uniform(seed, "speed", words)
-        drawn = _exponential(seed, words, round_)
-        return drawn / own if self.parameter == "rate" else drawn * own
+        speeds = low + (1 - low) * _draw_uniform(seed, "speed", words)
+        times = _draw_exponential(seed, words, round_)
+        return times / speeds if self.parameter == "rate" else times * speeds
 
 
 class Stragglers(BaseModel):
-    """Two classes of clients with exponential times drawn once; ``fast`` and ``slow`` are their means.
+    """Exponential times of two classes of clients, which are drawn once; ``fast`` and ``slow`` are their means.
 
-    The paper prints lambda = 0.1 for the fast class and 10 for the slow one, which can only be means.
+    The paper gives lambda = 0.1 for the fast class and 10 for the slow one, which can only be means.
     """
 
     model_config = STRICT
@@ -115,44 +122,44 @@ class Stragglers(BaseModel):
     fast: float = Field(0.1, gt=0, le=LONGEST, description="mean seconds of a fast client")
     slow: float = Field(10.0, gt=0, le=LONGEST, description="mean seconds of a slow client")
 
-    def times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
-        """Seconds of the clients in ``rows``."""
+    def compute_times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
+        """Return the seconds of the clients in ``rows``, which are the same in every round."""
         slow = rng.draw_subset(rng.key(seed, "straggler", who.words), round(self.share * len(who))).numpy()
         mean: Seconds = np.full(len(who), self.fast)
         mean[slow] = self.slow
-        return _exponential(seed, who.words[torch.from_numpy(rows)]) * mean[rows]
+        return _draw_exponential(seed, who.words[torch.from_numpy(rows)]) * mean[rows]
 
 
 class Correlated(BaseModel):
-    """Speeds drawn once, T ~ Exp(rate), the fastest to the clients of the first label group, and so on."""
+    """Times T ~ Exp(rate) that are drawn once and sorted, the shortest for the clients of the first label group."""
 
     model_config = STRICT
 
     rate: _Rate = 1.0
 
-    def times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
-        """Seconds of the clients in ``rows``."""
+    def compute_times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
+        """Return the seconds of the clients in ``rows``, which are the same in every round."""
         if who.group is None:
             raise PerfedError(
                 "clock.speeds = 'correlated' needs data whose clients are in groups; "
                 "partitions with groups are 'dominant' and 'pathological' with class_assignment = 'clustered'"
             )
-        drawn = np.sort(_exponential(seed, who.words)) / self.rate
+        times = np.sort(_draw_exponential(seed, who.words)) / self.rate
         within = rng.uniform(rng.key(seed, "straggler", who.words), 1, torch.float64)[:, 0].numpy()
         result: Seconds = np.empty(len(who))
-        result[np.lexsort((within, who.group))] = drawn
+        result[np.lexsort((within, who.group))] = times
         return result[rows]
 
 
 class Steps(BaseModel):
-    """Speeds in proportion to the number of local steps: ``ceil(n_i / batch size) x epochs``, or ``local_steps``."""
+    """Times in proportion to the number of local steps: ``ceil(n_i / batch size) x epochs``, or ``local_steps``."""
 
     model_config = STRICT
 
     seconds: float = Field(0.01, gt=0, le=LONGEST, description="of one mini-batch step")
 
-    def times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
-        """Seconds of the clients in ``rows`` in round ``round_``."""
+    def compute_times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
+        """Return the seconds of the clients in ``rows`` in round ``round_``."""
         return self.seconds * who.epochs(round_) * who.batches[rows].astype(np.float64)
 
 
@@ -164,17 +171,17 @@ class Trace(BaseModel):
     file: CsvPath = Field("", description="path of the CSV file, from the current folder; recorded as an absolute one")
 
     def read(self, ids: Sequence[str], rounds: int) -> Mapping[str, Mapping[int | None, float]]:
-        """Return seconds by client id and round; ``None`` stands for all rounds that are not named.
+        """Return the seconds by client id and round; ``None`` stands for all rounds without a line.
 
         Raises:
-            PerfedError: no such file, a missing column, a value that is not allowed, a client or round that is missing.
+            PerfedError: the file does not exist, a column, client or round is missing, or a value is not allowed.
         """
         if not self.file:
             raise PerfedError("clock.speeds = 'trace' needs clock.trace.file, a CSV file")
         where = f"clock.trace.file = '{self.file}'"
         times: dict[str, dict[int | None, float]] = {}
         for place, row in read_csv_rows(self.file, where, ("client", "round", "seconds")):
-            round_, seconds = _trace_values(row, place)
+            round_, seconds = _parse_trace_row(row, place)
             if round_ in times.setdefault(row["client"], {}):
                 raise PerfedError(f"{place} says this client and round again")
             times[row["client"]][round_] = seconds
@@ -193,9 +200,9 @@ class Clock(BaseModel):
     """The ``[clock]`` table: a speed model and the cost of communication.
 
     Attributes:
-        speeds: ``none``: every client takes one second, so that virtual time counts rounds; or one of the models,
-            whose settings are in the table of the same name.
-        communication: seconds that an exchange takes besides (C.T. in the SRPFL paper).
+        speeds: ``none``, with which every client needs one second, so that virtual time counts rounds; or one of the
+            models, whose settings are in the table of the same name.
+        communication: the seconds that are added to every exchange (C.T. in the SRPFL paper).
 
     Example:
         >>> from perfed import Model, Run, linear, load
@@ -223,8 +230,8 @@ class Timer:
     Args:
         clock: the settings.
         who: the clients.
-        seed: of the run.
-        rounds: number of rounds of the run; a trace must cover them.
+        seed: the seed of the run.
+        rounds: the number of rounds of the run, which a trace must cover.
     """
 
     def __init__(self, clock: Clock, who: Population, seed: int, rounds: int) -> None:
@@ -233,37 +240,37 @@ class Timer:
         self.seed = seed
         self._trace = clock.trace.read(who.ids, rounds) if clock.speeds == "trace" else {}
         if clock.speeds == "correlated":
-            self.times(np.zeros(1, np.int64), 1)
+            self.compute_times(np.zeros(1, np.int64), 1)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the trace's times, for a run that is continued; empty without one."""
-        lines = sorted((client, str(round_), s) for client, of in self._trace.items() for round_, s in of.items())
+        """A hash of the trace's times, which a resumed run compares; empty without a trace."""
+        lines = sorted((client, str(round_), s) for client, times in self._trace.items() for round_, s in times.items())
         return hashlib.sha256(repr(lines).encode()).hexdigest() if lines else ""
 
-    def times(self, rows: Rows, round_: int) -> Seconds:
-        """Seconds of local work of the clients in ``rows`` in round ``round_``, without communication."""
+    def compute_times(self, rows: Rows, round_: int) -> Seconds:
+        """Return the seconds of local work of the clients in ``rows`` in round ``round_``, without communication."""
         if self.clock.speeds == "none":
             return np.ones(len(rows))
         if self.clock.speeds == "trace":
-            own = [self._trace[self.who.ids[row]] for row in rows]
-            return np.array([of[round_] if round_ in of else of[None] for of in own])
+            traces = [self._trace[self.who.ids[row]] for row in rows]
+            return np.array([times[round_] if round_ in times else times[None] for times in traces])
         model: Fixed | Dynamic | Stragglers | Correlated | Steps = getattr(self.clock, self.clock.speeds)
-        return model.times(self.who, rows, self.seed, round_)
+        return model.compute_times(self.who, rows, self.seed, round_)
 
 
-def _uniform(seed: int, purpose: str, words: Tensor, *counters: int) -> Seconds:
-    """Uniform in (0, 1], one number per word."""
-    drawn: Seconds = rng.uniform(rng.key(seed, purpose, *counters, words), 1, torch.float64)[:, 0].numpy()
-    return 1.0 - drawn
+def _draw_uniform(seed: int, purpose: str, words: Tensor, *counters: int) -> Seconds:
+    """Return one uniform number in (0, 1] per word."""
+    numbers: Seconds = rng.uniform(rng.key(seed, purpose, *counters, words), 1, torch.float64)[:, 0].numpy()
+    return 1.0 - numbers
 
 
-def _exponential(seed: int, words: Tensor, *counters: int) -> Seconds:
-    """Exponential with mean 1, one number per word."""
-    return -np.log(_uniform(seed, "time", words, *counters))
+def _draw_exponential(seed: int, words: Tensor, *counters: int) -> Seconds:
+    """Return one exponential number with mean 1 per word."""
+    return -np.log(_draw_uniform(seed, "time", words, *counters))
 
 
-def _trace_values(row: Mapping[str, str], where: str) -> tuple[int | None, float]:
+def _parse_trace_row(row: Mapping[str, str], where: str) -> tuple[int | None, float]:
     text = row["round"].strip()
     try:
         round_ = None if text == "*" else int(text)

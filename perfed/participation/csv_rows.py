@@ -1,4 +1,4 @@
-"""Rows of CSV files that tell what happens to clients in each round."""
+"""Reading of CSV files with events or times of clients in rounds."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from perfed.errors import PerfedError
 def _make_absolute(value: str) -> str:
     try:
         return str(Path(value).expanduser().absolute()) if value else value
-    except RuntimeError as error:  # nobody has this home
+    except RuntimeError as error:  # the home directory of "~user" does not exist
         raise ValueError(str(error)) from None
 
 
 CsvPath = Annotated[str, AfterValidator(_make_absolute)]
-"""Path of a file, from the current folder; it becomes an absolute one."""
+"""A path, relative to the current folder, which is converted to an absolute one."""
 
 
 def read_csv_rows(file: str, where: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Read the rows of a CSV file with a heading.
+    """Yield the rows of a CSV file with a heading.
 
     Args:
-        file: path.
-        where: the setting, for messages.
-        columns: columns that the file must have; others are ignored.
+        file: the path.
+        where: the setting in error messages.
+        columns: the columns that the file must have; others are ignored.
 
     Yields:
-        The place of each row for messages, and its cells by column.
+        The place of each row for error messages, and its cells by column.
 
     Raises:
         PerfedError: the file cannot be read, lacks a column, or a row has too few or too many cells.

@@ -1,8 +1,8 @@
-"""What a participation policy is, and policies by name.
+"""The base class of participation policies, and the registry of policies.
 
-A policy decides who is invited to a round and whose replies are used, around any method. It sees what a server would
-see: replies, when they arrive, and what they carry; never the speeds in advance. Each policy is one file in
-:mod:`perfed.participation.policies`, or a file of the user's (``policy = "module:NAME"``).
+A policy decides which clients are invited to a round and which replies are used, for any method. It sees only what a
+server would see: the replies, their content and when they arrive, but not the speeds in advance. Each policy is a file
+in :mod:`perfed.participation.policies`, or a file of the user (``policy = "module:NAME"``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perfed.plugins import Registry, bare_name
 from perfed.settings import STRICT
 
 RESERVED = ("policy", "rate", "last_round", "fit_unused")
-"""Keys of ``[participation]`` that are settings of all policies, and therefore no policy's name."""
+"""Keys of ``[participation]`` that are settings of all policies, and therefore not names of policies."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +46,20 @@ Ask = Callable[[Rows], Arrivals]
 
 
 class PolicySettings(BaseModel):
-    """Base of the settings of a policy, the table ``[participation.NAME]``; without any of its own."""
+    """Base class of the settings of a policy, which are the table ``[participation.NAME]``; it has no settings."""
 
     model_config = STRICT
 
 
 @dataclass(frozen=True)
 class PolicyContext:
-    """The run that a policy belongs to.
+    """The facts about a run that its policy needs.
 
     Attributes:
         who: the clients.
-        seed: seed of the run.
-        rounds: number of rounds of the whole run.
-        count: number of clients that a round uses, from ``participation.rate``.
+        seed: the seed of the run.
+        rounds: the number of rounds of the run.
+        count: the number of clients that a round uses, from ``participation.rate``.
         everyone_last: whether every client is invited to the last round (``participation.last_round``).
     """
 
@@ -74,24 +74,24 @@ Settings = TypeVar("Settings", bound=BaseModel)
 
 
 class Policy(Generic[Settings]):
-    """Base of all policies: every invited client's reply is used.
+    """Base class of all policies, which uses the reply of every invited client.
 
     Args:
         settings: the policy's table.
         context: the run.
 
     Attributes:
-        count: replies that a round uses, from the rate.
-        state: what the policy remembers between rounds, as plain data; checkpoints contain it.
-        strict: whether a round needs a reply from every invited client; otherwise it goes on without those that fail.
-        limit: seconds after which replies no longer count.
+        count: the number of replies that a round uses, from the rate.
+        state: plain data that the policy keeps between rounds; checkpoints contain it.
+        strict: whether a round needs a reply from every invited client; otherwise it continues without missing ones.
+        limit: the seconds after which replies are not used any more.
         everyone_in_last_round: whether ``participation.last_round = "all"`` applies to the policy.
         chooses_by_time: whether the choice depends on when replies arrive, so that clients should differ in speed.
         fits_unused: whether clients that were never used fit their personal parameters by default
             (``participation.fit_unused``).
 
     Raises:
-        PerfedError: settings that do not fit the clients of the run.
+        PerfedError: the settings do not fit the clients of the run.
 
     Example:
         >>> from perfed.participation import PolicySettings
@@ -126,44 +126,44 @@ class Policy(Generic[Settings]):
 
         Args:
             round_: number of the round, from 1.
-            ask: invites clients by row and returns their replies; to be called once.
+            ask: invites clients by row and returns their replies; it must be called once.
 
         Returns:
-            Rows of the clients whose replies are used, and the seconds until the server has them.
+            The rows of the clients whose replies are used, and the seconds until the server has received them.
         """
         return take_first(ask(self.draw_invited(round_)))
 
     def observe(self, train_loss: float, gradient: float | None, num_samples: int) -> None:
-        """Take note of a finished round.
+        """Receive the results of a finished round.
 
         Args:
-            train_loss: mean training loss of the clients used.
-            gradient: squared norm of the gradient of their mean loss at the new model; ``None`` unless
-                :meth:`measures_gradient`.
-            num_samples: number of training samples of the clients used.
+            train_loss: the mean training loss of the clients used.
+            gradient: the squared norm of the gradient of their mean loss at the new model; ``None`` unless
+                :meth:`measures_gradient` returns true.
+            num_samples: the number of training samples of the clients used.
         """
 
     @classmethod
     def measures_gradient(cls, settings: Settings) -> bool:
-        """Return whether the policy needs the gradient at the shared model after each round, at an extra exchange."""
+        """Return whether the policy needs the gradient at the shared model after each round, in an extra exchange."""
         return False
 
     @classmethod
     def check_real_time(cls, settings: Settings, fastest: float) -> None:
-        """Check settings of real sites, where an exchange takes at least ``fastest`` seconds.
+        """Check the settings for real sites, where an exchange takes at least ``fastest`` seconds.
 
         Raises:
-            PerfedError: settings that only a simulation can have.
+            PerfedError: the settings are possible only in a simulation.
         """
 
     def check_method(self, moves_shared: bool) -> None:
-        """Check that the policy can go around the run's method.
+        """Check that the policy can be used with the method of the run.
 
         Args:
             moves_shared: whether the method trains one shared model.
 
         Raises:
-            PerfedError: it cannot.
+            PerfedError: the policy cannot be used.
         """
         if self.measures_gradient(self.settings) and not moves_shared:
             raise PerfedError(
@@ -171,26 +171,27 @@ class Policy(Generic[Settings]):
             )
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Check that a run with the remembered ``state`` can be continued.
+        """Check that a run with the saved ``state`` can be resumed.
 
         Raises:
-            PerfedError: the policy now depends on something else than when the run began.
+            PerfedError: data on which the policy depends have changed since the run was started.
         """
 
     def invites_everyone(self, round_: int) -> bool:
-        """Return whether all clients are invited to the round, as the last one."""
+        """Return whether all clients are invited to the round because it is the last one."""
         return round_ == self.rounds and self.context.everyone_last and self.everyone_in_last_round
 
     def draw_invited(self, round_: int, count: int | None = None, *words: int) -> Rows:
         """Draw the clients that are invited, uniformly without replacement.
 
         Args:
-            round_: number of the round.
-            count: number of clients; default: by the rate. In the last round all, where the policy invites everyone.
-            words: equal words draw the same clients; default: the round.
+            round_: the number of the round.
+            count: the number of clients; by default, it follows from the rate. If the policy invites everyone to the
+                last round, all clients are drawn there.
+            words: words of the random key; equal words draw the same clients. By default, the number of the round.
 
         Returns:
-            Rows in ascending order.
+            The rows of the clients in ascending order.
         """
         count = self.count if count is None else count
         if self.invites_everyone(round_) or count >= len(self.who):
@@ -208,7 +209,7 @@ def take_first(arrivals: Arrivals, count: int | None = None) -> tuple[Rows, floa
 def take_without(arrivals: Arrivals, dropped: Rows) -> tuple[Rows, float]:
     """Return the replies except those of the rows ``dropped``, and the seconds until the last of them arrives.
 
-    If no reply is left, the seconds are those until the last of all replies would have arrived.
+    If no reply remains, the seconds are those until the last of all replies would have arrived.
     """
     remain = ~np.isin(arrivals.rows, dropped)
     seconds = arrivals.seconds[remain] if remain.any() else arrivals.seconds
@@ -217,9 +218,15 @@ def take_without(arrivals: Arrivals, dropped: Rows) -> tuple[Rows, float]:
 
 @dataclass(frozen=True)
 class PolicyEntry:
-    """A registered policy: its class, that of its settings, and how readers see it.
+    """A registered policy.
 
-    ``example`` are assignments of the command that ``perfed show`` suggests; ``module`` is where it was registered.
+    Attributes:
+        name: the name in settings.
+        policy: the class of the policy.
+        settings: the class of its settings.
+        summary, title: the description and the name for readers.
+        example: assignments in the command that ``perfed show`` suggests.
+        module: the module that registered the policy.
     """
 
     name: str
@@ -245,14 +252,14 @@ def register_policy(
     title: str = "",
     example: str = "",
 ) -> Callable[[_Class], _Class]:
-    """Class decorator: register a participation policy as ``name``.
+    """Return a class decorator that registers a participation policy as ``name``.
 
     Args:
-        name: name in ``participation.policy``, and of the policy's table ``[participation.NAME]``.
-        settings: pydantic class of this table.
+        name: the name in ``participation.policy``, and of the policy's table ``[participation.NAME]``.
+        settings: the pydantic class of this table.
         summary: one line for ``perfed list policies``; default: the first line of the class's docstring.
         title: the name as its paper prints it, for readers; default: the name.
-        example: assignments that the command which ``perfed show`` suggests needs besides the policy.
+        example: further assignments that the command suggested by ``perfed show`` needs.
 
     Raises:
         PerfedError: the name is a setting of all policies, contains ``+``, ``:`` or ``.``, or is registered by another
@@ -288,7 +295,7 @@ def policy_entry(name: str) -> PolicyEntry:
 
 
 def policy_id(name: str) -> str:
-    """Return ``name`` as files have it: in the case in which it was registered, after its module if it has one.
+    """Return the canonical name of a policy, as it was registered, with its module in front if ``name`` has one.
 
     ``module:NAME`` imports the module, which registers the policy.
 
@@ -303,6 +310,6 @@ def policy_id(name: str) -> str:
 
 
 def qualified_name(name: str) -> str:
-    """Return a registered policy's name, after its module if that is not perfed's and can be imported elsewhere."""
+    """Return a policy's name, with its module in front if it is the user's and other processes can import it."""
     module = POLICIES[name].module
     return name if module == "__main__" or module.startswith("perfed.") else f"{module}:{name}"

@@ -1,8 +1,7 @@
-"""How many clients take part in each stage, and for how long: SRPFL's schedule, and the phase that a run is in.
+"""The schedule of SRPFL, with the number of clients and rounds of each stage, and the phase of a run.
 
-Times of the schedule are those of clients whose speeds are exponential: a round lasts as long as its slowest
-participant. Settings, messages and checkpoints keep the papers' word "stage" for a phase; elsewhere a stage is a part
-of a model.
+The schedule assumes clients with exponential times and rounds that last as long as their slowest participant. Settings,
+messages and checkpoints use the papers' word "stage" for a phase; elsewhere a stage is a part of a model.
 """
 
 from __future__ import annotations
@@ -19,23 +18,26 @@ from perfed.settings import STRICT
 
 
 def error_floor(a: float, ratio: float) -> float:
-    """Where the bound of theorem 4.7 comes to rest with n = ratio n_0.
+    """Return the limit of the bound of theorem 4.7 for n = ratio n_0.
 
-    ``a / (sqrt(ratio (1-a)) (1 - sqrt(1-a)))``, which is ``(1 + sqrt(1-a)) / sqrt(ratio (1-a))``.
+    It is ``a / (sqrt(ratio (1-a)) (1 - sqrt(1-a)))``, which equals ``(1 + sqrt(1-a)) / sqrt(ratio (1-a))``.
     """
     _check(0 < a < 1, "a", a, "strictly between 0 and 1")
     return (1 + math.sqrt(1 - a)) / math.sqrt(ratio * (1 - a))
 
 
 def order_statistic(n: int, clients: int, rate: float = 1.0) -> float:
-    """Expected time of the n-th fastest of N clients, times ~ Exp(rate): ``(H_N - H_{N-n}) / rate``."""
+    """Return the expected time of the n-th fastest of N clients, times ~ Exp(rate): ``(H_N - H_{N-n}) / rate``."""
     _check(1 <= n <= clients, "n", n, f"from 1 to the number of clients, {clients}")
     _check(rate > 0, "rate", rate, "above 0")
     return math.fsum(1 / j for j in range(clients - n + 1, clients + 1)) / rate
 
 
 def stage_sizes(clients: int, first: int) -> list[int]:
-    """Participants of SRPFL's stages: n_0, 2 n_0, 4 n_0, ... and N (Tziotis et al. 2023, algorithm 2)."""
+    """Return the numbers of participants of SRPFL's stages: n_0, 2 n_0, 4 n_0, ..., N.
+
+    Source: Tziotis et al. 2023, algorithm 2.
+    """
     _check(1 <= first <= clients, "n0", first, f"from 1 to the number of clients, {clients}")
     sizes = [first]
     while sizes[-1] < clients:
@@ -44,7 +46,7 @@ def stage_sizes(clients: int, first: int) -> list[int]:
 
 
 def doubling_points(clients: int, first: int, a: float, *, rate: float = 1.0, cost: float = 0.0) -> list[float]:
-    """X_1, X_2, ...: the distances at which twice as many clients make more progress per unit of time.
+    """Return X_1, X_2, ...: the distances from which on twice as many clients make more progress per unit of time.
 
     ``X_{r+1} = floor_r (1 + (E_r + C)(1 - q) / (E_{r+1} - E_r))`` with E_r = E[T_(n_r)], q = sqrt(n_r / n_{r+1})
     (1/sqrt(2), except where N is not n_0 times a power of 2) and :func:`error_floor` of n_r / n_0.
@@ -61,13 +63,13 @@ def doubling_points(clients: int, first: int, a: float, *, rate: float = 1.0, co
 
 
 def middle_stage_rounds(clients: int, first: int, a: float) -> list[float]:
-    """t_r of the stages between the first and the last, before rounding.
+    """Return t_r, the numbers of rounds of the stages between the first and the last, before rounding.
 
-    The rounds in which a distance falls from X_r to X_{r+1} (:func:`doubling_points`), moving towards the floor of n_r
-    by sqrt(1-a) a round: ``t_r = 2 log(g_r (E_{r+1} - E_r) / (E_r - E_{r-1})) / log(1 / (1-a))`` with
+    In t_r rounds a distance falls from X_r to X_{r+1} (:func:`doubling_points`), approaching the floor of n_r by a
+    factor sqrt(1-a) per round: ``t_r = 2 log(g_r (E_{r+1} - E_r) / (E_r - E_{r-1})) / log(1 / (1-a))`` with
     ``g_r = (1 - q_{r-1}) / (q_{r-1} (1 - q_r))``, in which rate and cost cancel. g_r is the sqrt(2) of equation 203,
-    except in the last of these stages where N is not n_0 times a power of 2. Negative where the bound of stage r holds
-    at once.
+    except in the last of these stages if N is not n_0 times a power of 2. A number is negative if the bound of stage r
+    holds immediately.
 
     Source: Tziotis et al. 2023, lemma B.1.
     """
@@ -80,15 +82,18 @@ def middle_stage_rounds(clients: int, first: int, a: float) -> list[float]:
 
 
 def stage_lengths(clients: int, first: int, a: float, *, excess: float) -> list[int]:
-    """tau_r, the rounds of each stage of :func:`stage_sizes`, at least 1 each.
+    """Return tau_r, the number of rounds of each stage of :func:`stage_sizes`, at least 1 each.
 
-    The middle stages take t_r, in which the rate of the exponential times and the cost of communication cancel; the
-    last ends at ``excess`` times the floor of N: ``2 log(1 / (excess - 1)) / log(1 / (1-a))``. The first has one round:
-    it ends at X_1, which is above the floor of n_0, at least 2 for every a, and no distance is above 1. Where n_0 = N
-    that stage is the only one.
+    The middle stages have t_r rounds, in which the rate of the exponential times and the cost of communication cancel.
+    The last stage ends at ``excess`` times the floor of N: ``2 log(1 / (excess - 1)) / log(1 / (1-a))``. The first
+    stage has one round: it ends at X_1, which is above the floor of n_0 and hence at least 2 for every a, and no
+    distance is above 1. If n_0 = N, it is the only stage.
 
-    ``clients`` is N, ``first`` n_0, ``a`` strictly between 0 and 1 (the theorem's is at most 1/4), ``excess`` the c-hat
-    of the target error (equation 12), between 1 and sqrt(2).
+    Args:
+        clients: N.
+        first: n_0.
+        a: strictly between 0 and 1 (in the theorem at most 1/4).
+        excess: c-hat of the target error (equation 12), between 1 and sqrt(2).
 
     Source: Tziotis et al. 2023, lemma B.1 and equations 203, 207, 240.
     """
@@ -96,17 +101,17 @@ def stage_lengths(clients: int, first: int, a: float, *, excess: float) -> list[
     _check(0 < a < 1, "a", a, "strictly between 0 and 1")
     if len(stage_sizes(clients, first)) == 1:
         return [1]
-    closing = 2 * math.log(1 / (excess - 1)) / -math.log1p(-a)
-    return [1, *(max(1, math.ceil(t)) for t in (*middle_stage_rounds(clients, first, a), closing))]
+    last = 2 * math.log(1 / (excess - 1)) / -math.log1p(-a)
+    return [1, *(max(1, math.ceil(t)) for t in (*middle_stage_rounds(clients, first, a), last))]
 
 
-def _check(holds: bool, name: str, value: float, allowed: str) -> None:
-    if not holds:
+def _check(condition: bool, name: str, value: float, allowed: str) -> None:
+    if not condition:
         raise PerfedError(f"{name} is {value}, but must be {allowed}")
 
 
 class PhaseRule(BaseModel):
-    """How many clients the first phase has, and when a phase ends; the number doubles from phase to phase."""
+    """The number of clients of the first phase, which doubles from phase to phase, and the rule that ends a phase."""
 
     model_config = STRICT
 
@@ -120,26 +125,26 @@ class PhaseRule(BaseModel):
 
 
 class Phases:
-    """The phase that a run is in.
+    """The current phase of a run.
 
     Args:
-        settings: of the policy.
-        lengths: rounds of each phase, for rules that know them beforehand other than by ``stage_rounds``.
-        where: table of the settings, for messages.
+        settings: the settings of the policy.
+        lengths: the number of rounds of each phase, for rules that determine them other than by ``stage_rounds``.
+        where: the table of the settings in messages.
 
     Attributes:
-        state: plain data, changed in place.
-        final: all clients take part; the policy says so in every round. The phase then does not end.
+        state: plain data, which are changed in place.
+        final: whether all clients take part, which the policy sets in every round. The final phase does not end.
     """
 
     def __init__(self, settings: PhaseRule, lengths: Sequence[int] | None, where: str) -> None:
         if settings.rule == "fixed":
-            given = settings.stage_rounds
-            if given is None:
+            stage_rounds = settings.stage_rounds
+            if stage_rounds is None:
                 raise PerfedError(f"{where}.rule = 'fixed' needs {where}.stage_rounds")
-            lengths = given if isinstance(given, list) else [given]
+            lengths = stage_rounds if isinstance(stage_rounds, list) else [stage_rounds]
             if not lengths or min(lengths) < 1:
-                raise PerfedError(f"{where}.stage_rounds must be at least 1 (given: {given})")
+                raise PerfedError(f"{where}.stage_rounds must be at least 1 (given: {stage_rounds})")
         self.settings = settings
         self.lengths = lengths
         self.final = False
@@ -147,11 +152,16 @@ class Phases:
 
     @property
     def number(self) -> int:
-        """Of the phase, from 0."""
+        """The number of the phase, from 0."""
         return int(self.state["stage"])
 
     def observe(self, train_loss: float, over: bool = False) -> None:
-        """A round has ended; ``over`` ends its phase where the policy has a rule of its own."""
+        """Update the phase after a round.
+
+        Args:
+            train_loss: the mean training loss of the round.
+            over: whether the phase ends, for policies that decide it themselves.
+        """
         state = self.state
         state["rounds"] += 1
         if self.lengths is not None:

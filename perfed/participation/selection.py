@@ -1,4 +1,4 @@
-"""Clock and policy of a run, which decide who is used in each round."""
+"""The clock and policy of a run, which decide which clients are used in each round."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from perfed.participation.settings import Participation
 
 @dataclass(frozen=True)
 class Choice:
-    """Who is used in a round.
+    """The clients that are used in a round.
 
     Attributes:
-        ids: sorted; empty where no reply came in time.
-        seconds: until the server has the replies of the first exchange.
-        replied: seconds of every invited client's reply, by id.
+        ids: the sorted ids of the clients; empty if no reply came in time.
+        seconds: the seconds until the server has the replies of the first exchange.
+        replied: the seconds of every invited client's reply, by id.
     """
 
     ids: list[str]
@@ -29,16 +29,16 @@ class Choice:
 
 
 class Selection:
-    """Clock and policy of a run: in simulation they decide who is used before anything is computed.
+    """The clock and policy of a run, which in a simulation choose clients before anything is computed.
 
     Args:
         participation, clock: the settings.
         who: the clients.
-        seed: of the run.
-        rounds: of the whole run.
+        seed: the seed of the run.
+        rounds: the number of rounds of the run.
 
     Raises:
-        PerfedError: settings of the policy or the clock that do not fit the clients.
+        PerfedError: the settings of the policy or the clock do not fit the clients.
     """
 
     def __init__(self, participation: Participation, clock: Clock, who: Population, seed: int, rounds: int) -> None:
@@ -51,12 +51,12 @@ class Selection:
         self.policy = participation.entry.policy(participation.policy_settings, context)
 
     def choose(self, round_: int) -> Choice:
-        """Choose the clients of round ``round_``, from 1; to be called once for each round, in order."""
+        """Choose the clients of round ``round_``, from 1; it must be called once for each round, in order."""
         replied: dict[str, float] = {}
 
         def ask(rows: Rows) -> Arrivals:
-            seconds = self.timer.times(rows, round_) + self.clock.communication
-            # Replies of the same moment come in a random order, not always in that of the ids.
+            seconds = self.timer.compute_times(rows, round_) + self.clock.communication
+            # Simultaneous replies arrive in a random order, rather than always in the order of ids.
             ties = rng.key(self.seed, "arrival", round_, self.who.words[torch.from_numpy(rows)]).numpy()
             order = np.lexsort((ties, seconds))
             replied.update(zip((self.who.ids[row] for row in rows), seconds.tolist(), strict=True))
@@ -66,10 +66,10 @@ class Selection:
         return Choice([self.who.ids[row] for row in np.sort(rows)], seconds, replied)
 
     def waiting_for_all(self, round_: int) -> float:
-        """Return the seconds of an exchange with every client besides the round's.
+        """Return the seconds of a further exchange with every client after a round.
 
         Without a model of speeds they are those of communication.
         """
         if self.clock.speeds == "none":
             return self.clock.communication
-        return float(self.timer.times(np.arange(len(self.who)), round_).max()) + self.clock.communication
+        return float(self.timer.compute_times(np.arange(len(self.who)), round_).max()) + self.clock.communication

@@ -1,4 +1,4 @@
-"""The ``[participation]`` table: who takes part in a round."""
+"""The ``[participation]`` table, which decides which clients take part in a round."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Participation(BaseModel):
 
     @property
     def entry(self) -> PolicyEntry:
-        """Return the registered policy."""
+        """The registered policy."""
         return policy_entry(self.policy)
 
     @property
@@ -75,7 +75,7 @@ class Participation(BaseModel):
 
 
 def table_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Return the fields of a table of settings; ``[participation]`` has one for each policy with settings besides."""
+    """Return the fields of a table of settings; ``[participation]`` also has one for each policy with settings."""
     fields = dict(model.model_fields)
     if issubclass(model, Participation):
         for name, entry in sorted(POLICIES.items()):
@@ -92,35 +92,36 @@ def _with_tables(value: Mapping[str, Any], fixed: set[str]) -> dict[str, Any]:
     """
     result = {key: item for key, item in value.items() if key in fixed}
     policy = result.get("policy", "uniform")
-    used = policy_id(policy) if isinstance(policy, str) else ""
-    tables: dict[str, Any] = {used: {}} if used else {}
+    policy_name = policy_id(policy) if isinstance(policy, str) else ""
+    tables: dict[str, Any] = {policy_name: {}} if policy_name else {}
     for key, table in value.items():
         if key not in fixed:
-            name = _table_name(key, used, table)
+            name = _table_name(key, policy_name, table)
             before = tables.get(name, {})
-            both = isinstance(table, Mapping) and isinstance(before, Mapping)
-            tables[name] = {**before, **table} if both else table
+            is_merged = isinstance(table, Mapping) and isinstance(before, Mapping)
+            tables[name] = {**before, **table} if is_merged else table
     for name, table in tables.items():
         model = policy_entry(name).settings
         settings = TypeAdapter(dict[str, model]).validate_python({name: table})[name]  # type: ignore[valid-type]
-        if model.model_fields and (name == used or settings != _default_settings(model)):
+        if model.model_fields and (name == policy_name or settings != _default_settings(model)):
             result[name] = settings
     return result
 
 
-def _table_name(key: str, used: str, table: Any) -> str:
-    """Return the name of the policy whose table is called ``key``, written as ``used`` if that is the policy in use.
+def _table_name(key: str, policy_name: str, table: Any) -> str:
+    """Return the name of the policy whose table is called ``key``.
 
-    Otherwise it is :func:`perfed.participation.policy.qualified_name`, by which any process can read it.
+    For the policy in use it is ``policy_name``, otherwise :func:`perfed.participation.policy.qualified_name`, which any
+    process can read.
     """
     name = policy_id(key) if ":" in key else key
     if bare_name(name) not in POLICIES:
         raise ValidationError.from_exception_data(
             "Participation", [{"type": "extra_forbidden", "loc": (key,), "input": table}]
         )
-    return used if bare_name(name) == bare_name(used) else qualified_name(bare_name(name))
+    return policy_name if bare_name(name) == bare_name(policy_name) else qualified_name(bare_name(name))
 
 
 def _default_settings(model: type[BaseModel]) -> BaseModel | None:
-    """Return the settings with all defaults; ``None`` where some have none."""
+    """Return the settings with all defaults; ``None`` if a setting has no default."""
     return None if any(field.is_required() for field in model.model_fields.values()) else model()

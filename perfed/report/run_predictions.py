@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax, logsumexp, softmax  # type: ignore[import-untyped]
 
-from perfed.engine.metrics import computed, metric_of
+from perfed.engine.metrics import compute_metric, metric_of
 from perfed.plugins import POOLED, SKLEARN
 from perfed.run.predictions import Predictions
 
@@ -87,7 +87,7 @@ class SitePredictions:
             return float(np.mean([values[rows].mean() for (values,) in self.parts]))
         if not rows.any():
             return np.nan
-        values = [computed(self.metric, y[rows], outputs[rows].astype(np.float64)) for y, outputs in self.parts]
+        values = [compute_metric(self.metric, y[rows], outputs[rows].astype(np.float64)) for y, outputs in self.parts]
         return float(np.mean([np.nan if value is None else value for value in values]))
 
 

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, model_validator
 
-from perfed.data.csv_text import unescaped
-from perfed.data.reading import checked, decode_text, parsed, read_bytes, read_json, reason_of
+from perfed.data.csv_text import unescape_cell
+from perfed.data.reading import checked, decode_text, parse_json, read_bytes, read_json, reason_of
 from perfed.engine.metrics import main_metric as choose_metric
-from perfed.engine.metrics import recall
+from perfed.engine.metrics import register_described_metrics
 from perfed.errors import PerfedError
 from perfed.report.run_predictions import RunPredictions
 from perfed.run.config_edits import check_edits
@@ -101,7 +101,7 @@ def load_clients(file: Path, settings: Mapping[str, Any], content: bytes | None 
     values: list[list[float]] = []
     try:
         for row in reader:
-            ids.append(intern(unescaped(row["id"])))  # runs have the same ids: a single string for each
+            ids.append(intern(unescape_cell(row["id"])))  # runs have the same ids: a single string for each
             values.append([_parse_cell(row[name]) for name in (*needed, *optional)])
     except (AttributeError, KeyError, TypeError, ValueError, csv.Error) as error:
         needs = f"needs columns id, {metric}_before and {metric}_after holding numbers or nothing"
@@ -268,7 +268,7 @@ def load_run(directory: Path) -> RunResults:
         raise PerfedError(f"{config}: needs a top-level string 'method' and integer 'seed'")
     content = contents.get("summary.json")
     summary = None if content is None else checked(Summary, read_json(summary_file, content), summary_file)
-    recall(summary.own_metrics if summary else {})
+    register_described_metrics(summary.own_metrics if summary else {})
     table = contents.get("clients.csv")
     clients = None if table is None else load_clients(directory / "clients.csv", settings, table)
     rounds, participation = _parse_rounds(directory / "rounds.jsonl", contents.get("rounds.jsonl"), clients)
@@ -305,7 +305,7 @@ def _parse_rounds(
     used: list[NDArray[np.uint8]] = []
     for line, text in enumerate(lines, 1):
         if text.strip():
-            values = parsed(text, file, line)
+            values = parse_json(text, file, line)
             rounds.append(checked(Round, values, file, line))
             names = values.get("participants")
             if isinstance(names, list) and all(isinstance(name, str) for name in names):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from perfed.engine.metrics import Metric, metric_of, shown
+from perfed.engine.metrics import Metric, describe_metric, metric_of
 from perfed.methods.titles import display_name
 from perfed.plugins import POOLED, SKLEARN
 from perfed.report.against import MethodVerdict
@@ -124,7 +124,7 @@ def _describe_decline(runs: Sequence[RunResults], metric: str) -> str:
     enough = _LOST if metric_of(metric).higher_is_better else _LOST_OF_ERRORS * abs(means[best])
     if min(lost) <= 0 or np.mean(lost) <= enough:
         return ""
-    was, now = shown(metric, means[best]), shown(metric, float(np.mean(ends)))
+    was, now = describe_metric(metric, means[best]), describe_metric(metric, float(np.mean(ends)))
     return f"was better after round {best} ({was}) than it is at the end ({now})"
 
 

@@ -7,11 +7,11 @@ from math import isnan
 from typing import Any
 
 from perfed.data.federation import Federation
-from perfed.data.held_out import scored_apart
+from perfed.data.held_out import split_validation
 from perfed.engine.evaluate import (
     Metrics,
     Outputs,
-    by_domain,
+    compute_domain_metrics,
     few_samples,
     sample_counts,
     summarise,
@@ -19,7 +19,7 @@ from perfed.engine.evaluate import (
     with_extremes,
 )
 from perfed.engine.gap import GAP, generalisation_gaps
-from perfed.engine.metrics import Scoring, chosen
+from perfed.engine.metrics import Scoring, find_metric
 from perfed.engine.record import RoundRecord
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
@@ -48,7 +48,7 @@ def scored_split(
         return federation, split, []
     notes = []
     if split == "validation":
-        federation, split = scored_apart(federation, seed), "test"
+        federation, split = split_validation(federation, seed), "test"
         notes.append(f"half of the validation samples are {name}'s own; the scores are on the others")
     lacking = sum(client.split("validation") is None for client in federation)
     if lacking:
@@ -72,7 +72,7 @@ def scoring_of(settings: Evaluation, federation: Federation, seen: Federation) -
     """
     names = []
     for given in settings.measured:
-        name, known = chosen(given)
+        name, known = find_metric(given)
         if known.task not in (None, federation.task):
             key = "metrics" if given in settings.metrics else "compare_by"
             raise PerfedError(f"evaluation.{key}: '{given}' is for {known.task}, but {_kind(federation)}")
@@ -121,7 +121,7 @@ class Evaluator:
         if settings.targets and federation.num_classes is None:
             raise PerfedError(f"evaluation.targets: are accuracies, but {_kind(federation)}")
         self.domain_samples = federation.domain_samples(split)
-        names = [chosen(given)[0] for given in settings.metrics]
+        names = [find_metric(given)[0] for given in settings.metrics]
         self._gap = GAP in names
         if self._gap and (settings.when, settings.stop) != ("before", "last"):
             raise PerfedError(f"evaluation.metrics: '{GAP}' is of the models of rounds: when = 'before', stop = 'last'")
@@ -187,7 +187,7 @@ class Evaluator:
             done.arrays |= self._rows(done.outputs if outputs is None else outputs)
         found: Metrics = {}
         if outputs and by_domains:
-            found, totals.client_domains = by_domain(outputs, self.federation, self.scoring.metrics)
+            found, totals.client_domains = compute_domain_metrics(outputs, self.federation, self.scoring.metrics)
             domains = {"domains": self.with_extremes(found)}
         totals.evaluated(chosen, found, settings.last)
         if settings.when == "before" and done.after:
@@ -229,7 +229,7 @@ class Evaluator:
                 metrics |= self._server.evaluate(self.split, ids, found or number, outputs)
         domains: Metrics = {}
         if outputs and by_domains:
-            domains, totals.client_domains = by_domain(outputs, self.federation, self.scoring.metrics)
+            domains, totals.client_domains = compute_domain_metrics(outputs, self.federation, self.scoring.metrics)
         totals.other = {}
         totals.evaluated({client: metrics[client] for client in sorted(metrics)}, domains, 1)
         return self._rows(outputs) if outputs and not self._too_many else {}

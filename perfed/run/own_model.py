@@ -20,7 +20,7 @@ from perfed.data.client import Client
 from perfed.data.names import find_client, find_name
 from perfed.data.reading import to_json_values
 from perfed.engine import evaluate
-from perfed.engine.joining import joined
+from perfed.engine.joining import add_client
 from perfed.engine.server import Server
 from perfed.errors import PerfedError, shorten_list
 from perfed.method.method import Method
@@ -124,10 +124,10 @@ class OwnModels:
 
         Raises:
             PerfedError: an id that is there, a client that does not fit the others, or a method that cannot
-                (:func:`perfed.engine.joining.joined`).
+                (:func:`perfed.engine.joining.add_client`).
         """
         rounds = self.done if rounds is None else rounds
-        site = self._site(joined(self.server, client, rounds), client.id)
+        site = self._site(add_client(self.server, client, rounds), client.id)
         budget = self._budget
         privacy = {"privacy": to_json_values(budget.joined(client.id, rounds))} if budget else {}
         return replace(site, facts={**site.facts, "joined": rounds, **privacy})

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from perfed.data.client import Split
 from perfed.data.federation import Federation
 from perfed.data.reading import read_arrays
-from perfed.engine.evaluate import Outputs, joined
+from perfed.engine.evaluate import Outputs, concatenate_outputs
 from perfed.errors import PerfedError
 
 FOLDER = "predictions"
@@ -49,7 +49,7 @@ def arrays_of(parts: Sequence[Outputs], federation: Federation, split: str) -> d
         changes with their inputs; ``targets`` ``(samples, ...)`` and ``outputs`` ``(samples, C)`` (logits, logarithms
         of probabilities, values or log hazards) in the unit of the data, in float32 where that changes no number.
     """
-    whole = joined(parts)
+    whole = concatenate_outputs(parts)
     starts = np.flatnonzero(np.append(True, whole.client[1:] != whole.client[:-1]))
     ids, counts = whole.client[starts], np.diff(np.append(starts, len(whole.client)))
     order = np.argsort(ids)

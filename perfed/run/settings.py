@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from perfed.engine.metrics import chosen
+from perfed.engine.metrics import find_metric
 from perfed.settings import LISTED, STRICT, exclude_default
 
 
@@ -66,7 +66,7 @@ class Evaluation(BaseModel):
     @field_validator("compare_by")
     @classmethod
     def _can_be_compared_by(cls, value: str) -> str:
-        if value and chosen(value)[1].of_model:
+        if value and find_metric(value)[1].of_model:
             raise ValueError(f"'{value}' is of models and not of what they say; methods are not compared by it")
         return value
 
@@ -74,7 +74,7 @@ class Evaluation(BaseModel):
     @classmethod
     def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
-            chosen(name)
+            find_metric(name)
         return value
 
     @property

@@ -8,7 +8,7 @@ import torch
 
 from perfed.data.federation import Federation
 from perfed.engine.evaluate import Metrics, client_table, few_samples, with_extremes
-from perfed.engine.metrics import own_metrics
+from perfed.engine.metrics import describe_user_metrics
 from perfed.engine.server import Server
 from perfed.model.placement import SENT
 from perfed.run.evaluation import Evaluator
@@ -92,7 +92,7 @@ def summary_of(
         "notes": [*plan.describe(), *notes, *counted],
         "versions": versions("torch", torch.__version__),
         **oracle,
-        **({"own_metrics": own} if (own := own_metrics(evaluator.scoring.metrics)) else {}),
+        **({"own_metrics": own} if (own := describe_user_metrics(evaluator.scoring.metrics)) else {}),
     }
 
 

@@ -24,7 +24,8 @@ class RunTotals:
         virtual_time: seconds since the start.
         counts: how many clients the method counted, by name of what happened to them.
         recent: each client's metrics in the last evaluated rounds.
-        recent_domains: metrics of each domain in the same rounds (:func:`perfed.engine.evaluate.by_domain`).
+        recent_domains: metrics of each domain in the same rounds
+            (:func:`perfed.engine.evaluate.compute_domain_metrics`).
         other: metrics of the last evaluated round at the other moment: after local training where those before it are
             reported, and the other way round.
         client_domains: metrics of each client in each domain, of the last evaluated round.

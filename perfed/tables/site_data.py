@@ -63,7 +63,7 @@ def read_site_data(site: str, path: Path, options: TableOptions | None = None) -
     if file.suffix.lower() == _ARRAYS:
         if test is not None:
             raise PerfedError(f"{test}: an {_ARRAYS} file has its rows to test on as x_test and y_test")
-        arrays = SiteArrays.of(site, read_arrays(file))
+        arrays = SiteArrays.from_data(site, read_arrays(file))
         arrays.create_metadata()
         return arrays if options is None else replace(arrays, public=_public_metadata(options))
     if options is None:

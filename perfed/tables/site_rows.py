@@ -176,7 +176,7 @@ class SiteTableData:
             of_task = {"labels": labels.kind, "numbers": numbers}
             of_task["classes"] = tuple(sorted({name for part in labels.names for name in part.tolist()}))
         elif self.task == "regression":
-            of_task = {"sums": Sums.of(torch.from_numpy(np.array(self.targets()["train"])))}
+            of_task = {"sums": Sums.from_targets(torch.from_numpy(np.array(self.targets()["train"])))}
         optional_names = {name for names in self.options.named.values() for name in names}
         return SiteMetadata(
             task=self.task,
@@ -226,7 +226,7 @@ class SiteTableData:
         values = values[~np.isnan(values)]
         with np.errstate(over="ignore"):
             plain = len(values) >= max(1, fewest) and bool(np.isfinite(np.square(values).sum()))
-        return Sums.of(torch.from_numpy(values)) if plain else None
+        return Sums.from_targets(torch.from_numpy(values)) if plain else None
 
     def _select_frequent(self, column: Column, levels: tuple[str, ...], fewest: int) -> tuple[str, ...]:
         """Return the ``levels`` in at least ``fewest`` training rows, or groups of these."""
@@ -314,7 +314,7 @@ class SiteTableData:
         entering = self._select_entering(columns, agreement.columns)
         shared = len(agreement.columns or ()) if self.options.columns == "named" else None
         table = self._fit_preprocessing(columns, entering, targets["train"], agreement.domain_names or (), shared)
-        arrays = SiteArrays.of(self.main.site, self._create_arrays(table, targets), self.task)
+        arrays = SiteArrays.from_data(self.main.site, self._create_arrays(table, targets), self.task)
         return self._with_groups(replace(arrays.client(agreement), table=table, held=table.held))
 
     def _with_groups(self, client: Client) -> Client:

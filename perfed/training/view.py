@@ -14,7 +14,7 @@ from torch import Tensor
 
 from perfed.data.client import Client
 from perfed.data.labels import Task, no_labels
-from perfed.data.lazy import loaded
+from perfed.data.lazy import load_splits
 from perfed.errors import PerfedError
 from perfed.model.chain import Parameters, stage_of
 from perfed.model.placement import PER_DOMAIN, Layout
@@ -126,7 +126,7 @@ class View:
             client_splits = ((c, c.split(split)) for c in self.clients)
             parts = [c.train.take(no_rows) if part is None else part for c, part in client_splits]
             if any(part.deferred for part in parts):
-                parts = loaded(parts)
+                parts = load_splits(parts)
             self._packed[split] = Samples.pack(parts, width)
         return self._packed[split]
 

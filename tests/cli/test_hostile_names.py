@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 from perfed import Federation, PerfedError
 from perfed.data.federation_schema import FederationSchema, SiteMetadata
 from perfed.data.names import markdown_code, markdown_text, quote_name, quote_unless_plain
-from perfed.experiment.init_template import check_settings, fitting, study_text
+from perfed.experiment.init_template import check_settings, choose_split_and_columns, study_text
 
 ACCEPTED = [
     "Age\n(years)",
@@ -62,7 +62,7 @@ def write_tables(folder: Path, *, column: str = "age", target: str = "ill", cate
 
 def parse_settings(target: str) -> dict[str, object]:
     """The settings that the text of an experiment on the tables in ``t`` holds, and its lines that are no comments."""
-    federation, settings = fitting({"files": ["t"], "target": target})
+    federation, settings = choose_split_and_columns({"files": ["t"], "target": target})
     return tomllib.loads(study_text("study", settings, federation))
 
 

@@ -249,7 +249,7 @@ def test_a_module_in_a_package_needs_the_quotes(here):
     made = override(table, ["methods.'mine_pack.inner:packed'.boldness=0.5"], ["mine_pack.inner:packed"])
     assert made["methods"] == {"mine_pack.inner:packed": {"boldness": 0.5}}
     for wrong in ("methods.'a.b=1", "methods..lr=1", "methods.a'b'.lr=1", ".lr=1"):
-        refused(perfed("run", EXPERIMENT, wrong), f"'{wrong.rpartition('=')[0]}' is no key")
+        refused(perfed("run", EXPERIMENT, wrong), f"'{wrong.rpartition('=')[0]}' is not a key")
 
 
 # The first experiment ------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from perfed.data.csv_text import csv_text, escaped, unescaped
+from perfed.data.csv_text import csv_text, escape_cell, unescape_cell
 from perfed.report.papers import csv_of
 from perfed.report.run_results import load_clients
 from perfed.run.directory import RunDirectory
@@ -56,20 +56,20 @@ def test_random_texts_are_no_formulas_and_come_back():
     draw = random.Random(0)
     for _ in range(3000):
         text = "".join(draw.choices("=+-@;'\" \t\na1.,|", k=draw.randint(0, 8)))
-        assert unescaped(escaped(text)) == text
-        cells = re.split(r"[;|\t\n]", str(escaped(text)))
+        assert unescape_cell(escape_cell(text)) == text
+        cells = re.split(r"[;|\t\n]", str(escape_cell(text)))
         numeric = re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)", text)
         assert numeric or not any(re.match(r'[ "]*[=+@-]', cell) for cell in cells), text
 
 
 @pytest.mark.parametrize("cell", [-0.5, 3, None, np.float64(-2.0), True, "-0.5", "north", "+3", "-1e-3"])
 def test_numbers_and_other_texts_stay_as_they_are(cell):
-    assert escaped(cell) is cell
+    assert escape_cell(cell) is cell
 
 
 @pytest.mark.parametrize("text", [*FORMULAS, *TEXTS])
 def test_what_is_read_back_is_what_was_written(text):
-    assert unescaped(escaped(text)) == text
+    assert unescape_cell(escape_cell(text)) == text
 
 
 def test_ids_of_clients_come_back_and_their_file_holds_no_formula(tmp_path):

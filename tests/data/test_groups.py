@@ -13,7 +13,7 @@ import torch
 from perfed import Federation, PerfedError
 from perfed.data.client import Client, Split
 from perfed.data.groups import Gap, GroupSplit, SiteGroups, best_draw, find_gaps
-from perfed.data.held_out import fold_as_test, scored_apart, with_validation
+from perfed.data.held_out import fold_as_test, split_validation, with_validation
 from perfed.tables.group_hashes import hash_groups
 
 WRITTEN = {
@@ -154,7 +154,7 @@ def test_validation_rows_are_of_other_groups_than_training_rows_of_any_client(tw
     trained, held = ([groups_of(getattr(c, name)) for c in made] for name in ("train", "validation"))
     assert all(held) and not set.union(*trained) & set.union(*held)
     assert set.union(*trained, *held) == set(range(40))
-    apart = scored_apart(Federation(tuple(made), 2), seed=1)
+    apart = split_validation(Federation(tuple(made), 2), seed=1)
     chosen, scored = ([groups_of(getattr(c, name)) for c in apart] for name in ("validation", "test"))
     assert not set.union(*chosen) & set.union(*scored) and set.union(*chosen, *scored) == set.union(*held)
 

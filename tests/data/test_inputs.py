@@ -173,7 +173,7 @@ Missing.__name__ = "NAType"
         ),
         (arrays(x_train=Frame(p=Y), x_test=Frame(q=Y), y_test=Y), "x_test has 'q' in column 0, x_train 'p'"),
         (arrays(x_train=Frame(p=Y), feature_names=["q"]), "x_train has 'p' in column 0, feature_names 'q'"),
-        (arrays(y_train=np.array([1.0, 2, 1, 2])), "but only the whole ones 1, 2 occur: labels"),
+        (arrays(y_train=np.array([1.0, 2, 1, 2])), "but only the whole numbers 1, 2 occur: labels"),
         (arrays(y_train=np.array([1.0, np.nan, 1, 2])), "client 'a': train targets hold NaN or infinity"),
         (
             arrays(y_train=np.array([0, 1, 1, 0]), y_test=Y * 0.5, x_test=X),

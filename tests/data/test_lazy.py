@@ -16,7 +16,7 @@ from perfed.data.client import Split
 from perfed.data.domain_input import with_domain_input
 from perfed.data.facts import SPLITS, ClientFacts, SplitFacts
 from perfed.data.federation import Federation
-from perfed.data.held_out import scored_apart, with_validation
+from perfed.data.held_out import split_validation, with_validation
 from perfed.data.lazy import LazySplit, SplitCache
 from perfed.datasets import load
 from perfed.errors import PerfedError
@@ -89,7 +89,7 @@ def test_validation_data_domains_as_inputs_and_scaled_targets_are_made_when_samp
         for federation in (eager, deferred):
             bare = replace(federation, clients=tuple(replace(c, validation=None) for c in federation))
             cut = tuple(with_validation(c, 0.3, True, 5) for c in bare)
-            made = scored_apart(replace(bare, clients=cut), 3)
+            made = split_validation(replace(bare, clients=cut), 3)
             parts.append(with_domain_input(made) if domains else made)
         assert domains or read.calls == looked  # without domains, counts say how many of each class there will be
         assert all(isinstance(client.train, LazySplit) for client in parts[1])
@@ -103,7 +103,7 @@ def test_no_more_is_held_than_the_bound_and_what_was_used_last_stays():
     read = Counting(EAGER)
     size = [c.train.x.nbytes + c.train.y.nbytes + c.train.domain.nbytes for c in EAGER]
     federation = Federation.from_source(read, EAGER.ids, hold=size[0] + size[1])
-    held, looked = federation.clients[0].train.source.held, read.calls
+    held, looked = federation.clients[0].train.source.cache, read.calls
     first, second, third = (client.train for client in federation)
     for split in (first, third, first, first):
         split.loaded()
@@ -115,13 +115,14 @@ def test_no_more_is_held_than_the_bound_and_what_was_used_last_stays():
     assert held.reads == 4 and held.bytes <= held.limit
     small = Federation.from_source(read, EAGER.ids, hold=1)
     assert (
-        equal(small.clients[0].train.loaded(), EAGER.clients[0].train) and small.clients[0].train.source.held.bytes == 0
+        equal(small.clients[0].train.loaded(), EAGER.clients[0].train)
+        and small.clients[0].train.source.cache.bytes == 0
     )
 
 
 def test_threads_share_what_is_held():
     federation = Federation.from_source(Counting(EAGER), EAGER.ids, hold=600)
-    held = federation.clients[0].train.source.held
+    held = federation.clients[0].train.source.cache
     with ThreadPoolExecutor(8) as pool:
         splits = [(c.train, e.train) for c, e in zip(federation, EAGER, strict=True)] * 200
         assert all(pool.map(lambda pair: equal(pair[0].loaded(), pair[1]), splits))
@@ -132,7 +133,7 @@ def test_another_process_gets_a_federation_that_reads_for_itself():
     federation = Federation.from_source(Counting(EAGER), EAGER.ids).to(dtype=torch.float64)
     federation.clients[0].train.loaded()
     sent = pickle.loads(pickle.dumps(federation))
-    assert sent.clients[0].train.source.held.bytes == 0 and sent.fingerprint == federation.fingerprint
+    assert sent.clients[0].train.source.cache.bytes == 0 and sent.fingerprint == federation.fingerprint
     assert_same_data(sent, EAGER)
 
 
@@ -217,7 +218,7 @@ def test_a_server_builds_the_same_federation_of_facts_as_the_sites_have():
     facts = [ClientFacts.of_plain(value) for value in told]
     assert facts == [client.facts() for client in EAGER]
     server = Federation.from_source(None, facts, num_classes=3, name=EAGER.name)
-    one, other = (Population.of(f, 5, lambda round_: 1) for f in (server, EAGER))
+    one, other = (Population.from_federation(f, 5, lambda round_: 1) for f in (server, EAGER))
     assert (
         one.ids == other.ids and (one.num_samples == other.num_samples).all() and (one.batches == other.batches).all()
     )
@@ -282,7 +283,7 @@ def test_a_folder_gives_what_arrays_give(tmp_path, kinds):
     (tmp_path / "README.md").write_text("not a client")
     federation = Federation.from_folder(tmp_path)
     assert federation.clients[1].feature_names == ("f0", "f1", "f2")
-    assert federation.clients[0].train.source.held.reads == 0
+    assert federation.clients[0].train.source.cache.reads == 0
     assert_same_data(federation.to(dtype=torch.float64), EAGER)
     named = load("folder", {"path": str(tmp_path), "validation_fraction": 0.2, "hold_megabytes": 1}, seed=0)
     assert_same_data(named.to(dtype=torch.float64), EAGER)  # which has validation data of its own
@@ -324,7 +325,7 @@ def test_a_linear_problem_drawn_on_demand_has_the_same_numbers():
     options = {"clients": 30, "test_samples": 7}
     eager = load("linear-domains", options, seed=3)
     deferred = load("linear-domains", options | {"deferred": True}, seed=3)
-    assert deferred.clients[0].train.source.held.reads == 0
+    assert deferred.clients[0].train.source.cache.reads == 0
     assert_same_data(deferred.to(dtype=torch.float64), eager)
     assert (
         deferred.fingerprint != load("linear-domains", options | {"deferred": True, "noise": 0.1}, seed=3).fingerprint

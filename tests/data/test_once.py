@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from perfed.data import checks, federation, lazy, site_arrays
 from perfed.data.client import SPLITS, Client, Split
-from perfed.data.domain_input import completed
+from perfed.data.domain_input import apply_common_options
 from perfed.data.federation import Federation, federation_of
 from perfed.data.new_client import new_client
 from perfed.errors import PerfedError
@@ -80,7 +80,7 @@ def test_arrays(count):
 
 
 def test_validation_data_domains_as_inputs_and_scaled_targets(count):
-    made = completed(Federation.from_arrays(three(splits=("train", "test"))), 0.25, True, 0)
+    made = apply_common_options(Federation.from_arrays(three(splits=("train", "test"))), 0.25, True, 0)
     used(made)
     assert count == {"parsed": 3, "checked": 6, "counted": 12}  # of training samples two parts have been made
     used(Federation.from_arrays(three(values=True)).standardised())

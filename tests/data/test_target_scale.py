@@ -48,7 +48,7 @@ def test_the_scale_is_that_of_all_training_samples_together():
 
 def test_several_values_have_a_scale_each():
     y = torch.tensor([[1.0, 100.0], [3.0, 300.0]])
-    scale = TargetScale.of([y])
+    scale = TargetScale.from_targets([y])
     assert (scale.mean, scale.std) == ((2.0, 200.0), (1.0, 100.0))
     assert scale.down(y).tolist() == [[-1.0, -1.0], [1.0, 1.0]]
     torch.testing.assert_close(scale.up(scale.down(y)), y)
@@ -59,16 +59,19 @@ def test_sums_of_each_client_give_the_scale_of_all_rows_without_cancelling():
         torch.tensor([[1e9 + i, 5.0 * i] for i in range(first, last)], dtype=torch.float64)
         for first, last in ((0, 3), (3, 20))
     ]
-    scale, rows = TargetScale.of_sums([Sums.of(part) for part in parts]), torch.arange(20, dtype=torch.float64)
+    scale, rows = (
+        TargetScale.of_sums([Sums.from_targets(part) for part in parts]),
+        torch.arange(20, dtype=torch.float64),
+    )
     assert scale.mean == (1e9 + 9.5, 47.5)
     assert scale.std == pytest.approx((float(rows.std(correction=0)), 5 * float(rows.std(correction=0))), rel=1e-12)
     for part in parts:
-        of = Sums.of(part)
+        of = Sums.from_targets(part)
         assert of.number == len(part) and of.total == tuple(part.sum(0).tolist())
         assert of.squares == pytest.approx((len(part) * part.var(0, correction=0)).tolist())
     tenth = [torch.full((n, 1), 0.1).double() for n in (3, 7)]
     with pytest.raises(PerfedError, match="the same for all samples"):
-        TargetScale.of_sums([Sums.of(part) for part in tenth])
+        TargetScale.of_sums([Sums.from_targets(part) for part in tenth])
 
 
 def test_metrics_and_predictions_are_in_the_unit_of_the_data():

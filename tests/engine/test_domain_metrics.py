@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 
 from perfed.cli.terminal import print_summary
 from perfed.data.federation import Federation
-from perfed.engine.evaluate import Outputs, by_domain, outputs_of, summarise, with_extremes
+from perfed.engine.evaluate import Outputs, compute_domain_metrics, outputs_of, summarise, with_extremes
 from perfed.engine.metrics import Scoring
 from perfed.errors import PerfedError
 from perfed.report import load_runs, write_report
@@ -37,7 +37,7 @@ def federation(num_classes: int | None, names: tuple[str, ...] | None) -> Federa
 
 def test_accuracy_and_auc_of_a_domain_pool_the_samples_of_all_clients():
     outputs = Outputs(CLIENT, DOMAIN, Y, np.stack([-SCORE, SCORE], 1))
-    domains, clients = by_domain([outputs], federation(2, ("left", "right")))
+    domains, clients = compute_domain_metrics([outputs], federation(2, ("left", "right")))
     domains = with_extremes(domains)
     for m, name in enumerate(("left", "right")):
         rows = m == DOMAIN
@@ -52,7 +52,7 @@ def test_accuracy_and_auc_of_a_domain_pool_the_samples_of_all_clients():
 
 def test_regression_has_mean_squared_errors():
     outputs = Outputs(CLIENT, DOMAIN, Y.astype(float), SCORE[:, None])
-    domains = with_extremes(by_domain([outputs], federation(None, None))[0])
+    domains = with_extremes(compute_domain_metrics([outputs], federation(None, None))[0])
     assert domains["mse"]["1"] == pytest.approx(np.square(SCORE - Y)[DOMAIN == 1].mean())
 
 
@@ -86,7 +86,7 @@ def test_metrics_per_domain_need_domains():
     group = cohort(make("fedavg"), Federation(plain, 3))
     found = outputs_of(group, "test", None, Scoring())
     with pytest.raises(PerfedError, match=r"metrics per domain need domains; client 'c0': samples without"):
-        by_domain([found], Federation(plain, 3))
+        compute_domain_metrics([found], Federation(plain, 3))
 
 
 def test_auc_of_each_client_that_holds_both_classes():

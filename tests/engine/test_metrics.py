@@ -15,7 +15,16 @@ from lifelines.utils import concordance_index
 from sklearn import metrics as sk
 
 from perfed.data.federation import Federation
-from perfed.engine.metrics import METRICS, chosen, computed, main_metric, metric, metric_of, recall, shown
+from perfed.engine.metrics import (
+    METRICS,
+    compute_metric,
+    describe_metric,
+    find_metric,
+    main_metric,
+    metric,
+    metric_of,
+    register_described_metrics,
+)
 from perfed.engine.scores import c_index
 from perfed.errors import PerfedError
 from perfed.report import load_runs, write_report
@@ -58,7 +67,7 @@ def test_metrics_of_two_classes():
         "brier": sk.brier_score_loss(y, p),
         "calibration-error": ece(y, outputs),
     }
-    assert {name: computed(name, y, outputs) for name in expected} == pytest.approx(expected)
+    assert {name: compute_metric(name, y, outputs) for name in expected} == pytest.approx(expected)
     of_task = {name for name, item in METRICS.items() if item.task == "classification" and item.score}
     assert of_task == set(expected)
 
@@ -75,13 +84,13 @@ def test_metrics_of_more_classes_some_of_which_are_absent():
         "brier": np.mean([sum((p[i, c] - (y[i] == c)) ** 2 for c in range(4)) for i in range(80)]),
         "calibration-error": ece(y, outputs),
     }
-    assert {name: computed(name, y, outputs) for name in expected} == pytest.approx(expected)
+    assert {name: compute_metric(name, y, outputs) for name in expected} == pytest.approx(expected)
     few = y < 2
-    assert computed("auc", y[few], outputs[few]) == pytest.approx(
+    assert compute_metric("auc", y[few], outputs[few]) == pytest.approx(
         np.mean([sk.roc_auc_score(y[few] == c, p[few, c]) for c in (0, 1)])
     )
     recalls = [(said[y == c] == c).mean() for c in (0, 1)]
-    assert computed("balanced-accuracy", y[few], outputs[few]) == pytest.approx(np.mean(recalls))
+    assert compute_metric("balanced-accuracy", y[few], outputs[few]) == pytest.approx(np.mean(recalls))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -90,7 +99,7 @@ def test_the_auc_is_exactly_the_fraction_of_ordered_pairs_with_ties_as_halves(se
     y, score = g.permutation([0, 1] * 7 + [1] * 16), g.integers(0, 5, 30).astype(float)
     positive, negative = score[y == 1], score[y == 0]
     halves = sum(2 * (a > b) + (a == b) for a in positive for b in negative)
-    found = computed("auc", y, np.stack([np.zeros(30), score], 1))
+    found = compute_metric("auc", y, np.stack([np.zeros(30), score], 1))
     assert found == halves / (2 * len(positive) * len(negative))
     assert found == pytest.approx(sk.roc_auc_score(y, score), abs=1e-14)
 
@@ -102,8 +111,10 @@ def test_metrics_of_values():
         "mae": sk.mean_absolute_error(y, outputs),
         "r2": sk.r2_score(y, outputs),
     }
-    assert {name: computed(name, y, outputs) for name in expected} == pytest.approx(expected)
-    assert computed("mae", y[:, 0], outputs[:, :1]) == pytest.approx(sk.mean_absolute_error(y[:, 0], outputs[:, 0]))
+    assert {name: compute_metric(name, y, outputs) for name in expected} == pytest.approx(expected)
+    assert compute_metric("mae", y[:, 0], outputs[:, :1]) == pytest.approx(
+        sk.mean_absolute_error(y[:, 0], outputs[:, 0])
+    )
 
 
 def pairs(time, event, hazard) -> float:
@@ -137,8 +148,8 @@ def test_c_index_is_that_of_lifelines_and_of_a_loop_with_ties_and_censoring(seed
     ],
 )
 def test_what_is_not_defined_is_missing_and_what_is_no_number_is_not(name, y, outputs):
-    assert computed(name, y, outputs) is None
-    assert np.isnan(computed(name, y, np.full_like(outputs, np.nan)))
+    assert compute_metric(name, y, outputs) is None
+    assert np.isnan(compute_metric(name, y, np.full_like(outputs, np.nan)))
 
 
 # In a run ------------------------------------------------------------------------------------------------------------
@@ -299,7 +310,7 @@ evaluation = { metrics = ["my_metrics:true-of-two", "f1"] }
     assert "true-of-two_before" in (tmp_path / "out" / "clients.csv").read_text().splitlines()[0]
     monkeypatch.delitem(METRICS, "true-of-two")  # as in a process that has not imported the module
     load_runs([tmp_path / "out"])
-    assert metric_of("true-of-two").unit == "cases" and shown("true-of-two", 3.0) == "true-of-two 3 cases"
+    assert metric_of("true-of-two").unit == "cases" and describe_metric("true-of-two", 3.0) == "true-of-two 3 cases"
     result = perfed("run", "x.toml", 'evaluation.metrics=["my_metrics:broken"]', "--method", "local", "--out", "other")
     assert result.code == 2 and "my_metrics.py, line 10, in broken: IndexError" in result.out + result.err
 
@@ -307,10 +318,13 @@ evaluation = { metrics = ["my_metrics:true-of-two", "f1"] }
 def test_names_of_metrics_are_taken_once():
     with pytest.raises(PerfedError, match=r"metric 'auc' is registered twice, by 'perfed\.engine\.metrics' and by"):
         metric("auc", direction="higher")(lambda y, outputs: 0.0)
-    for name, direction, message in (("a_b", "higher", "is no name"), ("ab", "up", "direction = 'up' is not allowed")):
+    for name, direction, message in (
+        ("a_b", "higher", "is not a valid name"),
+        ("ab", "up", "direction = 'up' is not allowed"),
+    ):
         with pytest.raises(PerfedError, match=message):
             metric(name, direction=direction)
-    recall({"seen-elsewhere": {"higher_is_better": True, "unit": "%"}})
+    register_described_metrics({"seen-elsewhere": {"higher_is_better": True, "unit": "%"}})
     metric("seen-elsewhere", direction="lower")(lambda y, outputs: 0.0)  # the process has it itself now
-    assert not chosen("seen-elsewhere")[1].higher_is_better
+    assert not find_metric("seen-elsewhere")[1].higher_is_better
     assert main_metric({"loss": 0, "c-index": 0}) == "c-index" and main_metric({}) is None

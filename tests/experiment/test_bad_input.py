@@ -114,7 +114,7 @@ CASES: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     ((*TUNE, "--grid", "body_epochs=1,2"), ("--grid", "'body_epochs'")),
     ((*TUNE, "--grid", "lr=1", "--grid", "lr=2"), ("a key is given twice",)),
     ((*TUNE, "--grid", "rounds=1,2"), ("--grid rounds", "the same for all methods")),
-    ((*TUNE, "--grid", "methods.local.lr=1,2"), ("--grid methods.local.lr", "name settings alone")),
+    ((*TUNE, "--grid", "methods.local.lr=1,2"), ("--grid methods.local.lr", "name only the setting")),
     ((*TUNE, "--grid", "lr=1", "--device", "abacus"), ("--device abacus",)),
 ]
 

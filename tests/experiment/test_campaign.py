@@ -19,7 +19,7 @@ from data_files import write_images
 from perfed.datasets import load
 from perfed.experiment import jobs
 from perfed.experiment.config import find_experiment
-from perfed.experiment.planned import parse_names, parse_seeds, read_campaign, swept
+from perfed.experiment.planned import parse_names, parse_seeds, plan_sweep, read_campaign
 from perfed.report.intervals import estimate_gain
 
 ROOT = Path(__file__).parents[2]
@@ -331,5 +331,5 @@ def test_the_sweeps_of_the_papers_figures_are_valid():
     commands = re.findall(r"`perfed sweep (\S+) (\S+=\S+) --methods (\S+)(?: --seeds (\S+?))?[` ]", page)
     assert len(commands) == 7
     for experiment, axis, methods, seeds in commands:
-        key, planned = swept(find_experiment(experiment), axis, parse_names(methods), parse_seeds(seeds or "0"))
+        key, planned = plan_sweep(find_experiment(experiment), axis, parse_names(methods), parse_seeds(seeds or "0"))
         assert len(planned) >= 3 and all(name.startswith(f"{key}=") for name in planned)

@@ -117,10 +117,10 @@ def test_tuned_on_the_validation_samples_that_all_are_trained_without(digits, tm
         ({"methods": ["local", "fedavgg"]}, "methods: unknown method 'fedavgg'"),
         ({"methods": []}, "methods: at least one is needed"),
         ({"seeds": [1, 1]}, "seeds = "),
-        ({"model": perfed.linear(10)}, "model: a table of stages is needed"),
+        ({"model": perfed.linear(10)}, "model: must be a table of stages"),
         ({"rouns": 3}, "unknown key 'rouns'"),
         ({"method": "fedavg"}, "method: methods, seeds and the federation are given by their own arguments"),
-        ({"methods": {"sklearn:svc": {"C": 2}}}, "sklearn:svc has no settings of its own"),
+        ({"methods": {"sklearn:svc": {"C": 2}}}, "sklearn:svc has no settings"),
         ({"training": {"lr": -1.0}}, "lr"),
     ],
 )

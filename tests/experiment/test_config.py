@@ -14,7 +14,7 @@ from perfed.errors import PerfedError
 from perfed.experiment import config
 from perfed.experiment.build import build_stage
 from perfed.experiment.config import experiment_names, find_experiment, read, validate
-from perfed.experiment.overrides import override, parse_value, resolve
+from perfed.experiment.overrides import find_setting_paths, override, parse_value
 from perfed.experiment.start import start
 from perfed.method import registry
 from perfed.method.registry import method_names
@@ -151,7 +151,7 @@ def test_values_are_toml_or_else_text(text, value):
 )
 def test_where_a_key_belongs(key, places):
     table = {"rounds": 1, "data": {"name": "toy-noisy-features"}, "model": {}}
-    assert resolve(table, key, ["flic-class", "flic-hl", "hetfedrep"]) == places
+    assert find_setting_paths(table, key, ["flic-class", "flic-hl", "hetfedrep"]) == places
 
 
 def test_a_training_setting_reaches_methods_with_a_value_of_their_own():
@@ -164,7 +164,7 @@ def test_a_training_setting_reaches_methods_with_a_value_of_their_own():
 def test_a_training_setting_reaches_the_table_of_a_method_of_ones_own_under_a_policy(forgotten):
     registry.register("avg")(FedAvg)
     table = {"methods": {"tests:avg": {"lr": 0.5}}}
-    assert resolve(table, "lr", ["avg+deadline"]) == [("training", "lr"), ("methods", "tests:avg", "lr")]
+    assert find_setting_paths(table, "lr", ["avg+deadline"]) == [("training", "lr"), ("methods", "tests:avg", "lr")]
 
 
 def test_added_terms_bring_their_settings():

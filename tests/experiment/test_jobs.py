@@ -199,7 +199,7 @@ def killing(
 def test_a_run_whose_process_is_killed_goes_on_in_another_one(alone, tmp_path):
     study = planned(tmp_path / "out")
     heard, tell = killing(1)
-    outcomes = list(study.outcomes(execute=Jobs(2, tell=tell)))
+    outcomes = list(study.execute_runs(execute=Jobs(2, tell=tell)))
     assert len(outcomes) == 6 and not any(isinstance(outcome, PerfedError) for *_, outcome in outcomes)
     said = [remark for news in heard for remark in news.remarks]
     assert said[0] == "its process ended (signal SIGKILL); it is tried once more, from its last checkpoint"
@@ -218,12 +218,16 @@ def assert_same_but_for_checkpoints(one: Path, other: Path) -> None:
 @pytest.mark.long
 def test_a_run_whose_process_is_killed_twice_has_failed_and_the_others_go_on(tmp_path):
     study = planned(tmp_path / "out")
-    outcomes = dict(study.outcomes(execute=Jobs(2, tell=killing(2)[1])))
+    outcomes = dict(study.execute_runs(execute=Jobs(2, tell=killing(2)[1])))
     failed = {key: str(outcome) for key, outcome in outcomes.items() if isinstance(outcome, PerfedError)}
     assert len(outcomes) == 6 and failed == {
-        ("", "local", 0): "local, seed 0: its process ended 2 times in the middle of it, at last by signal SIGKILL"
+        (
+            "",
+            "local",
+            0,
+        ): "local, seed 0: its process ended 2 times before the run had finished, the last time by signal SIGKILL"
     }
-    assert study.left() == [("", "local", 0)]
+    assert study.list_unfinished() == [("", "local", 0)]
 
 
 @pytest.mark.long
@@ -275,7 +279,7 @@ def test_what_other_processes_do_not_know_is_refused(tmp_path, forgotten):
     class Here(Local):
         """Made in a function."""
 
-    with pytest.raises(PerfedError, match=r"^jobs: other processes do not know .*'made-here'.* mine:NAME$"):
+    with pytest.raises(PerfedError, match=r"^jobs: other processes cannot import .*'made-here'.* mine:NAME$"):
         face.compare(clients, ["made-here"], **given)
     assert not (tmp_path / "out").exists()
 
@@ -391,7 +395,7 @@ def test_on_ray_a_task_that_is_killed_goes_on_in_another_one(alone, tmp_path, cl
             if news.stage == ROUNDS and news.done >= 5 and not said:
                 kill_holder(place)
 
-    outcomes = list(study.outcomes(execute=Jobs(2, cluster, tell)))
+    outcomes = list(study.execute_runs(execute=Jobs(2, cluster, tell)))
     assert len(outcomes) == 6 and not any(isinstance(outcome, PerfedError) for *_, outcome in outcomes)
     assert "it is tried once more" in said[0] and said[-1].startswith("continues from round ")
     study.conclude()

@@ -15,7 +15,7 @@ from data_files import require_file
 from perfed.errors import PerfedError
 from perfed.experiment import published as module
 from perfed.experiment.config import validate
-from perfed.experiment.jobs import in_turn
+from perfed.experiment.jobs import execute_in_turn
 from perfed.experiment.leaderboard import conclude_leaderboard, leaderboard_of, run_leaderboard
 from perfed.experiment.published import Board, Leaderboard, board_names, find_board
 from perfed.experiment.search import Search
@@ -64,7 +64,7 @@ def execute(study: Study) -> list[str]:
 
     def executed(what, runs):
         worked.append(what)
-        return in_turn
+        return execute_in_turn
 
     assert run_leaderboard(study, executed) == []
     return worked
@@ -142,8 +142,8 @@ def test_what_was_run_otherwise_is_not_taken_for_the_same(tmp_path, board):
     with pytest.raises(PerfedError, match="holds digits with other settings; choose another --out"):
         create(made.path, 1, ["rounds=2"])
     board["rows"][0]["experiment"] = {"training": {"lr": 0.2}}
-    (problem,) = run_leaderboard(made, lambda what, runs: in_turn)
-    assert problem.startswith("FedAvg: ") and "was begun with another experiment" in problem
+    (problem,) = run_leaderboard(made, lambda what, runs: execute_in_turn)
+    assert problem.startswith("FedAvg: ") and "was started with another experiment" in problem
 
 
 def test_distances_are_in_their_deviations_and_of_what_they_report():

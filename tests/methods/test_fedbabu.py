@@ -25,7 +25,7 @@ def is_head(name: str) -> bool:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_before_fine_tuning_all_clients_have_the_same_head_in_every_round_and_the_body_moves(engine):
     server = serve(make("fedbabu", finetune_epochs=0), blobs(), rate=0.7, **ENGINES[engine])
-    initial = server.initialiser.initial((4,), ("embedding", "body", "head"))
+    initial = server.initialiser.draw_initial((4,), ("embedding", "body", "head"))
     server.prepare()
     for number in (1, 2, 3):
         before = server.state.shared
@@ -39,7 +39,7 @@ def test_the_head_never_travels_and_is_nobodys_state():
     server = serve(make("fedbabu"), blobs())
     server.prepare()
     record = server.round(1)
-    body = sum(t.numel() * 8 for name, t in server.initialiser.initial((4,), ("embedding", "body")).items())
+    body = sum(t.numel() * 8 for name, t in server.initialiser.draw_initial((4,), ("embedding", "body")).items())
     assert record.bytes_down == 3 * body and record.bytes_up == 3 * (body + 8)
     assert not any(is_head(name) for name in server.state.shared)
     assert all(not state["model"] for state in server.engine.states.values())
@@ -62,7 +62,7 @@ def test_training_moves_the_body_to_suit_the_head_it_never_trains():
 def test_fine_tuning_the_whole_model_or_the_head_only(engine):
     for finetune in ("model", "head"):
         server = train(serve(make("fedbabu", finetune=finetune), blobs(), **ENGINES[engine]), 1)
-        head = server.initialiser.initial((4,), ("head",))
+        head = server.initialiser.draw_initial((4,), ("head",))
         own = models(server)
         for model in own.values():
             for name, tensor in model.items():
@@ -73,7 +73,7 @@ def test_fine_tuning_the_whole_model_or_the_head_only(engine):
 
 def test_fine_tuning_leaves_alone_what_the_user_froze_below_the_head():
     server = train(serve(make("fedbabu", placement={"body": "frozen"}), blobs()), 1)
-    frozen = server.initialiser.initial((4,), ("body",))
+    frozen = server.initialiser.draw_initial((4,), ("body",))
     for model in models(server).values():
         assert all(torch.equal(model[name], tensor) for name, tensor in frozen.items())
 

@@ -19,7 +19,7 @@ def test_one_round_is_the_algorithm_box():
     server.prepare()
     chain = network().build((4,)).double()
     start = dict(server.state.shared)
-    initial = server.initialiser.initial((4,), chain.stages)
+    initial = server.initialiser.draw_initial((4,), chain.stages)
     chain.load_state_dict(initial | start)
     bodies, heads = [], {}
     for client in server.federation:

@@ -97,7 +97,7 @@ def test_loss_and_gradients_of_one_step():
 def test_the_personal_head_is_trained_stays_at_home_and_is_added_in_prediction():
     server = serve(make("fedrod"), blobs())
     server.prepare()
-    start = server.initialiser.initial((4,), ("head",))
+    start = server.initialiser.draw_initial((4,), ("head",))
     record = server.round(1)
     size = sum(t.numel() * 8 for t in server.state.shared.values())
     assert record.bytes_down == 3 * size and record.bytes_up == 3 * (size + 8)

@@ -58,7 +58,7 @@ def test_a_table_of_the_preset_is_merged_into_that_of_its_method():
 
 
 def test_a_preset_refuses_another_policy():
-    with pytest.raises(PerfedError, match=r"participation\.policy = 'deadline': fedrep-srpfl is under 'srpfl'"):
+    with pytest.raises(PerfedError, match=r"participation\.policy = 'deadline': fedrep-srpfl has 'srpfl'"):
         experiment("participation.policy=deadline")
     assert experiment("participation.policy=srpfl").build_participation().policy == "srpfl"
 

@@ -171,7 +171,7 @@ def test_it_learns_the_meaning_of_a_token():
 
 def test_the_embedding_may_be_frozen():
     server = serve(make("fedavg", placement={"*.embedding.weight": "frozen"}), sentences(), model=MODEL)
-    start = server.initialiser.initial((7,), ["body"])
+    start = server.initialiser.draw_initial((7,), ["body"])
     train(server, 1)
     (group,) = server.engine.cohorts(["c0"], server.initialiser.method.download(server.state))
     for name, tensor in start.items():

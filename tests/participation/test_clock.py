@@ -28,7 +28,7 @@ def people(count: int, *, sizes=None, group=None, batch: int = 10, epochs: int =
 
 
 def times(clock: dict, who: Population, round_: int = 1, seed: int = 0) -> np.ndarray:
-    return Timer(Clock(**clock), who, seed, 10).times(np.arange(len(who)), round_)
+    return Timer(Clock(**clock), who, seed, 10).compute_times(np.arange(len(who)), round_)
 
 
 def trace(tmp_path, *lines: str) -> dict:
@@ -109,9 +109,9 @@ def test_steps_count_the_mini_batches_of_a_round():
 def test_a_clients_time_does_not_depend_on_who_else_is_asked(speeds):
     who = people(40, group=np.arange(40) % 4, sizes=np.arange(1, 41))
     timer = Timer(Clock(speeds=speeds), who, 3, 10)
-    everyone = timer.times(np.arange(40), 5)
+    everyone = timer.compute_times(np.arange(40), 5)
     some = np.array([31, 2, 17])
-    assert (timer.times(some, 5) == everyone[some]).all()
+    assert (timer.compute_times(some, 5) == everyone[some]).all()
     assert (everyone > 0).all() and np.isfinite(everyone).all()
 
 
@@ -156,8 +156,8 @@ def test_times_that_would_not_add_up_are_refused():
 def test_a_trace_is_followed_and_rounds_it_does_not_name_take_the_star(tmp_path):
     clock = trace(tmp_path, "00000,*,1.5", "00001,2,4", "00001,*,0", "00002,1,7", "00002,2,8")
     timer = Timer(Clock(**clock), people(3), 0, 2)
-    assert timer.times(np.arange(3), 1).tolist() == [1.5, 0.0, 7.0]
-    assert timer.times(np.array([2, 1]), 2).tolist() == [8.0, 4.0]
+    assert timer.compute_times(np.arange(3), 1).tolist() == [1.5, 0.0, 7.0]
+    assert timer.compute_times(np.array([2, 1]), 2).tolist() == [8.0, 4.0]
 
 
 @pytest.mark.parametrize(

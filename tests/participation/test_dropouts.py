@@ -12,7 +12,7 @@ from test_policies import FIXED, IDS, chosen, selection
 
 from perfed import rng
 from perfed.errors import PerfedError
-from perfed.participation.invitation import invite
+from perfed.participation.invitation import create_invitation
 from perfed.participation.settings import Participation
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
@@ -155,9 +155,9 @@ def test_settings_are_recorded_and_read_again(policy, tmp_path):
 
 
 def test_at_real_sites_the_replies_of_those_that_drop_out_are_not_waited_for(tmp_path):
-    invitation = invite(selection(traced(tmp_path, "round,client\n1,c0\n"), ids=IDS[:3]), 1)
+    invitation = create_invitation(selection(traced(tmp_path, "round,client\n1,c0\n"), ids=IDS[:3]), 1)
     assert invitation.ids == ("c0", "c1", "c2") and not invitation.strict
-    assert not invitation.enough({"c0": 1.0, "c1": 2.0}) and invitation.enough({"c1": 1.0, "c2": 2.0})
+    assert not invitation.is_complete({"c0": 1.0, "c1": 2.0}) and invitation.is_complete({"c1": 1.0, "c2": 2.0})
     assert invitation.choose({"c0": 1.0, "c1": 2.0}) == (["c1"], ["c2"])
 
 

@@ -22,7 +22,7 @@ def test_trials_of_numbers_of_threads_are_not_counted_as_releases():
     federation = federation.to(dtype=torch.float64, device="cpu")
     info = initialiser.info(federation)
     plan = Plan("sequential", threads=4, untimed_threads=1, remember=False)
-    executor = LocalExecutor(federation, Background.of(federation, info), initialiser, plan)
+    executor = LocalExecutor(federation, Background.from_federation(federation, info), initialiser, plan)
     executor.counter = ReleaseCounter()
     payload = {"shared": initialiser.server_state(federation).shared}
     executor.run(ChunkTask(Exchange("train", 1, 0), federation.ids, payload, {}, {}, Scoring(), keep_outputs=False))

@@ -16,7 +16,7 @@ import pytest
 from markdown_it import MarkdownIt
 from test_report import write_run
 
-from perfed.data.csv_text import escaped as escaped_cell
+from perfed.data.csv_text import escape_cell as escaped_cell
 from perfed.report import load_runs, write_report
 from perfed.report.papers import escape_latex as escaped_latex
 

@@ -11,7 +11,7 @@ import pytest
 from made_up_runs import write
 
 from perfed.data.federation import Federation
-from perfed.engine.metrics import computed
+from perfed.engine.metrics import compute_metric
 from perfed.experiment.result import compare
 from perfed.experiment.study import read_comparison
 from perfed.report import load_runs
@@ -99,7 +99,9 @@ def test_predictions_reduced_to_a_metric_reproduce_it(tmp_path, metric, dtype):
     rng, counts = np.random.default_rng(0), [7, 12]
     y, outputs = rng.integers(0, 2, sum(counts)), rng.normal(size=(sum(counts), 2)).astype(dtype)
     ends = np.cumsum(counts)
-    values = [computed(metric, y[end - n : end], outputs[end - n : end]) for n, end in zip(counts, ends, strict=True)]
+    values = [
+        compute_metric(metric, y[end - n : end], outputs[end - n : end]) for n, end in zip(counts, ends, strict=True)
+    ]
     run = write(tmp_path, "fedavg", 0, [0.5, 0.5])
     (run / "predictions").mkdir()
     ids, marks = np.array(["site-0", "site-1"]), np.array([3, 4], dtype=np.uint32)

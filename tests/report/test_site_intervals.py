@@ -9,7 +9,7 @@ from scipy.stats import binom, t
 from sklearn.metrics import brier_score_loss, log_loss, mean_absolute_error
 from test_verdict import write
 
-from perfed.engine.metrics import METRICS, computed
+from perfed.engine.metrics import METRICS, compute_metric
 from perfed.report import load_runs, verdict, write_report
 
 
@@ -31,7 +31,7 @@ def of_values(folder, metric, tables, marks):
     runs = []
     for method, seeds in tables.items():
         for seed, clients in enumerate(seeds):
-            values = [computed(metric, *client) for client in clients]
+            values = [compute_metric(metric, *client) for client in clients]
             runs.append(write(folder, method, seed, values, metric=metric))
             keep(runs[-1], *(list(part) for part in zip(*clients, strict=True)), marks(seed, len(clients)))
     return runs
@@ -380,7 +380,7 @@ def test_a_model_that_says_the_same_of_everybody_is_named_and_not_to_be_used(tmp
         "HetFedRep predicts the same for every test row at 2 of 4 clients (site-0, site-1): it has "
         "learnt nothing there."
     ]
-    means = {method: np.mean([computed("accuracy", *seed[0]) for seed in of]) for method, of in tables.items()}
+    means = {method: np.mean([compute_metric("accuracy", *seed[0]) for seed in of]) for method, of in tables.items()}
     assert means["hetfedrep"] > means["local"] and found.best("site-0") == "local"
 
 

@@ -109,13 +109,15 @@ def test_a_run_of_another_version_with_the_same_format_goes_on_and_is_then_of_th
     assert json.loads((run / "version.json").read_text()) == {"perfed": package.__version__, "format": FORMAT}
     summary = json.loads((run / "summary.json").read_text())
     assert summary["rounds"] == 2
-    assert any(f"begun with perfed 0.2.0rc1, continued with {package.__version__}" in note for note in summary["notes"])
+    assert any(f"started with perfed 0.2.0rc1, resumed with {package.__version__}" in note for note in summary["notes"])
     assert perfed("report", run).code == 0
 
 
 def test_a_run_of_this_version_says_nothing_of_versions(run):
     assert perfed("resume", run, "rounds=2").code == 0
-    assert not [note for note in json.loads((run / "summary.json").read_text())["notes"] if "begun with perfed" in note]
+    assert not [
+        note for note in json.loads((run / "summary.json").read_text())["notes"] if "started with perfed" in note
+    ]
 
 
 @pytest.mark.parametrize(

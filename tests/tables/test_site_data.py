@@ -68,7 +68,7 @@ def test_survival_arrays_say_nothing():
     from perfed.data.site_arrays import SiteArrays
 
     pairs = {"x_train": np.ones((4, 2)), "y_train": np.array([[1.0, 0], [2, 1], [3, 1], [4, 0]])}
-    site = SiteArrays.of("a", pairs, "survival")
+    site = SiteArrays.from_data("a", pairs, "survival")
     assert {key for key, value in site.create_metadata().plain().items() if value is not None} == {"task"}
     assert site.client(agree_on_schema({"a": site.create_metadata()})).train.y.tolist() == pairs["y_train"].tolist()
 

@@ -47,7 +47,7 @@ def drawn(mean: float, std: float, seed: int, rows: int = 80, *, skewed: bool = 
 
 
 def sums_of(values: dict[str, np.ndarray]) -> dict[str, Sums]:
-    return {site: Sums.of(torch.from_numpy(of_site)) for site, of_site in values.items()}
+    return {site: Sums.from_targets(torch.from_numpy(of_site)) for site, of_site in values.items()}
 
 
 def lines(name: str, values: dict[str, np.ndarray]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The weighted mean of the clients' updates, of which none is longer than a bound."""
+"""The weighted mean of the clients' updates after scaling long ones down to a bound."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from perfed.data.partition.shards import Indices
 from perfed.errors import PerfedError
 
 SEED = 1
-LEAST = 40  # least number of samples of a client: a test mini-batch of ten is a quarter of it
+LEAST = 40  # the smallest number of samples of a client, a quarter of which is a test mini-batch of ten
 
 Parts = list[tuple[Indices, Indices]]
 

@@ -1,4 +1,4 @@
-"""A Ray to work on: one that is there, or one of the run's own."""
+"""Connection to a Ray cluster or to a new Ray instance on this machine."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ _FREE_SECONDS = 10.0
 
 
 def connect(where: Cluster, threads: int) -> bool:
-    """Be connected with a Ray; whether it was started here, so that it ends with the run.
+    """Connect to Ray, and return whether this call has connected, so that the run has to disconnect at its end.
 
-    One that Python is connected with is used as it is.
+    An existing connection of this process is used as it is.
 
     Raises:
-        PerfedError: there is none at the address, it cannot be started, or Python is connected with another.
+        PerfedError: there is no cluster at the address, Ray cannot be started, or this process is connected to another
+            cluster.
     """
     if ray.is_initialized():
         here = ray.get_runtime_context().gcs_address
@@ -38,7 +39,7 @@ def connect(where: Cluster, threads: int) -> bool:
     address = where.address or os.environ.get("RAY_ADDRESS", "")
     if address not in ("", "auto"):
         check_answers(address)
-    with _quietly():
+    with _silence_ray():
         try:
             if address:
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -57,32 +58,38 @@ def connect(where: Cluster, threads: int) -> bool:
     return True
 
 
-def room(where: Cluster, threads: int, device: torch.device, there: int = 0) -> tuple[int, float]:
-    """How many workers, and how many GPUs each of them has; so many of them are ``there`` already.
+def plan_workers(where: Cluster, threads: int, device: torch.device, waiting: int = 0) -> tuple[int, float]:
+    """Return the number of workers and the number of GPUs of each.
+
+    Args:
+        where: the requested number of workers.
+        threads: the number of threads of each worker.
+        device: the device on which they compute.
+        waiting: the number of workers that exist already.
 
     Raises:
-        PerfedError: more workers than there are free cores for, or no GPU where they are to compute on one.
+        PerfedError: there are not enough free cores, or no free GPU for a device of type "cuda".
     """
-    gpus = free("GPU") if device.type == "cuda" else 0
+    gpus = count_free("GPU") if device.type == "cuda" else 0
     if device.type == "cuda" and gpus == 0:
         raise PerfedError(f"device = '{device}': Ray has no free GPU here")
-    fit = free() // threads + there
+    fit = count_free() // threads + waiting
     workers = where.workers or max(1, min(fit, gpus or fit))
-    if workers * threads > ray.cluster_resources().get("CPU", 0) or not has_room((workers - there) * threads):
+    if workers * threads > ray.cluster_resources().get("CPU", 0) or not has_room((workers - waiting) * threads):
         need = f"{workers} Ray worker{'s' if workers > 1 else ''} with plan.threads = {threads}"
-        raise PerfedError(f"{need} need {workers * threads} free cores; there are {free() + there * threads}")
+        raise PerfedError(f"{need} need {workers * threads} free cores; there are {count_free() + waiting * threads}")
     return workers, min(1.0, gpus / workers)
 
 
-def free(kind: str = "CPU") -> int:
-    """Cores, or GPUs, that nobody has."""
+def count_free(kind: str = "CPU") -> int:
+    """Return the number of free cores or GPUs."""
     return int(ray.available_resources().get(kind, 0))
 
 
 def has_room(cores: int) -> bool:
-    """Whether so many cores are free, or become so soon: Ray takes its time to see that a worker is gone."""
+    """Return whether so many cores are free now or soon, since Ray notices the end of a worker with a delay."""
     until = time.monotonic() + _FREE_SECONDS
-    while free() < cores:
+    while count_free() < cores:
         if time.monotonic() > until:
             return False
         time.sleep(0.1)
@@ -90,10 +97,10 @@ def has_room(cores: int) -> bool:
 
 
 def check_answers(address: str) -> None:
-    """Whether something answers at ``HOST:PORT``; Ray itself would try for minutes.
+    """Check that something answers at ``HOST:PORT``, since Ray itself would try for minutes.
 
     Raises:
-        PerfedError: nothing does.
+        PerfedError: nothing answers.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
@@ -103,11 +110,11 @@ def check_answers(address: str) -> None:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Without Ray's advice, statistics of usage, and handler of SIGTERM."""
+def _silence_ray() -> Iterator[None]:
+    """Disable Ray's log messages, usage statistics and SIGTERM handler inside the ``with`` block."""
     logger, before = logging.getLogger("ray"), logging.getLogger("ray").level
     logger.setLevel(logging.ERROR)
-    told = _STATISTICS in os.environ
+    is_set = _STATISTICS in os.environ
     os.environ.setdefault(_STATISTICS, "0")
     main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
@@ -116,6 +123,6 @@ def _quietly() -> Iterator[None]:
     finally:
         if main and handler is not None:
             signal.signal(signal.SIGTERM, handler)
-        if not told:
+        if not is_set:
             del os.environ[_STATISTICS]
         logger.setLevel(before)

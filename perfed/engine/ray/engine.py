@@ -1,4 +1,4 @@
-"""The engine whose chunks of clients are worked on by Ray workers."""
+"""The engine that runs chunks of clients on Ray workers."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from perfed.data.files import optional_package
 from perfed.engine.engine import Engine
 from perfed.engine.executor import ChunkResult, Exchange, LocalExecutor
 from perfed.engine.initial import Initialiser
-from perfed.engine.ray.where import chosen
+from perfed.engine.ray.where import get_cluster
 from perfed.engine.steps.step import ExchangeTask
 from perfed.errors import PerfedError
 from perfed.training.cohort import Cohort
 from perfed.training.plan import Path, Plan
 
 CHUNK = "chunk of a worker"
-"""The kind of work in the plan under which the number of clients per chunk is written down."""
+"""The kind of work under which the plan records the number of clients per chunk."""
 _LEAST = "2.40"
 _CHUNKS = 16
 _LARGEST = 32
 
 
 class RayEngine(Engine):
-    """Chunks of clients on Ray workers, each of which keeps some of the clients.
+    """An engine that runs chunks of clients on Ray workers, each of which stores some of the clients.
 
-    The results depend on the plan and not on the workers: how many there are, which has which clients, and whether
-    some die on the way. Ray is there from the first piece of work on until :meth:`close`.
+    The results depend on the plan but not on the workers: neither on their number, nor on which clients they store, nor
+    on whether some of them die. The connection to Ray lasts from the first task until :meth:`close`.
 
-    Without ``plan.chunk`` a sixteenth of the clients of the run's first exchange are a chunk, at most 32, so that
-    there are several for each of a few workers; the choice is recorded in the plan.
+    Without ``plan.chunk``, a chunk contains a sixteenth of the clients of the run's first exchange, but at most 32, so
+    that a few workers have several chunks each. The choice is recorded in the plan.
     """
 
     def __init__(self, federation: Federation, initialiser: Initialiser, plan: Plan) -> None:
@@ -42,13 +42,13 @@ class RayEngine(Engine):
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Workers are there in this time.
+        """Keep the workers running for the duration of the ``with`` block.
 
         Raises:
-            PerfedError: Ray is not installed or not there, or has no room.
+            PerfedError: Ray is not installed, cannot be reached, or does not have enough free cores.
         """
         if self._pool is None:
-            self._pool = self._connected()
+            self._pool = self._create_pool()
         try:
             yield
         finally:
@@ -58,34 +58,34 @@ class RayEngine(Engine):
         """Run chunks on all workers at once and return their results in the order of the chunks.
 
         Raises:
-            PerfedError: Ray is not installed or not there, a chunk's workers died again and again, or what the clients'
-                programs raise.
+            PerfedError: Ray is not installed or cannot be reached, or the workers of a chunk died repeatedly. Errors of
+                client programs are raised, too.
         """
         if self._pool is None:
-            self._pool = self._connected()
+            self._pool = self._create_pool()
         results: Iterator[ChunkResult] = self._pool.perform(self.make_chunk_tasks(task))
         return results
 
     def cohorts(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> Iterator[Cohort]:
-        """Return cohorts of the clients' personalised models, on copies in this process, one at a time."""
+        """Return cohorts of the clients' personalised models, one at a time; they are copies in this process."""
         if self._host is None:
             self._host = LocalExecutor(self.federation, self.background, self.initialiser, self.plan)
         for chunk in self.make_chunk_tasks(ExchangeTask(Exchange("personalise", round_, -1), payload, ids)):
             yield self._host.run_program(chunk)[0]
 
     def close(self) -> None:
-        """Let the workers go; further work starts others."""
+        """Release the workers; further tasks start new ones."""
         if self._pool is not None:
             pool, self._pool = self._pool, None
             pool.close()
 
-    def _connected(self) -> Any:
+    def _create_pool(self) -> Any:
         ray = optional_package("ray", "--engine ray", "ray")
-        if _numbers(ray.__version__) < _numbers(_LEAST):
+        if _parse_version(ray.__version__) < _parse_version(_LEAST):
             raise PerfedError(f"--engine ray needs Ray {_LEAST} or newer (installed: {ray.__version__})")
         from perfed.engine.ray.pool import Pool
 
-        return Pool(chosen(), self.clients, self.background, self.initialiser, self.plan, self.notes, self.holder)
+        return Pool(get_cluster(), self.clients, self.background, self.initialiser, self.plan, self.notes, self.holder)
 
     def _choose_chunk_size(self, members: Sequence[Client]) -> int:
         if self.plan.chunk:
@@ -97,5 +97,5 @@ class RayEngine(Engine):
         return self.plan.paths[CHUNK].chunk
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _parse_version(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())

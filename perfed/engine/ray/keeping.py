@@ -1,4 +1,4 @@
-"""Workers that wait for the next run, in the place of new ones: each takes seconds to start."""
+"""Reuse of Ray workers by consecutive runs, since starting a worker takes seconds."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 @dataclass
 class Waiting:
-    """Workers between two runs.
+    """The workers between two runs.
 
     Attributes:
-        actors: of Ray, which have nothing to do.
-        threads: torch threads of each.
-        ours: whether their Ray was started here, so that it ends with them.
+        actors: the Ray actors, which are idle.
+        threads: the number of torch threads of each.
+        ours: whether this process started their Ray instance, which then ends with them.
     """
 
     actors: list[Any] = field(default_factory=list)
@@ -24,17 +24,17 @@ class Waiting:
     ours: bool = False
 
     def take(self, threads: int) -> list[Any]:
-        """Return those of so many threads; others go."""
-        taken, self.actors = self.actors, []
+        """Remove and return the actors; actors with another number of threads are killed instead."""
+        actors, self.actors = self.actors, []
         if threads != self.threads:
-            for actor in taken:
+            for actor in actors:
                 import_module("ray").kill(actor)
-            taken = []
+            actors = []
         self.threads = threads
-        return taken
+        return actors
 
     def end(self) -> None:
-        """Let all go, and the Ray that was started for them."""
+        """Kill all actors, and shut down the Ray instance that was started for them."""
         if self.actors or self.ours:
             ray = import_module("ray")
             for actor in self.actors if ray.is_initialized() else ():
@@ -44,27 +44,27 @@ class Waiting:
         self.actors, self.ours = [], False
 
 
-_now: Waiting | None = None
+_current: Waiting | None = None
 
 
 @contextmanager
 def keep_workers() -> Iterator[None]:
-    """In this time workers go on from one run to the next of this process, each with nothing left of the run before.
+    """Reuse workers between the runs of this process inside the ``with`` block; they keep nothing of earlier runs.
 
-    Within another such time, that one's workers go on.
+    A nested block uses the workers of the outer one.
     """
-    global _now
-    if _now is not None:
+    global _current
+    if _current is not None:
         yield
         return
-    _now = kept = Waiting()
+    _current = waiting_workers = Waiting()
     try:
         yield
     finally:
-        _now = None
-        kept.end()
+        _current = None
+        waiting_workers.end()
 
 
-def waiting() -> Waiting | None:
-    """Return those that wait; ``None``: nobody is to be kept."""
-    return _now
+def get_waiting_workers() -> Waiting | None:
+    """Return the waiting workers; ``None`` outside of :func:`keep_workers`."""
+    return _current

@@ -1,4 +1,4 @@
-"""The works of one exchange on their way to workers and back."""
+"""The queue of the tasks of one exchange, which returns their results in order."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from perfed.engine.executor import ChunkResult, ChunkTask
 
 @dataclass(eq=False)
 class WorkerHandle:
-    """A worker.
+    """A worker and the driver's knowledge of it.
 
     Attributes:
-        actor: of Ray.
-        states: the number of the state that it has of a client.
-        gone: clients that it need not keep any longer, which it has not been told yet.
-        jobs: sent to it, in order.
-        abandoned: whether it may still do a job that nobody waits for.
+        actor: the Ray actor.
+        states: the number of the state that it stores, by client.
+        gone: clients that it no longer needs to store, of which it has not been informed yet.
+        jobs: the jobs that were sent to it, in order.
+        abandoned: whether it may still work on a job whose result is not needed.
     """
 
     actor: Any
@@ -31,15 +31,15 @@ class WorkerHandle:
 
 @dataclass(eq=False)
 class Job:
-    """A chunk's work.
+    """The task of a chunk in the queue.
 
     Attributes:
-        index: its place among those of the exchange.
-        work: what is to be done.
-        chooses: whether it may add paths to the plan.
-        deaths: how many workers have died over it.
-        number: of the states that it makes.
-        ref: of what comes of it.
+        index: the position of the task in the exchange.
+        work: the task.
+        chooses: whether the worker may add paths to the plan.
+        deaths: the number of workers that have died while they worked on it.
+        number: the number of the states that it creates.
+        ref: the Ray reference of its outcome.
     """
 
     index: int
@@ -51,48 +51,48 @@ class Job:
 
 
 class TaskQueue:
-    """Works go out in any order, and what was done comes back in theirs.
+    """A queue of tasks that are executed in any order and whose results are returned in the order of the tasks.
 
     Args:
-        works: of one exchange.
-        most: how many may wait to go out, and how many to be handed on.
+        works: the tasks of one exchange.
+        limit: the largest number of waiting tasks, and of results that wait for earlier ones.
 
     Attributes:
-        waiting: those that may go out next.
-        pilot: one that must go out alone before all others.
+        waiting: the jobs that can be sent next.
+        pilot: a job that must be executed before all others while no other job is running.
     """
 
-    def __init__(self, works: Iterable[ChunkTask], most: int) -> None:
+    def __init__(self, works: Iterable[ChunkTask], limit: int) -> None:
         self.waiting: list[Job] = []
         self.pilot: Job | None = None
         self._source = enumerate(works)
-        self._most = most
-        self._found: dict[int, ChunkResult] = {}
-        self._due = 0
+        self._limit = limit
+        self._results: dict[int, ChunkResult] = {}
+        self._next_index = 0
 
     def fill(self) -> bool:
-        """Let works come in while there is room; whether any is to go out."""
-        while len(self.waiting) < self._most and len(self._found) < self._most:
+        """Add tasks up to the limit, and return whether any job has to be sent."""
+        while len(self.waiting) < self._limit and len(self._results) < self._limit:
             item = next(self._source, None)
             if item is None:
                 break
             self.waiting.append(Job(*item))
         return bool(self.waiting) or self.pilot is not None
 
-    def back(self, jobs: Iterable[Job]) -> None:
-        """They are to go out again."""
+    def requeue(self, jobs: Iterable[Job]) -> None:
+        """Add jobs again that have to be repeated."""
         self.waiting = sorted([*jobs, *self.waiting], key=lambda job: job.index)
 
-    def undecided(self, job: Job) -> None:
-        """It met work of a kind that is not known: the first such is the pilot."""
+    def requeue_undecided(self, job: Job) -> None:
+        """Add a job again that needs a path which the plan lacks; the first such job becomes the pilot."""
         if self.pilot is None:
             self.pilot = job
         else:
-            self.back([job])
+            self.requeue([job])
 
-    def came(self, job: Job, done: ChunkResult) -> Iterator[ChunkResult]:
-        """Take in what was done; all that is next in order."""
-        self._found[job.index] = done
-        while self._due in self._found:
-            yield self._found.pop(self._due)
-            self._due += 1
+    def add_result(self, job: Job, result: ChunkResult) -> Iterator[ChunkResult]:
+        """Add the result of a job, and yield all results that are next in order."""
+        self._results[job.index] = result
+        while self._next_index in self._results:
+            yield self._results.pop(self._next_index)
+            self._next_index += 1

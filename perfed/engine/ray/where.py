@@ -1,4 +1,4 @@
-"""Where Ray workers are: what does not change any result, and so is in no configuration."""
+"""The number and place of Ray workers, which change no result and are therefore not part of a configuration."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from perfed.errors import PerfedError
 
 @dataclass(frozen=True)
 class Cluster:
-    """Number and place of the workers.
+    """The number of workers and the address of their Ray cluster.
 
     Attributes:
-        workers: how many; 0: as many as the free cores, or GPUs, allow.
-        address: of a Ray cluster, ``HOST:PORT``, or ``auto``: that of this machine; empty: the environment's
-            ``RAY_ADDRESS``, or else a Ray of its own on this machine, which ends with the run.
+        workers: the number of workers; 0 for as many as the free cores or GPUs allow.
+        address: the address ``HOST:PORT`` of a Ray cluster, or ``auto`` for the cluster of this machine. If it is
+            empty, the environment variable ``RAY_ADDRESS`` is used, or otherwise a new Ray instance is started on this
+            machine, which ends with the run.
     """
 
     workers: int = 0
@@ -28,26 +29,26 @@ class Cluster:
             raise PerfedError(f"Ray address '{self.address}': must be HOST:PORT, e.g. 10.0.0.1:6379, or auto")
 
 
-_chosen = Cluster()
+_cluster = Cluster()
 
 
 def use_workers(workers: int = 0, address: str = "") -> None:
-    """From here on runs with ``plan.engine = "ray"`` have so many workers, there; no result depends on it.
+    """Set the number and place of workers for later runs with ``plan.engine = "ray"``; no result depends on it.
 
     Args:
         workers, address: as in :class:`Cluster`.
 
     Raises:
-        PerfedError: a negative number, or no address.
+        PerfedError: the number is negative, or the address is not valid.
 
     Example:
         >>> use_workers(2, address="auto")
         >>> use_workers()  # the default again
     """
-    global _chosen
-    _chosen = Cluster(workers, address)
+    global _cluster
+    _cluster = Cluster(workers, address)
 
 
-def chosen() -> Cluster:
-    """What :func:`use_workers` was told last."""
-    return _chosen
+def get_cluster() -> Cluster:
+    """Return the cluster that :func:`use_workers` has set."""
+    return _cluster

@@ -1,4 +1,4 @@
-"""What runs in a Ray worker: a host of clients, which remembers their data and states; and how things travel to it."""
+"""The Ray worker, which stores clients and their states, and the serialisation of the data that are sent to it."""
 
 from __future__ import annotations
 
@@ -32,65 +32,68 @@ Parcel = tuple[bytes, list[NDArray[np.uint8]]]
 
 
 class _Pickler(CloudPickler):  # type: ignore[misc]
-    """Takes tensors for what is seen of them, whatever storage they are views of."""
+    """A pickler that stores only the values of tensors that are views, not their whole storage."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not Tensor:
             return super().reducer_override(obj)
         flat = obj.detach().cpu().contiguous().flatten().view(torch.uint8)  # numpy has no bfloat16
-        return _restored, (flat.numpy(), obj.dtype, tuple(obj.shape), obj.device.type)
+        return _restore_tensor, (flat.numpy(), obj.dtype, tuple(obj.shape), obj.device.type)
 
 
-def _restored(flat: NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...], kind: str) -> Tensor:
+def _restore_tensor(flat: NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...], kind: str) -> Tensor:
     if flat.size == 0:
         return torch.empty(shape, dtype=dtype, device=kind)
     return torch.from_numpy(flat).view(dtype).view(shape).to(kind)
 
 
 def pack(content: Any) -> Parcel:
-    """``content`` with its tensors apart; they still share its memory."""
-    found: list[pickle.PickleBuffer] = []
+    """Return ``content`` as a pickle and separate buffers of its tensors, which still share its memory."""
+    buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
-    _Pickler(stream, protocol=5, buffer_callback=found.append).dump(content)
-    return stream.getvalue(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in found]
+    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(content)
+    return stream.getvalue(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
 
 
 def unpack(parcel: Parcel, *, copy: bool) -> Any:
-    """What was packed; tensors of which no ``copy`` was made must not be written to, and keep the parcel alive."""
+    """Return the content of :func:`pack`.
+
+    Without ``copy``, its tensors share the memory of the parcel and must not be written to.
+    """
     data, buffers = parcel
-    return pickle.loads(data, buffers=[_aligned(buffer) for buffer in buffers] if copy else buffers)
+    return pickle.loads(data, buffers=[_copy_aligned(buffer) for buffer in buffers] if copy else buffers)
 
 
-def _aligned(buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """A copy where torch would have put it: the last digits may depend on where a tensor begins."""
-    made = torch.empty(buffer.size, dtype=torch.uint8).numpy()
-    made[:] = buffer
-    return made
+def _copy_aligned(buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return a copy with torch's memory alignment, on which the last digits of results may depend."""
+    copy = torch.empty(buffer.size, dtype=torch.uint8).numpy()
+    copy[:] = buffer
+    return copy
 
 
-def size(parcel: Parcel) -> int:
-    """Bytes of all its buffers together."""
+def count_bytes(parcel: Parcel) -> int:
+    """Return the number of bytes of the pickle and all buffers."""
     return len(parcel[0]) + sum(buffer.nbytes for buffer in parcel[1])
 
 
 class Undecided(Exception):
-    """A kind of work came up whose path the plan does not know, and this worker may not choose it."""
+    """An error: the plan lacks the path of a kind of work, and this worker may not choose it."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A chunk's work as it is sent to a worker.
+    """The task of a chunk as it is sent to a worker.
 
     Attributes:
-        work: without states and what is the same for all.
-        states: by id the number of the state that a client starts from, and the state unless the worker has it.
-        number: of the states that the clients have afterwards.
-        remembers: whether the worker keeps these; else it forgets all that it has.
-        clients: small clients that the worker does not have yet, packed, by id.
-        gone: clients that the worker need not keep any longer.
-        paths: of the plan.
+        work: the task, without states and without the payload that is the same for all clients.
+        states: the number of the state from which each client starts, and the state unless the worker has it, by id.
+        number: the number of the clients' new states.
+        remembers: whether the worker stores the new states; otherwise it deletes all its states.
+        clients: packed small clients that the worker does not have yet, by id.
+        gone: clients that the worker no longer needs to store.
+        paths: the paths of the plan.
         chooses: whether the worker may add paths, by timing.
-        metrics: the user's own.
+        metrics: the user-defined metrics.
     """
 
     work: ChunkTask
@@ -106,26 +109,26 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a task.
+    """The outcome of a task.
 
     Attributes:
-        done: what the chunk has done; ``None`` where it failed or a path is missing.
-        error: why it failed.
-        paths: those of the plan now.
+        result: the result of the chunk; ``None`` if it failed or a path is missing.
+        error: the error if it failed.
+        paths: the paths of the plan after the task.
     """
 
-    done: ChunkResult | None = None
+    result: ChunkResult | None = None
     error: Exception | None = None
     paths: Mapping[str, Path] = field(default_factory=dict)
 
 
 class Worker:
-    """One Ray worker.
+    """A Ray worker, which executes tasks and stores the data and states of some clients.
 
     Args:
-        modules: where Python looks for modules on the driver, so that the user's own are found here too.
-        parcel: background and initialiser.
-        threads: torch threads.
+        modules: the driver's search path for Python modules, so that the user's modules can be imported here, too.
+        parcel: the packed background and initialiser.
+        threads: the number of torch threads.
     """
 
     def __init__(self, modules: list[str], parcel: Parcel, threads: int) -> None:
@@ -135,40 +138,40 @@ class Worker:
         self.begin(modules, parcel)
 
     def begin(self, modules: list[str], parcel: Parcel) -> None:
-        """Forget the run before, and be there for another."""
+        """Delete everything of the previous run, and prepare for another run."""
         sys.path += [folder for folder in modules if folder not in sys.path]
         METRICS.clear()
         METRICS.update(self._metrics)
         background, initialiser = unpack(parcel, copy=True)
         assert isinstance(background, Background) and isinstance(initialiser, Initialiser)
-        initialiser.device = torch.device(initialiser.device.type)  # Ray shows a worker its own GPUs alone
+        initialiser.device = torch.device(initialiser.device.type)  # Ray shows a worker only its assigned GPUs
         self._plan = Plan("ray", threads=self._threads, remember=False)
         self._host = LocalExecutor((), background, initialiser, self._plan)
         self._states: dict[str, tuple[int, Tree]] = {}
 
-    def about(self) -> tuple[str, str]:
-        """Version of perfed, and what arithmetic depends on here."""
+    def describe(self) -> tuple[str, str]:
+        """Return the version of perfed and a description of the processor on which arithmetic depends."""
         return installed_version(), describe_arithmetic(self._host.initialiser.device)
 
     def run(self, parcel: Parcel, shared: Parcel, clients: Mapping[str, Any]) -> Parcel:
-        """Do a :class:`Task`; its :class:`Outcome`, packed.
+        """Execute a :class:`Task` and return its packed :class:`Outcome`.
 
         Args:
-            parcel: the task.
-            shared: payload that is the same for all.
-            clients: references to clients that the worker does not have yet, packed, by id.
+            parcel: the packed task.
+            shared: the packed payload that is the same for all clients.
+            clients: references to packed clients that the worker does not have yet, by id.
         """
         try:
             task: Task = unpack(parcel, copy=True)
-            self._keep(task, dict(zip(clients, ray.get(list(clients.values())), strict=True)))
-            return pack(self._outcome(task, unpack(shared, copy=False)))
+            self._update_clients(task, dict(zip(clients, ray.get(list(clients.values())), strict=True)))
+            return pack(self._execute(task, unpack(shared, copy=False)))
         except Undecided:
             return pack(Outcome())
         except Exception as error:
-            return _packed_error(error)
+            return _pack_error(error)
 
-    def _keep(self, task: Task, clients: Mapping[str, Parcel]) -> None:
-        """Take in what was sent, and let go of clients that others have now."""
+    def _update_clients(self, task: Task, clients: Mapping[str, Parcel]) -> None:
+        """Store the clients and states that were sent, and delete clients that other workers store now."""
         for client in task.gone:
             self._host.clients.pop(client, None)
             self._states.pop(client, None)
@@ -176,33 +179,37 @@ class Worker:
             self._host.clients[client] = unpack(parcel, copy=False)
         self._states.update({i: (number, state) for i, (number, state) in task.states.items() if state is not None})
 
-    def _outcome(self, task: Task, shared: Mapping[str, Any]) -> Outcome:
+    def _execute(self, task: Task, shared: Mapping[str, Any]) -> Outcome:
         METRICS.update(task.metrics)
         states: dict[str, Tree] = {}
         for client, (number, _) in task.states.items():
-            has, states[client] = self._states[client]
-            assert has == number, f"client '{client}' is in state {has}, not {number}"
+            stored_number, states[client] = self._states[client]
+            assert stored_number == number, f"client '{client}' is in state {stored_number}, not {number}"
         self._plan.paths = dict(task.paths)
-        self._plan.trying = nullcontext if task.chooses else _never
-        done = self._host.attempt(replace(task.work, shared=shared, states=states)).whole()
+        self._plan.trying = nullcontext if task.chooses else _refuse_trial
+        result = self._host.attempt(replace(task.work, shared=shared, states=states)).with_computed_entries()
         if task.remembers:
-            self._states.update({client: (task.number, state) for client, state in done.states.items()})
+            self._states.update({client: (task.number, state) for client, state in result.states.items()})
         else:
             self._states.clear()
-        return Outcome(done, paths=self._plan.paths)
+        return Outcome(result, paths=self._plan.paths)
 
 
 @contextmanager
-def _never() -> Iterator[None]:
+def _refuse_trial() -> Iterator[None]:
+    """Raise :class:`Undecided` where the plan would time several paths."""
     raise Undecided
     yield
 
 
-def _packed_error(error: Exception) -> Parcel:
-    """What the driver raises: an exception that arose in a file of the user's own says where, in one line."""
-    mistake = None if isinstance(error, PerfedError | MemoryError) else describe_user_error(error)
-    sent = error.with_traceback(None) if mistake is None else PerfedError(mistake)
+def _pack_error(error: Exception) -> Parcel:
+    """Return a packed outcome with the error that the driver raises.
+
+    An exception from a user's module is replaced by a one-line error that names the place.
+    """
+    description = None if isinstance(error, PerfedError | MemoryError) else describe_user_error(error)
+    packable = error.with_traceback(None) if description is None else PerfedError(description)
     try:
-        return pack(Outcome(error=sent))
-    except Exception:  # some cannot be pickled
+        return pack(Outcome(error=packable))
+    except Exception:  # some exceptions cannot be pickled
         return pack(Outcome(error=RuntimeError(f"{type(error).__name__}: {error}")))

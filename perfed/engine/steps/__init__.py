@@ -1,1 +1,1 @@
-"""The steps of an exchange: one file each, and the function that selects those that a run asks for."""
+"""The steps of an exchange, one file each, and the functions that select the steps of a run."""

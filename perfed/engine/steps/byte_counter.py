@@ -12,11 +12,11 @@ from perfed.method.exchange import Each
 
 
 class ByteCounter(ExchangeStep):
-    """Counts what is sent to clients, and what clients send, as it is on the network.
+    """The step that counts the bytes of payloads and replies as they are sent over the network.
 
     Args:
-        record: the record of the round, whose ``bytes_down`` and ``bytes_up`` grow.
-        invited: the number of clients that receive the first exchange; some of them may be late, and not computed.
+        record: the record of the round, whose ``bytes_down`` and ``bytes_up`` are increased.
+        invited: the number of clients that receive the first exchange, including those that reply too late to be used.
     """
 
     def __init__(self, record: RoundRecord, invited: int) -> None:

@@ -1,4 +1,4 @@
-"""The step that looks for values that are not finite."""
+"""The step that checks that values are finite."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from perfed.engine.steps.step import ExchangeStep, ExchangeTask
 from perfed.errors import ClientsDiverged
 from perfed.method.exchange import Replies
 
-_OUTLIER_RATIO = 1e3  # between the largest values of two clients' replies: no client of a healthy run sends more
+_OUTLIER_RATIO = 1e3  # between the largest values of two clients' replies; larger ones indicate a fault
 
 
 class DivergenceCheck(ExchangeStep):
-    """Raises an error if a loss or a reply is not finite, before the server uses any of the replies.
+    """The step that raises an error if a loss or a reply is not finite, before the server uses any reply.
 
-    What one client sends spoils what all clients receive next. The step lasts for a whole run: the error also names a
-    client whose reply in the exchange before was much larger than the others'.
+    One bad reply would otherwise affect all clients in the next exchange. The step exists for a whole run: the error
+    also names a client whose reply in the previous exchange was much larger than the others.
     """
 
     def __init__(self) -> None:
@@ -32,15 +32,15 @@ class DivergenceCheck(ExchangeStep):
         self._outlier = ""
 
     def send(self, task: ExchangeTask) -> ExchangeTask:
-        """Forget the problems of the exchange before."""
+        """Clear the problems of the previous exchange."""
         self._place, self._problems, self._largest_values = task.exchange.place, {}, {}
         return task
 
     def receive(self, result: ChunkResult) -> ChunkResult:
-        """Look at the stacked entries of all replies, and at entries that are made client by client when read.
+        """Check the stacked entries of all replies now, and entries that are computed per client when they are read.
 
         Raises:
-            ClientsDiverged: when a reply is read, if such an entry is not finite.
+            ClientsDiverged: when a reply is read, if an entry that is computed per client is not finite.
         """
         self._problems |= result.diverged
         largest = _find_largest_values(result)
@@ -59,10 +59,10 @@ class DivergenceCheck(ExchangeStep):
         return result.map_replies(check) if names else result
 
     def collect(self, replies: Replies) -> Replies:
-        """Return the replies, if all of them are finite.
+        """Return the replies after checking that all of them are finite.
 
         Raises:
-            ClientsDiverged: names all clients of the exchange whose loss or reply is not.
+            ClientsDiverged: a loss or reply is not finite; the error names all such clients of the exchange.
         """
         if self._problems:
             raise ClientsDiverged(self._place, dict(sorted(self._problems.items())), self._outlier)
@@ -71,25 +71,25 @@ class DivergenceCheck(ExchangeStep):
         return replies
 
 
-def _stacked_entries(result: ChunkResult) -> dict[str, Any]:
-    """Return the entries of the replies that are not made client by client."""
+def _select_stacked_entries(result: ChunkResult) -> dict[str, Any]:
+    """Return the entries of the replies that are stacked rather than computed per client."""
     return {name: value for name, value in result.content.items() if isinstance(value, Tensor | Mapping)}
 
 
 def _find_largest_values(result: ChunkResult) -> dict[str, float]:
-    """Return the largest absolute value in each client's reply, by id; NaN or infinite where one is not finite."""
+    """Return the largest absolute value in each client's reply, by id; it is NaN or infinite if any value is."""
     largest = torch.zeros(len(result.ids), dtype=torch.float64)
-    for _, value in tree.iterate_leaves(_stacked_entries(result)):
+    for _, value in tree.iterate_leaves(_select_stacked_entries(result)):
         if value.is_floating_point() and value.numel():
             flat = value.reshape(len(result.ids), -1)
-            size = torch.maximum(flat.amax(1), -flat.amin(1))  # a tenth of the time of a norm or of isfinite
+            size = torch.maximum(flat.amax(1), -flat.amin(1))  # ten times faster than a norm or isfinite
             largest = torch.maximum(largest, size.double().cpu())
     return dict(zip(result.ids, largest.tolist(), strict=True))
 
 
 def _describe_stacked_problem(result: ChunkResult, row: int) -> str:
-    """Return which entry of the reply in a row is not finite."""
-    entries = tree.iterate_leaves(_stacked_entries(result))
+    """Return a message that names the entry of the reply in ``row`` that is not finite."""
+    entries = tree.iterate_leaves(_select_stacked_entries(result))
     return _describe_problem(result.ids[row], next(n for n, value in entries if not torch.isfinite(value[row]).all()))
 
 

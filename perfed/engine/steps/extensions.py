@@ -1,4 +1,4 @@
-"""The steps that carry a method's extensions: what they send, and what they make of replies."""
+"""The steps of a method's extensions, which add to payloads and process replies."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from perfed.method.extension import Extension, payload_of, received
 
 
 class ExtensionPayloads(ExchangeStep):
-    """Adds what the extensions send to the payload, and keeps the replies from which they learn after the round.
+    """The step that adds the extensions' data to payloads, and collects the replies that they use after the round.
 
     Args:
-        extensions: those of the method, with the numbers of the round.
+        extensions: the extensions of the method, with the numbers of the round.
         state: the server's parameter sets.
         replies: receives the replies of each exchange in which the extensions added to them.
     """
@@ -34,17 +34,17 @@ class ExtensionPayloads(ExchangeStep):
         return replace(task, payload={**task.payload, "extensions": payload_of(self._extensions, self._state)})
 
     def collect(self, replies: Replies) -> Replies:
-        """Keep the replies, if the extensions have added to them."""
+        """Collect the replies, if the extensions have added to them."""
         if self._adds_to_replies:
             self._replies.append(replies)
         return replies
 
 
 class ExtensionReplies(ExchangeStep):
-    """Undoes, in each reply, what extensions did to it when it left the client (``incoming`` of ``outgoing``).
+    """The step that reverses the changes of extensions to each reply (``incoming`` is the inverse of ``outgoing``).
 
     Args:
-        extensions: those of the method, with the numbers of the round.
+        extensions: the extensions of the method, with the numbers of the round.
         state: the server's parameter sets.
     """
 
@@ -52,10 +52,10 @@ class ExtensionReplies(ExchangeStep):
         self._extensions, self._state = extensions, state
 
     def receive(self, result: ChunkResult) -> ChunkResult:
-        """Return the result with replies as the client programs made them.
+        """Return the result with the replies of the client programs.
 
         Raises:
-            PerfedError: when a reply is read that is none of ``outgoing``; names the client.
+            PerfedError: when a reply is read that ``outgoing`` cannot have returned; the message names the client.
         """
         return result.map_replies(self._restore_reply)
 

@@ -7,10 +7,10 @@ from perfed.engine.steps.step import ExchangeStep
 
 
 class LossCurves(ExchangeStep):
-    """Collects the loss of each local epoch of the clients that are watched.
+    """The step that collects the loss of each local epoch of the clients that are watched.
 
     Args:
-        curves: receives the losses by client id; those of later exchanges of a round come after those of earlier ones.
+        curves: receives the losses by client id; losses of later exchanges of a round are appended.
     """
 
     def __init__(self, curves: dict[str, list[float]]) -> None:

@@ -1,4 +1,4 @@
-"""The step for clients that share columns by name, of which each has some."""
+"""The step for clients that share columns by name and may each lack some of them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from perfed.model.columns import ColumnLinear
 
 
 class NamedColumns(ExchangeStep):
-    """Replaces, in each reply, the weights of columns that the client does not have by their mean over those that do.
+    """The step that replaces the weights of missing columns by their mean over the clients that have the column.
 
-    A mean that a method then computes over all clients is, with the same weights, one over the clients that have the
-    column. Where no client of the exchange has a column, it is the mean over all, which have kept what they received.
+    With the same weights, a method's mean over all clients is then equal to the mean over the clients that have the
+    column. If no client of the exchange has a column, its weights are averaged over all clients, which still have the
+    values that they received.
 
     Args:
         initialiser: the method, which decides whether its means are plain or weighted with ``num_samples``.
@@ -32,7 +33,7 @@ class NamedColumns(ExchangeStep):
         self._initialiser, self._clients = initialiser, clients
 
     def collect(self, replies: Replies) -> Replies:
-        """Return the replies with these means in them."""
+        """Return the replies with means in place of the weights of missing columns."""
         clients = [self._clients[client] for client in replies.ids]
         if not clients:
             return replies
@@ -48,10 +49,10 @@ def fill_columns(
     """Return replies in which each client has weights of all columns.
 
     Args:
-        content: stacked replies, nested dictionaries of ``(clients, ...)``; parameters are known by their names.
-        clients: the clients in the same order; each knows which columns it has.
-        chain: the modules of one of them.
-        sizes: ``(clients,)``, weights of the mean; ``None``: it is plain.
+        content: stacked replies, nested dictionaries of ``(clients, ...)``; parameters are identified by name.
+        clients: the clients in the same order, with the columns that they have.
+        chain: the modules of one of the clients.
+        sizes: ``(clients,)``, the weights of the mean; ``None`` for a plain mean.
     """
     names = {f"{name}.weight" for name, module in chain.named_modules() if isinstance(module, ColumnLinear)}
     has_column = torch.tensor([client.held or () for client in clients], dtype=torch.float64)
@@ -76,7 +77,7 @@ def _fill_weight(x: Tensor, has_column: Tensor, sizes: Tensor) -> Tensor:
     """Return ``x`` ``(clients, ..., columns)`` with means where a client does not have a column."""
     by_column = x.movedim(-1, 1)
     weights = (has_column * sizes[:, None]).to(x.device)
-    everybody = sizes[:, None].expand(has_column.shape).to(x.device)
-    mean = masked_mean(by_column, weights, masked_mean(by_column, everybody, torch.zeros_like(by_column[0])))
+    all_weights = sizes[:, None].expand(has_column.shape).to(x.device)
+    mean = masked_mean(by_column, weights, masked_mean(by_column, all_weights, torch.zeros_like(by_column[0])))
     mask = has_column.bool().to(x.device).view(*has_column.shape, *([1] * (x.ndim - 2)))
     return torch.where(mask, by_column, mean).movedim(1, -1).contiguous()

@@ -1,4 +1,4 @@
-"""Which steps the exchanges of a run have."""
+"""Selection of the steps of a run's exchanges."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from perfed.method.method import Method
 def make_run_steps(
     initialiser: Initialiser, clients: Mapping[str, Client], make_sums: Callable[[], ExchangeStep]
 ) -> list[ExchangeStep]:
-    """Return the steps that last for a whole run and change its replies; the divergence check comes after them.
+    """Return the steps that exist for a whole run and change its replies; the divergence check comes after them.
 
     Args:
-        initialiser: method, model and the settings of secure aggregation.
+        initialiser: the method, the model and the settings of secure aggregation.
         clients: all clients by id.
-        make_sums: makes the step of secure aggregation, where the server sees sums only.
+        make_sums: creates the step of secure aggregation.
     """
     steps: list[ExchangeStep] = []
     if initialiser.secure is not None:
@@ -38,12 +38,12 @@ def make_run_steps(
 
 
 def make_score_steps(split: str, metrics: Metrics, outputs: list[Outputs] | None) -> list[ExchangeStep]:
-    """Return the steps that measure the clients' models.
+    """Return the steps that score the clients' models.
 
     Args:
         split: the split on which clients score their models.
         metrics: receives the metrics of each client.
-        outputs: receives the predictions for every sample; ``None``: they are not kept.
+        outputs: receives the predictions for every sample; ``None`` if they are not needed.
     """
     steps: list[ExchangeStep] = [ModelScores(split, metrics)]
     if outputs is not None:
@@ -65,14 +65,14 @@ def make_round_steps(
     """Return the steps of one round, the one nearest to the server first; those of the run come after them.
 
     Args:
-        method: with the numbers of the round.
+        method: the method with the numbers of the round.
         state: the server's parameter sets, which the round changes.
-        record: the record of the round, into which the steps write.
+        record: the record of the round, which the steps complete.
         extension_replies: receives the replies of exchanges in which extensions added to them.
-        initialiser: the settings of secure aggregation, and whose losses are watched.
+        initialiser: the settings of secure aggregation, and the clients whose losses are recorded.
         invited: the number of clients that receive the first exchange.
-        split: the split on which clients score their models right after local training; ``None``: they do not.
-        keep_outputs: whether the predictions of these models are kept in the record.
+        split: the split on which clients score their models right after local training; ``None`` for no scores.
+        keep_outputs: whether the predictions of these models are stored in the record.
     """
     steps: list[ExchangeStep] = []
     if initialiser.watched:
@@ -87,5 +87,5 @@ def make_round_steps(
 
 
 def _has_incoming(extension: Extension) -> bool:
-    """Return whether an extension changes replies when they come."""
+    """Return whether an extension changes replies on the server."""
     return type(extension).incoming is not Extension.incoming

@@ -1,4 +1,4 @@
-"""The steps that measure the clients' models in an exchange: their metrics, and their predictions for every sample."""
+"""The steps that score the clients' models in an exchange and collect their predictions for every sample."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from perfed.engine.steps.step import ExchangeStep, ExchangeTask
 
 
 class ModelScores(ExchangeStep):
-    """Lets clients score their models right after the program of the exchange.
+    """The step that makes clients score their models right after the program of the exchange.
 
     Args:
-        split: the split on which they do.
-        metrics: receives each client's metrics by id; those of the exchange before are removed.
+        split: the split on which models are scored.
+        metrics: receives each client's metrics by id; those of the previous exchange are removed.
     """
 
     def __init__(self, split: str, metrics: Metrics) -> None:
         self._split, self._metrics = split, metrics
 
     def send(self, task: ExchangeTask) -> ExchangeTask:
-        """Return the task with the split."""
+        """Return the task with the split on which models are scored."""
         self._metrics.clear()
         return replace(task, exchange=replace(task.exchange, measure=self._split))
 
     def receive(self, result: ChunkResult) -> ChunkResult:
-        """Add the metrics of each client to those collected before."""
+        """Collect the metrics of each client."""
         self._metrics.update(result.metrics)
         return result
 
 
 class ModelOutputs(ExchangeStep):
-    """Collects what the models predict for every sample on which they are scored.
+    """The step that collects the models' predictions for every sample on which they are scored.
 
     Args:
-        outputs: receives the predictions of each chunk of clients; those of the exchange before are removed.
+        outputs: receives the predictions of each chunk of clients; those of the previous exchange are removed.
     """
 
     def __init__(self, outputs: list[Outputs]) -> None:

@@ -1,4 +1,4 @@
-"""The step of secure aggregation in a simulation: the server gets sums over clients, and no single reply."""
+"""The step of secure aggregation in a simulation, with which the server receives only sums over clients."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from perfed.method.exchange import Replies
 
 
 def refuse_folds(task: ExchangeTask) -> None:
-    """Raise an error if replies of ``task`` are folded, which needs one after the other.
+    """Raise an error if replies of ``task`` are folded, which needs single replies.
 
     Raises:
-        SingleReplies: names the entries.
+        SingleReplies: the message names the entries.
     """
     if task.reduce:
         raise SingleReplies(f"{', '.join(map(repr, task.reduce))} of one client after the other")
 
 
 class SecureSums(ExchangeStep):
-    """Replaces the replies by entries of which only sums over clients are known, as masks would at real sites.
+    """The step that replaces replies by entries of which only sums over clients are known, as with masks at real sites.
 
     Args:
-        numbers: how values are rounded before they are summed.
-        note_terms: returns, for an exchange, the dictionary to which every sum that the method asks for is added.
+        numbers: the fixed-point format to which values are rounded before they are summed.
+        note_terms: returns, for an exchange, the dictionary to which every requested sum is added.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class SecureSums(ExchangeStep):
         self._terms: dict[Term, None] = {}
 
     def send(self, task: ExchangeTask) -> ExchangeTask:
-        """Return the task, if its replies are not folded.
+        """Return the task after checking that its replies are not folded.
 
         Raises:
-            SingleReplies: they are.
+            SingleReplies: replies are folded.
         """
         refuse_folds(task)
         self._terms = self._note_terms(task.exchange)
@@ -51,7 +51,7 @@ class SecureSums(ExchangeStep):
         """Return replies without values of single clients; each loss is the mean of all.
 
         Raises:
-            SingleReplies: an entry whose shapes differ between clients.
+            SingleReplies: the shapes of an entry differ between clients.
         """
         if not replies.ids:
             return replies

@@ -35,9 +35,9 @@ class Dropout(Policy[DropoutSettings]):
 
     def __init__(self, settings: DropoutSettings, context: PolicyContext) -> None:
         super().__init__(settings, context)
-        known = set(self.who.ids)
+        ids = set(self.who.ids)
         for client in settings.clients:
-            if client not in known:
+            if client not in ids:
                 raise PerfedError(
                     f"participation.dropout.clients: there is no client '{client}'; allowed: "
                     f"{shorten_list(self.who.ids)}"

@@ -59,7 +59,7 @@ class DropoutTrace(Policy[DropoutTraceSettings]):
                 "participation.policy = 'dropout_trace' needs participation.dropout_trace.file, a CSV file"
             )
         where = f"participation.dropout_trace.file = '{self.settings.file}'"
-        known = set(self.who.ids)
+        ids = set(self.who.ids)
         dropouts: dict[int | None, set[str]] = {}
         for place, row in read_csv_rows(self.settings.file, where, ("round", "client")):
             text, client = row["round"].strip(), row["client"].strip()
@@ -67,7 +67,7 @@ class DropoutTrace(Policy[DropoutTraceSettings]):
                 raise PerfedError(
                     f"{place}: round must be a whole number from 1, or * for every round (given: {text[:60]})"
                 )
-            if client not in known:
+            if client not in ids:
                 raise PerfedError(f"{place}: there is no client '{client[:60]}'; allowed: {shorten_list(self.who.ids)}")
             round_ = None if text == "*" else int(text)
             if client in dropouts.setdefault(round_, set()):

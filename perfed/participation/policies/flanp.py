@@ -70,7 +70,7 @@ class FLANP(Policy[FLANPSettings]):
         return arrivals.rows[is_member], float(arrivals.seconds[is_member].max())
 
     def observe(self, train_loss: float, gradient: float | None, num_samples: int) -> None:
-        """End the stage where its rule says so."""
+        """End the stage if its rule is fulfilled."""
         settings = self.settings
         if gradient is None or settings.mu is None:
             self.phases.observe(train_loss)

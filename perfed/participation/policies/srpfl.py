@@ -64,5 +64,5 @@ class SRPFL(Policy[SRPFLSettings]):
         return take_first(arrivals, int(np.searchsorted(total, goal)) + 1)
 
     def observe(self, train_loss: float, gradient: float | None, num_samples: int) -> None:
-        """End the stage where its rule says so."""
+        """End the stage if its rule is fulfilled."""
         self.phases.observe(train_loss)

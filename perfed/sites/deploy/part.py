@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from perfed.codec import encode
 from perfed.data.client import Client
-from perfed.data.domain_input import completed_by
+from perfed.data.domain_input import apply_options
 from perfed.data.facts import SPLITS, Counts, SplitFacts
 from perfed.data.federation import Federation, federation_of
 from perfed.data.federation_schema import FederationSchema, SiteMetadata
@@ -291,7 +291,7 @@ class Part:
         experiment = self.experiment
         own = self.own or read_site_data(self.site, self.data, table_options(experiment))
         alone = federation_of([own.client(self.agreement)], self.agreement, experiment.data.name)
-        return completed_by(alone, experiment.data.options, experiment.seed)
+        return apply_options(alone, experiment.data.options, experiment.seed)
 
     @cached_property
     def device(self) -> torch.device:

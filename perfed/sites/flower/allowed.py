@@ -129,7 +129,7 @@ class Allowed:
 
     def tells(self, exchange: Exchange) -> bool:
         """Whether metrics leave with noise after an exchange."""
-        return not exchange.lasting and (exchange.program, exchange.measure) == self.noisy
+        return not exchange.changes_states and (exchange.program, exchange.measure) == self.noisy
 
     def terms(self, exchange: Exchange) -> tuple[Term, ...]:
         """Whose sums over sites the server needs of the replies of an exchange, where it sees sums alone."""
@@ -208,7 +208,7 @@ class Allowed:
         exchange = exchange_of(header)
         if exchange.round > self.rounds:
             return f"round is {short(exchange.round)}; the study has {self.rounds}"
-        if not exchange.lasting and exchange.round == 0:
+        if not exchange.changes_states and exchange.round == 0:
             return "round is 0; models are measured from round 1 on"
         if Asked.of(exchange) not in self.exchanges:
             return f"{self._strange(exchange)}, which the study does not ask for"

@@ -18,7 +18,7 @@ from perfed.engine.engine import InProcessEngine
 from perfed.engine.executor import Background, ChunkResult, ChunkTask, LocalExecutor
 from perfed.engine.initial import Initialiser
 from perfed.engine.metrics import ALWAYS as ALWAYS_MEASURED
-from perfed.engine.metrics import Scoring, chosen
+from perfed.engine.metrics import Scoring, find_metric
 from perfed.engine.rehearsal import make_up_federation
 from perfed.engine.secure_aggregation import ALWAYS
 from perfed.engine.server import Server
@@ -124,7 +124,7 @@ def allowed_by(client: Client, info: FederationInfo, initialiser: Initialiser, p
     splits += [] if client.split("test") is not None else ["train"]
     numbers = _rounds(initialiser, protocol.rounds)
     discreet = any(extension.discreet for extension in initialiser.method.extensions)
-    names = tuple(chosen(name)[0] for name in protocol.metrics)
+    names = tuple(find_metric(name)[0] for name in protocol.metrics)
     noisy = tuple(dict.fromkeys((*ALWAYS_MEASURED[info.task], *names))) if protocol.noisy else ()
     summed = noisy if initialiser.secure is not None else ()
     for participation in _participations(protocol, len(federation)):

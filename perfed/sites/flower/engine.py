@@ -28,7 +28,7 @@ from perfed.engine.server import Server
 from perfed.engine.steps.step import ExchangeStep, ExchangeTask
 from perfed.errors import PerfedError
 from perfed.maths.sums import SingleReplies, Term
-from perfed.participation.invitation import Invitation, invite, take
+from perfed.participation.invitation import Invitation, create_invitation, record_choice
 from perfed.participation.selection import Choice
 from perfed.sites.flower.allowed import Allowed
 from perfed.sites.flower.checks import REFUSED, Entry, Expected, Spec, norms, too_large, usable, wrong_reply
@@ -119,7 +119,7 @@ class FlowerEngine(Engine):
         self._allowed = allowed
         self.times = ReplyTimes()
         self._journal_step = JournalStep(
-            journal, self.notes, lambda exchange: exchange.lasting or bool(self._find_masked_terms(exchange))
+            journal, self.notes, lambda exchange: exchange.changes_states or bool(self._find_masked_terms(exchange))
         )
         self.steps.append(self._journal_step)
         self.evaluation_steps.append(self._journal_step)
@@ -139,13 +139,13 @@ class FlowerEngine(Engine):
             return
         exchange = task.exchange
         if terms := self._find_masked_terms(exchange):
-            spared = not exchange.lasting and self._limits.least > 0
+            spared = not exchange.changes_states and self._limits.least > 0
             yield from self._sum_under_masks(tasks, exchange, terms, needs_all=task.invitation is None and not spared)
             return
-        invitation = task.invitation or Invitation.of_all(list(tasks), strict=self.strict or exchange.lasting)
+        invitation = task.invitation or Invitation.of_all(list(tasks), strict=self.strict or exchange.changes_states)
         answers = self._journal_step.answers
         if answers is None:
-            least = self._limits.least if task.invitation or not exchange.lasting else 0
+            least = self._limits.least if task.invitation or not exchange.changes_states else 0
             answers = self._ask_sites(tasks, sequence_of(exchange), invitation, least)
             failed = [answer.error for answer in answers if answer.body is None]
             spared = 0 < least <= len(answers) - len(failed)
@@ -173,7 +173,7 @@ class FlowerEngine(Engine):
 
         assert self._allowed is not None and self.initialiser.secure is not None
         sequence, where = sequence_of(exchange), f"round {exchange.round}"
-        needed = self.initialiser.secure.needed(len(tasks), self._allowed.asked)
+        needed = self.initialiser.secure.count_required(len(tasks), self._allowed.asked)
         confirms = self.initialiser.secure.keys is not None
         secure = SecureSum(
             self._transport, self._journal, self._run, sequence, needed, self._limits.seconds, confirms=confirms
@@ -198,7 +198,7 @@ class FlowerEngine(Engine):
         try:
             vector = secure.opened(answers, len(tasks))
         except Void as void:
-            if needs_all and exchange.lasting:  # an evaluation is lost, and the run goes on
+            if needs_all and exchange.changes_states:  # an evaluation is lost, and the run goes on
                 raise PerfedError(f"{where}: {void}; {_WAY}") from None
             self._add_note(f"{where} is void: {void}")
             return
@@ -260,9 +260,9 @@ class FlowerEngine(Engine):
         for answer in exchange:
             refused = partial(self._find_refusal, tasks[answer.site])
             answers.append(_check_answer(answer, expected, sizes, refused, self._is_discreet))
-            if answers[-1].body is not None and invitation.enough(_find_arrival_times(answers)):
+            if answers[-1].body is not None and invitation.is_complete(_find_arrival_times(answers)):
                 answers = self._refuse_large_replies(answers, sizes, tasks)
-                if invitation.enough(_find_arrival_times(answers)):
+                if invitation.is_complete(_find_arrival_times(answers)):
                     return answers
         return self._refuse_large_replies(answers, sizes, tasks)
 
@@ -394,16 +394,16 @@ class RealTimeServer(Server):
 
     def round(self, number: int, *, measure: str | None = None, keep_outputs: bool = False) -> RoundRecord:
         """Run round ``number`` (from 1), then the method's work with all clients; predictions stay at the sites."""
-        invitation = invite(self.selection, number)
+        invitation = create_invitation(self.selection, number)
         if not invitation.ids:  # a policy may invite nobody
             return RoundRecord([], float("nan"))
         clients = self._make_clients(invitation.ids, number, "round", split=measure)
         late = LateReplies(invitation, clients.record, self.engine.times)
         clients.steps.insert(0, late)
         try:
-            record = self._transaction(clients, self._round)
+            record = self._run_transaction(clients, self._round)
         except NobodyReplied:
             counts = clients.record.counts
             return RoundRecord([], float("nan"), seconds=late.seconds, replied=late.arrived, counts=counts)
-        take(self.selection, number, late.arrived)
+        record_choice(self.selection, number, late.arrived)
         return self._finish_round(record, number, Choice(record.participants, late.seconds, late.arrived))

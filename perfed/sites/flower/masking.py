@@ -304,7 +304,7 @@ class Masking:
             history = self._store.history(base)
         context = context_of(self._run, sequence, attempt, request, asked)
         sign = self._signer.sign if self._secure.keys is not None and self._signer is not None else _leave_unsigned
-        member = Member(context, self._secure.needed(len(asked), allowed.asked), self._site, sign, history)
+        member = Member(context, self._secure.count_required(len(asked), allowed.asked), self._site, sign, history)
         self._now = _Sum(sequence, attempt, sorted(asked), request, payload, context, member, base)
         return {"keys": member.keys.to_fields()}
 

@@ -41,7 +41,7 @@ def sequence_of(exchange: Exchange) -> int:
 
     0 is the initial state. Exchanges on copies have one number in a round, the last: no state is called so.
     """
-    return exchange.round * ROUND + (1 + exchange.index if exchange.lasting else ROUND - 1)
+    return exchange.round * ROUND + (1 + exchange.index if exchange.changes_states else ROUND - 1)
 
 
 def work_message(

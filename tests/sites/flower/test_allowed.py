@@ -125,7 +125,9 @@ def test_crafted_weights_bring_rows_back_from_a_gradient_which_no_site_of_fedavg
     initialiser = engine.initialiser
     exchange = Exchange(":gradient", 1, 2000)
     work = ChunkTask(exchange, ("c0",), {"shared": crafted(initialiser, client)}, {}, {}, Scoring(), keep_outputs=False)
-    done = LocalExecutor([client], Background.of(federation, engine.info), initialiser, Plan("sequential")).run(work)
+    done = LocalExecutor(
+        [client], Background.from_federation(federation, engine.info), initialiser, Plan("sequential")
+    ).run(work)
     found = rows_in(done.content["gradient"])
     near = (client.train.x[:, None] - found.nan_to_num(1e9)[None]).abs().amax(2).amin(1)
     assert int((near < 1e-3).sum()) > ROWS / 2

@@ -17,7 +17,7 @@ from in_process_sites import RUN, Sites
 from perfed.codec import encode, flatten
 from perfed.engine.executor import LocalExecutor
 from perfed.errors import PerfedError
-from perfed.participation.invitation import invite
+from perfed.participation.invitation import create_invitation
 from perfed.participation.policy import Policy, PolicySettings, register_policy, take_first
 from perfed.participation.settings import Participation
 from perfed.sites.flower.engine import Limits
@@ -244,11 +244,11 @@ def test_the_first_replies_are_used_and_the_others_dropped(tmp_path):
 
 def test_policies_decide_before_all_have_replied(tmp_path):
     going = sites(tmp_path, participation=FIRST_TWO)
-    invitation = invite(going.server.selection, 1)
+    invitation = create_invitation(going.server.selection, 1)
     assert invitation.ids == ("c0", "c1", "c2")
-    assert not invitation.enough({"c1": 1.0}) and invitation.enough({"c1": 1.0, "c2": 2.0})
-    waiting = invite(sites(tmp_path / "deadline", participation=DEADLINE).server.selection, 1)
-    assert not waiting.enough({"c1": 1.0, "c2": 2.0}) and waiting.limit == 10.0
+    assert not invitation.is_complete({"c1": 1.0}) and invitation.is_complete({"c1": 1.0, "c2": 2.0})
+    waiting = create_invitation(sites(tmp_path / "deadline", participation=DEADLINE).server.selection, 1)
+    assert not waiting.is_complete({"c1": 1.0, "c2": 2.0}) and waiting.limit == 10.0
 
 
 def test_a_site_whose_state_is_lost_says_so(tmp_path):

@@ -63,7 +63,7 @@ def test_an_extension_that_must_see_single_replies_is_refused(tmp_path):
 
 def test_a_policy_that_chooses_among_replies_and_too_few_clients_are_refused():
     for participation, said in (
-        (Participation(policy="srpfl"), "participation.policy = 'srpfl' chooses among the replies"),
+        (Participation(policy="srpfl"), "participation.policy = 'srpfl' chooses among single replies"),
         (Participation(rate=0.3), "a round asks 1 of 5 clients, and a sum needs 2"),
     ):
         with pytest.raises(PerfedError, match=said):
