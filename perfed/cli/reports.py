@@ -139,7 +139,7 @@ def _concluded(
     if reference is None:
         return concluded
     against = verdict(runs, reference)
-    return replace(concluded, verdict=None if against is None else against.warned(concluded.failed))
+    return replace(concluded, verdict=None if against is None else against.with_warnings(concluded.failed))
 
 
 def _write(files: Files, directories: Sequence[Path], found: Conclusion, all_metrics: bool) -> list[Path]:
