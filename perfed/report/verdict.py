@@ -15,19 +15,19 @@ from perfed.methods.titles import display_name
 from perfed.plugins import POOLED
 from perfed.report.against import (
     MethodVerdict,
+    average_sent_bytes,
     best_reference,
     compare_methods,
-    compared_by,
-    gainers,
-    headline,
+    describe_client_counts,
+    describe_methods,
+    describe_metric_choice,
     needs_no_federation,
-    sent,
 )
 from perfed.report.intervals import ComparisonCounts, Gain
 from perfed.report.paired import ClientTable
 from perfed.report.run_results import RunResults, main_metric
 from perfed.report.site_intervals import row_intervals
-from perfed.report.text import UNKNOWN, TextTable, amount, format_difference, listed
+from perfed.report.text import UNKNOWN, TextTable, format_amount, format_difference, join_names
 from perfed.report.warnings import (
     Constant,
     describe_constant_predictions,
@@ -110,8 +110,8 @@ class Verdict:
         the sites, and the evidence from the test rows of single sites.
         """
         return [
-            headline(self.methods, self.reference, self.metric),
-            *compared_by(self.metric),
+            describe_methods(self.methods, self.reference, self.metric),
+            *describe_metric_choice(self.metric),
             *self.worse_off,
             *self.warnings,
             *_describe_recommendation(self.sites),
@@ -121,7 +121,7 @@ class Verdict:
     @property
     def worse_off(self) -> list[str]:
         """A sentence on the clients that are worse off with the best method; empty if there is no such method."""
-        return gainers(self.best_method, self.reference, self.losing_sites)
+        return describe_client_counts(self.best_method, self.reference, self.losing_sites)
 
     @property
     def losing_sites(self) -> tuple[int, int] | None:
@@ -215,7 +215,7 @@ def verdict(runs: Sequence[RunResults], reference: str | None = None) -> Verdict
         return None
     metric_spec = metric_of(metric)
     base = reference or best_reference(values, metric_spec)
-    sizes = {method: sent(runs, method) for method in values.of_method}
+    sizes = {method: average_sent_bytes(runs, method) for method in values.of_method}
     methods = tuple(compare_methods(base, values, metric_spec, sizes).values())
     federated = [v for v in methods if not needs_no_federation(v.method) and not v.method.startswith(POOLED)]
     constant = find_constant_predictions(runs)
@@ -348,7 +348,7 @@ def _describe_recommendation(sites: Sequence[SiteVerdict]) -> list[str]:
     ahead = list(dict.fromkeys(display_name(site.method) for site in sites if site.why == AHEAD))
     reason = ": keep the local models" if all(site.why == LEVEL for site in sites) else ""
     if ahead:
-        reason = f": {listed(ahead)} {'is' if len(ahead) == 1 else 'are'} ahead over all clients together"
+        reason = f": {join_names(ahead)} {'is' if len(ahead) == 1 else 'are'} ahead over all clients together"
     return [f"Use {', '.join(choices)}{reason}."]
 
 
@@ -376,5 +376,5 @@ def _describe_site_evidence(sites: Sequence[SiteVerdict], metric: str, methods: 
     return [
         f"The test rows of a single client show a gain at {signs[1]} of {number} client{plural}, a loss at "
         f"{signs[-1]}, and leave it open at {signs[0]}{limit_text}; at the median client a gain must exceed "
-        f"{amount(metric, threshold)} to show ({method_text})."
+        f"{format_amount(metric, threshold)} to show ({method_text})."
     ]

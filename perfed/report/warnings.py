@@ -12,7 +12,7 @@ from perfed.plugins import POOLED, SKLEARN
 from perfed.report.against import MethodVerdict
 from perfed.report.paired import ClientTable
 from perfed.report.run_results import RunResults, find_federation_data, list_methods
-from perfed.report.text import amount, format_metric, listed
+from perfed.report.text import format_amount, format_metric, join_names
 
 Constant = Mapping[str, Sequence[str]]
 """The sites at which the models of a method predict the same for all rows, by method."""
@@ -70,7 +70,7 @@ def _describe_metric_gain(runs: Sequence[RunResults], metric: str) -> str:
     if not rises or min(rise for rise, _ in rises) <= 0:
         return ""
     rise, value = (float(np.mean(column)) for column in zip(*rises, strict=True))
-    return f"it still gained {amount(metric, rise)}" if rise > _relevant_change(_STILL, metric, value) else ""
+    return f"it still gained {format_amount(metric, rise)}" if rise > _relevant_change(_STILL, metric, value) else ""
 
 
 def _describe_loss_decrease(runs: Sequence[RunResults], metric: str) -> str:
@@ -144,11 +144,11 @@ def describe_inferior_methods(verdicts: Sequence[MethodVerdict], base: str, metr
     These are methods that are significantly worse, and methods whose mean is not better though the interval contains 0.
     """
     inferior = [v for v in verdicts if v.gain.mean <= 0]
-    zero = amount(metric, 0.0)  # as it is printed
-    worse = [v for v in inferior if v.gain.sign < 0 and amount(metric, -v.gain.mean) != zero]
+    zero = format_amount(metric, 0.0)  # as it is printed
+    worse = [v for v in inferior if v.gain.sign < 0 and format_amount(metric, -v.gain.mean) != zero]
     parts, reference = [], f"{display_name(base)}, which needs no federation"
     if worse:
-        names = ", ".join(f"{display_name(v.method)} (by {amount(metric, -v.gain.mean)})" for v in worse)
+        names = ", ".join(f"{display_name(v.method)} (by {format_amount(metric, -v.gain.mean)})" for v in worse)
         parts.append(f"Worse than {reference}: {names}")
     level = ", ".join(display_name(v.method) for v in inferior if v not in worse)
     if level:
@@ -164,7 +164,7 @@ def describe_unequal_rounds(runs: Sequence[RunResults]) -> list[str]:
         rounds = {int(run.config.get("rounds", 0)) for run in members} - {0}
         if len(rounds) > 1:
             lines.append(
-                f"{display_name(method)}: seeds have {listed([str(number) for number in sorted(rounds)])} rounds."
+                f"{display_name(method)}: seeds have {join_names([str(number) for number in sorted(rounds)])} rounds."
             )
     return lines
 
@@ -221,7 +221,7 @@ def describe_missing_metric(runs: Sequence[RunResults], metric: str, values: Cli
     """Return a line on finished methods without the metric, such as log loss if a model has no probabilities."""
     finished = list_methods([run for run in runs if run.summary])
     lacking = [display_name(method) for method in finished if method not in values.of_method]
-    return [f"Not compared, for lack of {metric}: {listed(lacking)}."] if lacking else []
+    return [f"Not compared, for lack of {metric}: {join_names(lacking)}."] if lacking else []
 
 
 def describe_few_seeds(values: ClientTable) -> list[str]:

@@ -7,12 +7,12 @@ from html import escape
 from perfed.engine.metrics import metric_of
 from perfed.methods.titles import display_name
 from perfed.plugins import POOLED
-from perfed.report.against import MethodVerdict, sent
+from perfed.report.against import MethodVerdict, average_sent_bytes
 from perfed.report.intervals import FEWEST_SEEDS
 from perfed.report.page.html import HINTS, details, named, note, paragraph, section
 from perfed.report.page.page_data import Study
 from perfed.report.run_results import RunResults
-from perfed.report.text import amount, axis_title, format_metric, format_short, listed, megabytes
+from perfed.report.text import axis_title, format_amount, format_megabytes, format_metric, format_short, join_names
 from perfed.report.verdict import Verdict
 
 MOST_NAMED = 4  # of the methods that are better, in the headline
@@ -46,7 +46,7 @@ def headline(found: Verdict) -> str:
     if len(ahead) > MOST_NAMED:
         return f"{display_name(best.method)} is the best of {len(ahead)} methods that are better than {base}."
     others = [display_name(of.method) for of in ahead if of is not best]
-    also = f", and so {'is' if len(others) == 1 else 'are'} {listed(others)}" if others else ""
+    also = f", and so {'is' if len(others) == 1 else 'are'} {join_names(others)}" if others else ""
     return f"{display_name(best.method)} is better than {base}{also}."
 
 
@@ -57,7 +57,7 @@ def _card(head: str, strong: str, *below: str) -> str:
 
 def _cards(study: Study, found: Verdict, best: MethodVerdict) -> str:
     gain, metric, base = best.gain, found.metric, display_name(found.reference)
-    step = f"{amount(metric, abs(gain.mean))} {'ahead of' if gain.mean >= 0 else 'behind'} {base}"
+    step = f"{format_amount(metric, abs(gain.mean))} {'ahead of' if gain.mean >= 0 else 'behind'} {base}"
     if gain.sign > 0:
         who = _card("Which method won?", named(best.method, study.looks), escape(step), _second(found, best))
     else:
@@ -80,9 +80,9 @@ def _second(found: Verdict, best: MethodVerdict) -> str:
     lead = best.gain.mean - second.gain.mean
     if lead < 0:
         return escape(
-            f"{display_name(second.method)} is {amount(found.metric, -lead)} ahead of it, which may be chance"
+            f"{display_name(second.method)} is {format_amount(found.metric, -lead)} ahead of it, which may be chance"
         )
-    return escape(f"{amount(found.metric, lead)} ahead of the second, {display_name(second.method)}")
+    return escape(f"{format_amount(found.metric, lead)} ahead of the second, {display_name(second.method)}")
 
 
 def _doubts(found: Verdict, best: MethodVerdict) -> list[str]:
@@ -118,9 +118,9 @@ def _cards_of(study: Study, method: str) -> str:
     cards = "".join(_metric_card(name, runs) for name in names)
     if not cards:
         return ""
-    size, seconds = sent(runs, method), [run.summary.wall_seconds for run in runs if run.summary]
+    size, seconds = average_sent_bytes(runs, method), [run.summary.wall_seconds for run in runs if run.summary]
     cards += _card("Wall time", f"{sum(seconds) / len(seconds):.1f} s", "with evaluations")
-    cards += "" if size is None else _card("Sent", megabytes(size), "up and down, all clients and rounds")
+    cards += "" if size is None else _card("Sent", format_megabytes(size), "up and down, all clients and rounds")
     several = f", averaged over {len(runs)} seeds" if len(runs) > 1 else ""
     told = note(f"Means and worst clients of {display_name(method)}{several}. There is nothing to compare it with.")
     return section("verdict", "Result", f'<div class="cards">{cards}</div>', told, _glossary())

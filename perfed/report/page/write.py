@@ -27,7 +27,7 @@ from perfed.report.page.speeds import speed_figures, speeds_section
 from perfed.report.page.style import write_page
 from perfed.report.page.verdict import verdict_section
 from perfed.report.run_results import RunResults, list_methods
-from perfed.report.text import listed
+from perfed.report.text import join_names
 from perfed.report.verdict import Verdict
 
 
@@ -103,7 +103,7 @@ def _left_out(study: Study, lines: Sequence[str]) -> str:
             marks.setdefault(run.seed, {}).setdefault(run.data, display_name(run.method))
     for seed, of in marks.items():
         if len(of) > 1:
-            told.append(f"With seed {seed} {listed(list(of.values()))} had different data: do not compare them.")
+            told.append(f"With seed {seed} {join_names(list(of.values()))} had different data: do not compare them.")
     return "".join(map(note, told))
 
 
