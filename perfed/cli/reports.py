@@ -134,7 +134,7 @@ def _concluded(
         name = "report.html" if communication is None else f"report-communication-{communication:g}.html"
         title = ", ".join(directory.resolve().name for directory in directories)
         found = verdict(runs)
-        report = write_report(runs, out or first / name, title=title, left_out=given.left_out, found=found)
+        report = write_report(runs, out or first / name, title=title, left_out=given.left_out, verdict=found)
         concluded = Conclusion(runs, found, report)
     if reference is None:
         return concluded

@@ -358,7 +358,7 @@ class Comparison(ComparisonSpec):
             title=str(self.table.get("name", "comparison")),
             command=self.command,
             left_out=[*lines, *gathered.left_out],
-            found=plain_verdict,
+            verdict=plain_verdict,
         )
         return Conclusion(runs, final_verdict, report, tuple(lines))
 

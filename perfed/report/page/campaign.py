@@ -16,10 +16,18 @@ from perfed.report.curves import ROUNDS, metric_curves
 from perfed.report.intervals import Gain
 from perfed.report.page import svg
 from perfed.report.page.curves import DECADES, drawn_curves, zoomed
-from perfed.report.page.html import figure, note, radio, section, select, switched, table
-from perfed.report.page.page_data import file_name
-from perfed.report.page.paper import standalone
-from perfed.report.page.style import Look, looks, write_page
+from perfed.report.page.html import (
+    build_note,
+    build_radio,
+    build_section,
+    build_select,
+    build_switched_panels,
+    build_table,
+    wrap_figure,
+)
+from perfed.report.page.page_data import method_file_name
+from perfed.report.page.paper import make_standalone
+from perfed.report.page.style import Look, assign_looks, write_page
 from perfed.report.text import directed_title
 
 READ_SWEEP = (
@@ -47,7 +55,7 @@ class Places(svg.Scale):
         kept: list[tuple[float, str]] = []
         end = -np.inf
         for value, text in self.marks:
-            half = svg.width_of(text) / 2
+            half = svg.estimate_width(text) / 2
             if self(value) - half > end:
                 kept.append((value, text))
                 end = self(value) + half + 4
@@ -69,10 +77,14 @@ def write_campaign(parts: Sequence[Part], out: Path, *, key: str, title: str, wa
     facts = f"{kind} · {finished} of {len(waiting)} comparisons finished"
     found, drawn = grids(parts, key), _figures(parts, key)
     sections = [
-        section("tables", "Means", *(table(grid.table, looks=looks(methods_in(parts))) for grid in found)),
-        section("sweep", f"What {key} does", _switched("sweep", drawn, "sweep-"), note(READ_SWEEP)) if key else "",
-        section("curves", "Learning curves", _switched("curves", drawn, "curves-")),
-        section("verdicts", "Comparisons", *(_verdict(part, waiting[part.name]) for part in parts)),
+        build_section(
+            "tables", "Means", *(build_table(grid.table, looks=assign_looks(methods_in(parts))) for grid in found)
+        ),
+        build_section("sweep", f"What {key} does", _switched("sweep", drawn, "sweep-"), build_note(READ_SWEEP))
+        if key
+        else "",
+        build_section("curves", "Learning curves", _switched("curves", drawn, "curves-")),
+        build_section("verdicts", "Comparisons", *(_verdict(part, waiting[part.name]) for part in parts)),
     ]
     return write_page(out, title, facts, sections)
 
@@ -81,8 +93,8 @@ def _switched(name: str, drawn: Mapping[str, str], start: str) -> str:
     """The figures whose names begin so, of which a reader chooses one."""
     own = {stem.removeprefix(start): picture for stem, picture in drawn.items() if stem.startswith(start)}
     texts = {stem: BUTTONS.get(stem) or display_name(stem) for stem in own}
-    control = (radio if name == "sweep" else select)(name, "Of" if name == "sweep" else "Method", texts)
-    return switched([control], {stem: figure(picture) for stem, picture in own.items()})
+    control = (build_radio if name == "sweep" else build_select)(name, "Of" if name == "sweep" else "Method", texts)
+    return build_switched_panels([control], {stem: wrap_figure(picture) for stem, picture in own.items()})
 
 
 def _verdict(part: Part, waiting: int) -> str:
@@ -95,7 +107,7 @@ def _verdict(part: Part, waiting: int) -> str:
 
 def sweep_figures(parts: Sequence[Part], key: str) -> dict[str, str]:
     """By name, as files of their own: each :class:`Series` of a sweep, and each method's curves, a line per value."""
-    return {name: standalone(drawn) for name, drawn in _figures(parts, key).items()}
+    return {name: make_standalone(drawn) for name, drawn in _figures(parts, key).items()}
 
 
 def _figures(parts: Sequence[Part], key: str) -> dict[str, str]:
@@ -103,11 +115,11 @@ def _figures(parts: Sequence[Part], key: str) -> dict[str, str]:
         return {}
     found: dict[str, str] = {}
     for grid in grids(parts, key)[:1]:
-        look = looks(methods_in(parts))
+        look = assign_looks(methods_in(parts))
         found |= {f"sweep-{one.name}": _against(one, grid, look) for one in series(grid)}
         for method in grid.ranked:
             if drawn := _curves(grid, method):
-                found[f"curves-{file_name(method)}"] = drawn
+                found[f"curves-{method_file_name(method)}"] = drawn
     return found
 
 
@@ -122,14 +134,16 @@ def _positions(texts: Sequence[str]) -> tuple[list[float], bool]:
 
 def _against(one: Series, grid: Grid, look: Mapping[str, Look]) -> str:
     """A line per method, with intervals."""
-    entries, top = svg.legend([(display_name(method), look[method]) for method in one.points])
+    entries, top = svg.draw_legend([(display_name(method), look[method]) for method in one.points])
     gains = [gain for points in one.points.values() for gain in points.values()]
     heights = [end for gain in gains for end in (gain.mean, gain.low, gain.high) if end is not None]
     log_y = "%" not in one.unit and min(heights) > 0 and max(heights) / min(heights) >= DECADES
     at, log = _positions(grid.columns)
-    ends, titles = svg.spanned(at, log=log), (grid.key, one.title)
+    ends, titles = svg.compute_axis_range(at, log=log), (grid.key, one.title)
     limits = (0.0, 100.0) if "%" in one.unit else (-np.inf, np.inf)
-    frame = svg.axes(ends, svg.spanned(heights, log=log_y, limits=limits), titles, log=log, log_y=log_y, top=top + 22)
+    frame = svg.create_axes(
+        ends, svg.compute_axis_range(heights, log=log_y, limits=limits), titles, log=log, log_y=log_y, top=top + 22
+    )
     scale = Places(*ends, frame.x.start, frame.x.end, log, tuple(sorted(zip(at, grid.columns, strict=True))))
     parts = [entries, str(replace(frame, x=scale, counted=True))]
     for number, (method, points) in enumerate(one.points.items()):
@@ -138,15 +152,15 @@ def _against(one: Series, grid: Grid, look: Mapping[str, Look]) -> str:
         colour = look[method].colour
         for across, _, gain in placed:
             if gain.low is not None and gain.high is not None:
-                parts.append(svg.interval(frame.y(gain.low), frame.y(gain.high), across, colour, upright=True))
-        parts.append(svg.line([(across, frame.y(gain.mean)) for across, _, gain in placed], look[method]))
+                parts.append(svg.draw_interval(frame.y(gain.low), frame.y(gain.high), across, colour, upright=True))
+        parts.append(svg.draw_line([(across, frame.y(gain.mean)) for across, _, gain in placed], look[method]))
         for across, value, gain in placed:
             told = f"{display_name(method)}, {grid.key} = {value}: {gain.mean:.4g}{one.unit}{_ends(gain)}"
-            parts.append(svg.dot(across, frame.y(gain.mean), colour, told))
+            parts.append(svg.draw_dot(across, frame.y(gain.mean), colour, told))
     said = "; ".join(
         f"{display_name(m)}: " + ", ".join(f"{g.mean:.4g}" for g in p.values()) for m, p in one.points.items()
     )
-    return svg.drawing(f"{one.title} by {grid.key}", said, *parts)
+    return svg.build_drawing(f"{one.title} by {grid.key}", said, *parts)
 
 
 def _ends(gain: Gain) -> str:
@@ -162,15 +176,15 @@ def _curves(grid: Grid, method: str) -> str:
             found[value] = replace(curve, method=f"{display_name(method)}, {grid.key} = {value}")
     if not found:
         return ""
-    look = looks(grid.columns)
-    entries, top = svg.legend([(value, look[value]) for value in found])
+    look = assign_looks(grid.columns)
+    entries, top = svg.draw_legend([(value, look[value]) for value in found])
     values = np.concatenate([curve.values.ravel() for curve in found.values()])
     title = f"{display_name(method)}: {directed_title(grid.metric)}"
     log_y = not metric_of(grid.metric).percent and values.min() > 0 and values.max() / values.min() >= DECADES
     last = max(float(curve.x[ROUNDS.button][-1]) for curve in found.values())
     heights = zoomed([*found.values()], log=bool(log_y), limits=metric_of(grid.metric).shown_span)
-    frame = svg.axes((0.0, last), heights, (ROUNDS.title, title), log_y=bool(log_y), top=top + 22)
+    frame = svg.create_axes((0.0, last), heights, (ROUNDS.title, title), log_y=bool(log_y), top=top + 22)
     unit = f" {metric_of(grid.metric).unit}".rstrip()
     below, above = drawn_curves([(curve, look[value]) for value, curve in found.items()], ROUNDS, frame, unit)
     told = "; ".join(f"{value} ends at {curve.values[:, -1].mean():.4g}{unit}" for value, curve in found.items())
-    return svg.drawing(f"{title} by {grid.key}", told, entries, *below, str(frame), *above)
+    return svg.build_drawing(f"{title} by {grid.key}", told, entries, *below, str(frame), *above)

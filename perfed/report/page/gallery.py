@@ -16,7 +16,7 @@ from perfed.report.page.gains import READ_INTERVALS
 from perfed.report.page.paper import SPACE
 from perfed.report.page.pictures import READ_COMBINATION, READ_EMBEDDING
 from perfed.report.page.speeds import READ_USED
-from perfed.report.page.style import variables
+from perfed.report.page.style import build_colour_variables
 
 READ = {
     "gains": READ_INTERVALS,
@@ -69,7 +69,7 @@ $figures
 """)
 
 
-def gallery(drawn: Mapping[str, str], files: Sequence[Path], command: str) -> str:
+def build_gallery(drawn: Mapping[str, str], files: Sequence[Path], command: str) -> str:
     """A page that shows the figures and asks for nothing but their files beside it.
 
     Args:
@@ -78,10 +78,10 @@ def gallery(drawn: Mapping[str, str], files: Sequence[Path], command: str) -> st
         command: that wrote them.
     """
     parts = [_figure(stem, svg, [file.name for file in files if file.stem == stem]) for stem, svg in drawn.items()]
-    return _PAGE.substitute(variables=variables(), command=escape(command), figures="\n".join(parts))
+    return _PAGE.substitute(variables=build_colour_variables(), command=escape(command), figures="\n".join(parts))
 
 
-def title_of(svg: str) -> str:
+def read_title(svg: str) -> str:
     """What a figure shows, in a few words."""
     return ElementTree.fromstring(svg).findtext(f"{{{SPACE}}}title", "")
 
@@ -90,11 +90,11 @@ def _figure(stem: str, svg: str, names: Sequence[str]) -> str:
     root = ElementTree.fromstring(svg)
     title, told = (root.findtext(f"{{{SPACE}}}{name}", "") for name in ("title", "desc"))
     links = " ".join(f'<a href="{quote(name)}">{escape(name)}</a>' for name in names)
-    caption = f"<b>{escape(title)}.</b> {escape(read(stem))}<br>{escape(told)}.<br>{links}"
+    caption = f"<b>{escape(title)}.</b> {escape(describe_reading(stem))}<br>{escape(told)}.<br>{links}"
     image = f'<img src="{quote(stem)}.svg" alt="{escape(title, quote=True)}" loading="lazy">'
     return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
 
 
-def read(stem: str) -> str:
+def describe_reading(stem: str) -> str:
     """How the figure of this name is read; empty where nothing is known of it."""
     return READ.get(max(filter(stem.startswith, READ), key=len, default=""), "")

@@ -9,9 +9,18 @@ from typing import Any
 from perfed.engine.metrics import metric_of
 from perfed.methods.titles import display_name
 from perfed.report.leaderboard import Standing, format_cells, standings
-from perfed.report.page.html import data, heading, named, note, scrolled, section, select, table
-from perfed.report.page.page_data import Study
-from perfed.report.page.verdict import share
+from perfed.report.page.html import (
+    build_column_head,
+    build_note,
+    build_section,
+    build_select,
+    build_table,
+    embed_data,
+    label_method,
+    wrap_scrollable,
+)
+from perfed.report.page.page_data import ReportData
+from perfed.report.page.verdict import draw_shares
 from perfed.report.run_results import ClientValues, describe_reported_values
 from perfed.report.tables import class_table
 from perfed.report.text import UNKNOWN, axis_title, directed_title
@@ -19,42 +28,42 @@ from perfed.report.text import UNKNOWN, axis_title, directed_title
 MOST_REFERENCES = 12
 
 
-def leaderboard_section(study: Study) -> str:
+def leaderboard_section(report: ReportData) -> str:
     """The table with its controls; nothing where fewer than two methods are finished."""
-    if not study.metric or len({run.method for run in study.runs if run.summary}) < 2:
+    if not report.metric or len({run.method for run in report.runs if run.summary}) < 2:
         return ""
-    metrics, references = _metrics(study), _references(study)
-    views = {f"{m}|{r}": _view(study, m, r) for m in metrics for r in references}
+    metrics, references = _metrics(report), _references(report)
+    views = {f"{m}|{r}": _view(report, m, r) for m in metrics for r in references}
     first = next(iter(views.values()))
-    ordered = sorted(first["rows"], key=lambda method: -study.known.direction * first["rows"][method]["sort"][0])
+    ordered = sorted(first["rows"], key=lambda method: -report.metric_spec.direction * first["rows"][method]["sort"][0])
     controls = [
-        select("metric", "Metric", {metric: axis_title(metric) for metric in metrics}),
-        select("reference", "Compared with", {method: display_name(method) for method in references}),
+        build_select("metric", "Metric", {metric: axis_title(metric) for metric in metrics}),
+        build_select("reference", "Compared with", {method: display_name(method) for method in references}),
         '<label class="pick"><input type="checkbox" name="p"> p-values</label>',
     ]
-    shown = describe_reported_values(study.runs)
-    return section(
+    shown = describe_reported_values(report.runs)
+    return build_section(
         "leaderboard",
         "Leaderboard",
         f'<div class="picks script-only">{"".join(controls)}</div>',
-        _table(study, ordered, first),
+        _table(report, ordered, first),
         _copy(),
-        table(beside, looks=study.looks) if (beside := class_table(study.runs)) else "",
-        note(
+        build_table(beside, looks=report.looks) if (beside := class_table(report.runs)) else "",
+        build_note(
             f"{f'Which numbers: {shown}. ' if shown else ''}"
             "Differences are paired: the same client with the same seed, always so that more is better, with a 95 % "
             "interval over clients and seeds. Seeds are averaged. p-values: Wilcoxon's signed-rank test over the "
             "clients, corrected for the number of methods (Holm); below 0.05 a difference is rarely chance."
         ),
-        data("views", {"methods": ordered, "views": views}),
+        embed_data("views", {"methods": ordered, "views": views}),
     )
 
 
-def _metrics(study: Study) -> list[str]:
+def _metrics(report: ReportData) -> list[str]:
     """The main metric first, then what each finished run measured of its clients."""
-    known = [run.clients for run in study.runs if run.summary and run.clients]
+    known = [run.clients for run in report.runs if run.summary and run.clients]
     names = dict.fromkeys(name for clients in known for name in clients.measured or {})
-    main = str(study.metric)
+    main = str(report.metric)
     return [main, *(name for name in names if name != main and _everywhere(name, known))]
 
 
@@ -62,14 +71,14 @@ def _everywhere(name: str, known: Sequence[ClientValues]) -> bool:
     return sum(clients.select_metric(name) is not None for clients in known) > 1
 
 
-def _references(study: Study) -> list[str]:
-    others = [method for method in study.table.of_method if method != study.reference]
-    return [study.reference, *others][:MOST_REFERENCES]
+def _references(report: ReportData) -> list[str]:
+    others = [method for method in report.table.of_method if method != report.reference]
+    return [report.reference, *others][:MOST_REFERENCES]
 
 
-def _view(study: Study, metric: str, reference: str) -> dict[str, Any]:
+def _view(report: ReportData, metric: str, reference: str) -> dict[str, Any]:
     """Rows of the table under a metric, against a reference, by method: texts, numbers to sort by, places to draw."""
-    found = {of.row.method: of for of in standings(study.runs, reference or None, metric)}
+    found = {of.row.method: of for of in standings(report.runs, reference or None, metric)}
     gains = [of.against.gain for of in found.values() if of.against and of.against.runs]
     ends = [0.0, *(end for gain in gains for end in (gain.low, gain.mean, gain.high) if end is not None)]
     low, high = min(ends), max(ends)
@@ -101,7 +110,7 @@ def _p(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.3f}" if value >= 1e-3 else "< 0.001"
 
 
-def _table(study: Study, methods: Sequence[str], view: dict[str, Any]) -> str:
+def _table(report: ReportData, methods: Sequence[str], view: dict[str, Any]) -> str:
     heads = [
         ("", "Method"),
         ("mean", f"{view['title']}, mean ± std over seeds"),
@@ -114,21 +123,21 @@ def _table(study: Study, methods: Sequence[str], view: dict[str, Any]) -> str:
         ("seeds", "Seeds"),
         ("p-value", "p (Holm)"),
     ]
-    head = "".join(heading(text, sortable=True, name=name) for name, text in heads)
-    rows = "\n".join(_line(study, method, view["rows"].get(method)) for method in methods)
+    head = "".join(build_column_head(text, sortable=True, name=name) for name, text in heads)
+    rows = "\n".join(_line(report, method, view["rows"].get(method)) for method in methods)
     inside = f'<table class="sortable" id="board"><thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table>'
-    return scrolled("Leaderboard", inside)
+    return wrap_scrollable("Leaderboard", inside)
 
 
-def _line(study: Study, method: str, row: dict[str, Any] | None) -> str:
-    head = f'<th scope="row">{named(method, study.looks)}</th>'
+def _line(report: ReportData, method: str, row: dict[str, Any] | None) -> str:
+    head = f'<th scope="row">{label_method(method, report.looks)}</th>'
     if row is None:
         return f'<tr data-method="{escape(method, quote=True)}">{head}</tr>'
     mean, gain, worst, tenth, *others = (escape(text) for text in row["text"])
     cells_ = [
         f"<td>{mean}</td>",
         f'<td class="gain">{_forest(row)}<small>{gain}</small></td>',
-        f'<td class="counts">{share(*row["share"]) if "share" in row else ""}<small>{_counts(row)}</small></td>',
+        f'<td class="counts">{draw_shares(*row["share"]) if "share" in row else ""}<small>{_counts(row)}</small></td>',
         *(f"<td>{text}</td>" for text in (worst, tenth, *others[:-1])),
         f'<td class="p-value">{others[-1]}</td>',
     ]

@@ -12,47 +12,47 @@ from typing import Any
 
 from perfed.methods.titles import display_name
 from perfed.plugins import BLEND, POOLED, SKLEARN
-from perfed.report.page.html import details, note, section, table
-from perfed.report.page.page_data import Study
+from perfed.report.page.html import build_details, build_note, build_section, build_table
+from perfed.report.page.page_data import ReportData
 from perfed.report.text import UNKNOWN, TextTable
 from perfed.settings import flatten_keys
 
 LEFT_OUT = ("method", "methods", "seed", "plan", "description")
 
 
-def reproduce_section(study: Study, command: str = "") -> str:
+def reproduce_section(report: ReportData, command: str = "") -> str:
     """Everything that decided the numbers; plans and whole settings are folded away."""
-    differing = _differing(study)
-    return section(
+    differing = _differing(report)
+    return build_section(
         "reproduce",
         "Reproduce",
-        f"<pre>{escape(_commands(study, command))}</pre>",
-        table(_versions(study)),
+        f"<pre>{escape(_commands(report, command))}</pre>",
+        build_table(_versions(report)),
         "<h3>Settings in which the methods differ</h3>" if differing.rows else "",
-        table(differing) if differing.rows else "",
-        _notes(study),
-        *(_settings(study, method) for method in study.methods),
-        note(f"Page written with Python {platform.python_version()}, perfed {_installed('perfed')}."),
+        build_table(differing) if differing.rows else "",
+        _notes(report),
+        *(_settings(report, method) for method in report.methods),
+        build_note(f"Page written with Python {platform.python_version()}, perfed {_installed('perfed')}."),
     )
 
 
-def _commands(study: Study, command: str) -> str:
+def _commands(report: ReportData, command: str) -> str:
     """Return commands with quoted names, which can be pasted into a shell."""
-    first = study.runs[0]
+    first = report.runs[0]
     method = " ".join(display_name(first.method).split())
     comment = f"# one of these runs again: {method} with seed {first.seed}"
     rerun = f"{comment}\n{shlex.join(['perfed', 'run', str(first.directory / 'config.toml')])}"
     return f"{command}\n{rerun}" if command else rerun
 
 
-def _versions(study: Study) -> TextTable:
+def _versions(report: ReportData) -> TextTable:
     """Versions that the runs were made with, and marks of their data."""
     rows: dict[str, dict[str, None]] = {}
-    for run in study.runs:
+    for run in report.runs:
         for name, number in (run.summary.versions if run.summary else {}).items():
             rows.setdefault(name, {})[str(number)] = None
     marks: dict[str, dict[int, None]] = {}
-    for run in study.runs:
+    for run in report.runs:
         if run.data is not None:
             marks.setdefault(run.data, {})[run.seed] = None
     cells = [[name, ", ".join(found)] for name, found in rows.items()]
@@ -61,9 +61,9 @@ def _versions(study: Study) -> TextTable:
     return TextTable("Made with", ["What", "Version or mark"], cells)
 
 
-def _differing(study: Study) -> TextTable:
+def _differing(report: ReportData) -> TextTable:
     """Settings that two methods have with different values; scikit-learn's models are left out."""
-    firsts = {m: study.members(m)[0] for m in study.methods if not m.startswith((SKLEARN, POOLED)) and m != BLEND}
+    firsts = {m: report.members(m)[0] for m in report.methods if not m.startswith((SKLEARN, POOLED)) and m != BLEND}
     found: dict[str, dict[str, str]] = {}
     for method, run in firsts.items():
         table_ = {k: v for k, v in run.config.items() if k not in LEFT_OUT}
@@ -83,17 +83,17 @@ def _flat(table_: Mapping[str, Any]) -> dict[str, str]:
     return {".".join(k): v if isinstance(v, str) else json.dumps(v) for k, v in flatten_keys(table_).items()}
 
 
-def _notes(study: Study) -> str:
+def _notes(report: ReportData) -> str:
     seeds: dict[str, list[str]] = {}
-    for run in study.runs:
+    for run in report.runs:
         for text in run.summary.notes if run.summary else []:
             seeds.setdefault(f"{display_name(run.method)}: {text}", []).append(str(run.seed))
     items = "".join(f"<li>{escape(text)} (seed {', '.join(own)})</li>" for text, own in seeds.items())
-    return details("Notes of the runs", f"<ul>{items}</ul>") if items else ""
+    return build_details("Notes of the runs", f"<ul>{items}</ul>") if items else ""
 
 
-def _settings(study: Study, method: str) -> str:
-    members = study.members(method)
+def _settings(report: ReportData, method: str) -> str:
+    members = report.members(method)
     parts = [f"<p>config.toml, seed {members[0].seed}</p>", _pre(members[0].config_text)]
     used = next((run.summary.settings for run in members if run.summary and run.summary.settings), None)
     parts += ["<p>All settings of the method</p>", _pre(json.dumps(used, indent=2))] if used else []
@@ -103,7 +103,7 @@ def _settings(study: Study, method: str) -> str:
             plans.setdefault(json.dumps(run.summary.plan, indent=2), []).append(str(run.seed))
     for plan, seeds in plans.items():
         parts += [f"<p>Execution plan, seed {', '.join(seeds)}</p>", _pre(plan)]
-    return details(f"{display_name(method)}: settings{' and execution plan' if plans else ''}", *parts)
+    return build_details(f"{display_name(method)}: settings{' and execution plan' if plans else ''}", *parts)
 
 
 def _pre(text: str) -> str:
