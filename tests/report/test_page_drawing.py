@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perfed.report.curves import Curve
 from perfed.report.page import style, svg
-from perfed.report.page.curves import zoomed
+from perfed.report.page.curves import choose_value_range
 from perfed.report.page.paper import make_standalone
 
 SPACE = "{http://www.w3.org/2000/svg}"
@@ -206,6 +206,6 @@ def test_an_axis_has_values_beyond_the_limits_of_a_metric_on_it(values):
 def test_a_curve_s_axis_shows_the_rounds_that_matter(values, low, high):
     curve = Curve("m", tuple(range(1, 9)), {}, np.array([values], dtype=float))
     late = [v for v in values if low <= v <= high]
-    ends = zoomed([curve])
+    ends = choose_value_range([curve])
     assert ends[0] <= min(late) and ends[1] >= max(late)
     assert ends[0] > low - 0.1 * (high - low) and ends[1] < high + 0.1 * (high - low)

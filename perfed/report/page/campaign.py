@@ -15,7 +15,7 @@ from perfed.report.campaign import Grid, Part, Series, grids, methods_in, series
 from perfed.report.curves import ROUNDS, metric_curves
 from perfed.report.intervals import Gain
 from perfed.report.page import svg
-from perfed.report.page.curves import DECADES, drawn_curves, zoomed
+from perfed.report.page.curves import DECADES, choose_value_range, draw_curves
 from perfed.report.page.html import (
     build_note,
     build_radio,
@@ -182,9 +182,9 @@ def _curves(grid: Grid, method: str) -> str:
     title = f"{display_name(method)}: {directed_title(grid.metric)}"
     log_y = not metric_of(grid.metric).percent and values.min() > 0 and values.max() / values.min() >= DECADES
     last = max(float(curve.x[ROUNDS.button][-1]) for curve in found.values())
-    heights = zoomed([*found.values()], log=bool(log_y), limits=metric_of(grid.metric).shown_span)
+    heights = choose_value_range([*found.values()], log=bool(log_y), limits=metric_of(grid.metric).shown_span)
     frame = svg.create_axes((0.0, last), heights, (ROUNDS.title, title), log_y=bool(log_y), top=top + 22)
     unit = f" {metric_of(grid.metric).unit}".rstrip()
-    below, above = drawn_curves([(curve, look[value]) for value, curve in found.items()], ROUNDS, frame, unit)
+    below, above = draw_curves([(curve, look[value]) for value, curve in found.items()], ROUNDS, frame, unit)
     told = "; ".join(f"{value} ends at {curve.values[:, -1].mean():.4g}{unit}" for value, curve in found.items())
     return svg.build_drawing(f"{title} by {grid.key}", told, entries, *below, str(frame), *above)

@@ -1,4 +1,4 @@
-"""Who gains and who loses: paired differences of clients to the reference, and a table of the clients to search."""
+"""The section on gains: paired differences of the clients to the reference, and a searchable table of the clients."""
 
 from __future__ import annotations
 
@@ -33,26 +33,32 @@ from perfed.report.page.style import Look, css_colour
 from perfed.report.run_results import ClientData, FederationData, find_federation_data
 from perfed.report.text import UNKNOWN, axis_title, format_metric, format_short
 
-FIRST_ROWS = 10  # that are shown; the others are folded away
+FIRST_ROWS = 10  # rows that are always visible; the others are folded
 MOST_NAMES = 6  # of classes or domains of a client
 
 Column = tuple[str, Callable[[str], str | None]]
-"""Head of a column, and its cell of a client."""
+"""The head of a column, and the function that returns a client's cell."""
 
 
-def clients_table(report: ReportData) -> str:
-    """The table with its search; the script fills it, the first rows are there without. Nothing without clients."""
+def build_clients_table(report: ReportData) -> str:
+    """Return the searchable table of the clients, which the page's script fills; empty without clients.
+
+    The first rows are part of the HTML.
+    """
     sites, metric = report.table.sites, str(report.metric)
     if not report.metric or not sites:
         return ""
-    kept = find_federation_data(report.runs)
-    columns: list[Column] = [("Client", str), *(_held_columns(kept[1]) if kept else _sample_columns(report))]
+    federation = find_federation_data(report.runs)
+    columns: list[Column] = [
+        ("Client", str),
+        *(_data_columns(federation[1]) if federation else _sample_columns(report)),
+    ]
     place = {site: column for column, site in enumerate(sites)}
     for method, values in report.table.of_method.items():
-        columns.append((f"{display_name(method)}, {axis_title(metric)}", _measured(metric, values, place)))
+        columns.append((f"{display_name(method)}, {axis_title(metric)}", _metric_cells(metric, values, place)))
     rows = [[cell(site) for _, cell in columns] for site in sites]
     head = f"<thead><tr>{''.join(build_column_head(text) for text, _ in columns)}</tr></thead>"
-    first = f"{head}<tbody>{''.join(_line(row) for row in rows[:FIRST_ROWS])}</tbody>"
+    first = f"{head}<tbody>{''.join(_build_row(row) for row in rows[:FIRST_ROWS])}</tbody>"
     many = len(rows) > FIRST_ROWS
     search = (
         '<label class="pick">Search clients, classes, domains <input type="search" name="client" autocomplete="off">'
@@ -60,20 +66,20 @@ def clients_table(report: ReportData) -> str:
     )
     picks = f'<div class="picks script-only">{search}</div>'
     every = f'<table id="clients-table">{f"{head}<tbody></tbody>" if many else first}</table>'
-    whole = [picks, wrap_scrollable("All clients", every, "tall")]
-    said = f" What clients hold is that of seed {kept[0].seed}." if kept else ""
-    words = len(columns) - len(report.table.of_method)
+    full_table = [picks, wrap_scrollable("All clients", every, "tall")]
+    data_note = f" The data of the clients are those of seed {federation[0].seed}." if federation else ""
+    searched_columns = len(columns) - len(report.table.of_method)
     parts = [
         "<h3>Clients</h3>" if report.reference else "",
-        *([wrap_scrollable("The first clients", f"<table>{first}</table>", "brief")] if many else whole),
-        build_details(f"All {len(rows)} clients", *whole, printed=True) if many else "",
-        build_note(f"Means over the seeds.{said}"),
-        embed_data("clients-data", {"rows": rows, "words": words}),
+        *([wrap_scrollable("The first clients", f"<table>{first}</table>", "brief")] if many else full_table),
+        build_details(f"All {len(rows)} clients", *full_table, printed=True) if many else "",
+        build_note(f"Means over the seeds.{data_note}"),
+        embed_data("clients-data", {"rows": rows, "words": searched_columns}),
     ]
     return "".join(parts)
 
 
-def _measured(metric: str, values: Any, place: Mapping[str, int]) -> Callable[[str], str | None]:
+def _metric_cells(metric: str, values: Any, place: Mapping[str, int]) -> Callable[[str], str | None]:
     there = np.isfinite(values)
     means = np.where(there, values, 0).sum(0) / np.maximum(there.sum(0), 1)
 
@@ -83,33 +89,33 @@ def _measured(metric: str, values: Any, place: Mapping[str, int]) -> Callable[[s
     return cell
 
 
-def _held_columns(held: FederationData) -> list[Column]:
-    """Rows, classes, domains, columns and inputs; what no client has, or all have the same of, is left out."""
-    clients = list(held.clients.values())
+def _data_columns(federation: FederationData) -> list[Column]:
+    """Return columns on the clients' rows, classes, domains, columns and inputs, as far as they are informative."""
+    clients = list(federation.clients.values())
 
-    def of(text: Callable[[ClientData], str | None]) -> Callable[[str], str | None]:
-        return lambda site: text(held.clients[site]) if site in held.clients else None
+    def make_cell(text: Callable[[ClientData], str | None]) -> Callable[[str], str | None]:
+        return lambda site: text(federation.clients[site]) if site in federation.clients else None
 
-    found: list[Column] = [
-        (f"Rows: {split}", of(lambda c, split=split: str(c.rows.get(split, 0))))  # type: ignore[misc]
+    columns: list[Column] = [
+        (f"Rows: {split}", make_cell(lambda c, split=split: str(c.rows.get(split, 0))))  # type: ignore[misc]
         for split in ("train", "validation", "test")
         if any(split in client.rows for client in clients)
     ]
-    if held.classes:
-        found.append(("Classes", of(lambda c: _named(c.classes, held.classes))))
-    if held.domains:
-        found.append(("Domains", of(lambda c: _named(c.domains, held.domains))))
+    if federation.classes:
+        columns.append(("Classes", make_cell(lambda c: _format_names(c.classes, federation.classes))))
+    if federation.domains:
+        columns.append(("Domains", make_cell(lambda c: _format_names(c.domains, federation.domains))))
     if any(client.columns for client in clients):
-        found.append(("Columns: shared", of(lambda c: str(c.columns.get("shared", 0)))))
+        columns.append(("Columns: shared", make_cell(lambda c: str(c.columns.get("shared", 0)))))
         if any(client.columns.get("some") for client in clients):
-            found.append(("Columns: some sites", of(lambda c: str(c.columns.get("some", 0)))))
-        found.append(("Columns: own", of(lambda c: str(c.columns.get("own", 0)))))
+            columns.append(("Columns: some sites", make_cell(lambda c: str(c.columns.get("some", 0)))))
+        columns.append(("Columns: own", make_cell(lambda c: str(c.columns.get("own", 0)))))
     if len({client.inputs for client in clients}) > 1:
-        found.append(("Inputs", of(lambda c: str(c.inputs))))
-    return found
+        columns.append(("Inputs", make_cell(lambda c: str(c.inputs))))
+    return columns
 
 
-def _named(counts: Sequence[int], names: Sequence[str]) -> str:
+def _format_names(counts: Sequence[int], names: Sequence[str]) -> str:
     there = [name for count, name in zip(counts, names, strict=False) if count]
     if len(there) == len(names) and len(names) > MOST_NAMES:
         return f"all {len(names)}"
@@ -117,17 +123,17 @@ def _named(counts: Sequence[int], names: Sequence[str]) -> str:
 
 
 def _sample_columns(report: ReportData) -> list[Column]:
-    """Rows as ``clients.csv`` has them, of runs that kept no more."""
-    found: dict[str, dict[str, str]] = {}
+    """Return columns with the numbers of rows in ``clients.csv``, for runs without ``federation.json``."""
+    columns: dict[str, dict[str, str]] = {}
     for run in report.runs:
         for name, values in (run.clients.samples or {}).items() if run.clients else ():
-            numbers = found.setdefault(f"Rows: {name.removeprefix('n_')}", {})
+            numbers = columns.setdefault(f"Rows: {name.removeprefix('n_')}", {})
             for site, value in zip(run.clients.ids, values, strict=True) if run.clients else ():
                 numbers.setdefault(site, f"{value:g}")
-    return [(name, numbers.get) for name, numbers in found.items()]
+    return [(name, numbers.get) for name, numbers in columns.items()]
 
 
-def _line(cells: Sequence[str | None]) -> str:
+def _build_row(cells: Sequence[str | None]) -> str:
     first, *others = (UNKNOWN if cell is None else escape(cell) for cell in cells)
     return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
 
@@ -140,32 +146,39 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Paired:
-    """A method against the reference, per client: arrays ``(clients,)``, averaged over the common seeds; in points."""
+    """The values of a method and the reference by client, sorted by their difference.
+
+    Attributes:
+        method: the name of the method.
+        sites: the ids of the clients that both have.
+        mean, low, high: the mean, least and largest gain over the common seeds, ``(clients,)``, in points.
+        value, base: the values of the method and of the reference, averaged over the common seeds.
+    """
 
     method: str
     sites: list[str]
     mean: Numbers
     low: Numbers
     high: Numbers
-    own: Numbers
+    value: Numbers
     base: Numbers
 
     @classmethod
-    def of(cls, report: ReportData, method: str) -> Paired:
-        """Of the clients that both have, from the worst to the best difference."""
+    def from_report(cls, report: ReportData, method: str) -> Paired:
+        """Return the differences of ``method`` for the clients that both methods have."""
         table, scale = report.table, report.metric_spec.scale
         gains = scale * table.gains(method, report.reference, report.metric_spec)
         there = np.flatnonzero(np.isfinite(gains).any(0))
-        known = np.isfinite(gains[:, there])
-        own, base = (
-            np.where(known, scale * table.of_method[name][:, there], 0).sum(0) / known.sum(0)
+        is_measured = np.isfinite(gains[:, there])
+        value, base = (
+            np.where(is_measured, scale * table.of_method[name][:, there], 0).sum(0) / is_measured.sum(0)
             for name in (method, report.reference)
         )
-        mean = np.where(known, gains[:, there], 0).sum(0) / known.sum(0)
+        mean = np.where(is_measured, gains[:, there], 0).sum(0) / is_measured.sum(0)
         low, high = np.nanmin(gains[:, there], axis=0), np.nanmax(gains[:, there], axis=0)
         order = np.argsort(mean, kind="stable")
         sites = [table.sites[there[i]] for i in order]
-        return cls(method, sites, mean[order], low[order], high[order], own[order], base[order])
+        return cls(method, sites, mean[order], low[order], high[order], value[order], base[order])
 
 
 def three_intervals(report: ReportData, methods: Sequence[str]) -> dict[str, dict[str, Gain]]:
@@ -188,8 +201,8 @@ def three_intervals(report: ReportData, methods: Sequence[str]) -> dict[str, dic
     return {
         method: {
             "clients and seeds": over_both[method],
-            "clients alone": over_sites[method].limit(known.widest),
-            "seeds alone": over_seeds[method].limit(known.widest),
+            "clients only": over_sites[method].limit(known.widest),
+            "seeds only": over_seeds[method].limit(known.widest),
         }
         for method in methods
     }
@@ -197,21 +210,21 @@ def three_intervals(report: ReportData, methods: Sequence[str]) -> dict[str, dic
 
 READ_INTERVALS = (
     "Three 95 % intervals each, corrected for the number of methods. Over clients and seeds (thick, with the dot): "
-    "what the verdict goes by. Over clients alone: would other clients say the same? Over seeds alone: would other "
-    "random numbers? Where one of them is the wide one, more of that kind is what a clearer answer needs. Green: "
+    "used by the verdict. Over clients only: the variation between clients. Over seeds only: the variation between "
+    "trainings. If one of these two is wide, more clients or more seeds are needed for a clearer answer. Green: "
     "better, purple: worse, grey: no significant difference."
 )
 _FEW = (
     "Each bar is a client, averaged over the seeds; its line goes from the lowest to the highest seed. In the scatter, "
-    "clients above the diagonal (of errors: below it) gain. With other seeds a client may hold other data."
+    "clients above the diagonal (for errors: below it) gain. A client may have different data with each seed."
 )
-_MANY = "Clients averaged over the seeds. There are so many that a dot of the scatter stands for several."
+_MANY = "Clients averaged over the seeds. Because there are many, a dot of the scatter stands for several clients."
 
 
 def gains_section(report: ReportData) -> str:
-    """Intervals of all methods, then of one that a reader picks the sorted clients and a scatter; then the clients."""
+    """Return the section: intervals of all methods, figures of a selectable method, and tables of the clients."""
     others = _paired_methods(report)
-    panels = {method: build_grid(*(wrap_figure(drawn) for drawn in _of_method(report, method))) for method in others}
+    panels = {method: build_grid(*(wrap_figure(drawn) for drawn in _draw_method(report, method))) for method in others}
     best = max(others, key=lambda method: report.metric_spec.direction * report.table.mean(method), default=None)
     ordered = {method: display_name(method) for method in sorted(others, key=lambda method: method != best)}
     many = bool(others) and len(report.table.sites) > MANY
@@ -219,23 +232,25 @@ def gains_section(report: ReportData) -> str:
     return build_section(
         "gains",
         "Who gains, who loses" if others else "Clients",
-        build_grid(wrap_figure(_forest(report, others)), f"<div>{build_note(READ_INTERVALS)}</div>") if others else "",
+        build_grid(wrap_figure(_draw_intervals(report, others)), f"<div>{build_note(READ_INTERVALS)}</div>")
+        if others
+        else "",
         build_switched_panels([build_select("method", "Clients of", ordered)], panels, best),
         build_note(told),
-        _sites(report),
-        clients_table(report),
+        _recommendations_table(report),
+        build_clients_table(report),
     )
 
 
-def _sites(report: ReportData) -> str:
-    """What to use at each site, as the verdict says, all but the first ones folded away; nothing without a verdict."""
-    found = report.found
-    if found is None or not found.sites:
+def _recommendations_table(report: ReportData) -> str:
+    """Return the table of recommendations for the sites, folded after the first rows; empty without a verdict."""
+    verdict = report.verdict
+    if verdict is None or not verdict.sites:
         return ""
-    if len(found.sites) > MANY:
-        return build_note(f"What to use at each of the {len(found.sites)} sites is in comparison.json.")
-    own = found.site_table
-    first, rest = (replace(own, rows=rows) for rows in (own.rows[:FIRST_ROWS], own.rows[FIRST_ROWS:]))
+    if len(verdict.sites) > MANY:
+        return build_note(f"The recommendations for the {len(verdict.sites)} sites are in comparison.json.")
+    sites = verdict.site_table
+    first, rest = (replace(sites, rows=rows) for rows in (sites.rows[:FIRST_ROWS], sites.rows[FIRST_ROWS:]))
     summary = f"The other {len(rest.rows)} sites"
     return build_table(first) + (
         build_details(summary, build_table(replace(rest, title="")), printed=True) if rest.rows else ""
@@ -248,12 +263,12 @@ def _paired_methods(report: ReportData) -> list[str]:
     return [m for m in report.others if base is not None and np.isfinite(there[m] + base).any()]
 
 
-def _unit(report: ReportData) -> str:
+def _get_unit(report: ReportData) -> str:
     return "points" if report.metric_spec.percent else str(report.metric)
 
 
-def _forest(report: ReportData, methods: Sequence[str]) -> str:
-    """The three intervals of every method, one below the other."""
+def _draw_intervals(report: ReportData, methods: Sequence[str]) -> str:
+    """Return a figure with the three intervals of every method."""
     found, base = three_intervals(report, methods), display_name(report.reference)
     scale, most = report.metric_spec.scale, report.metric_spec.scale * report.metric_spec.widest
     ends = [v for of in found.values() for g in of.values() for v in (g.low, g.mean, g.high) if v is not None]
@@ -261,24 +276,24 @@ def _forest(report: ReportData, methods: Sequence[str]) -> str:
     height = 84 + 40 * len(methods)
     axis_ends = svg.compute_axis_range([0.0, *(scale * v for v in ends)], limits=(-most, most))
     x = svg.Scale(*axis_ends, min(left, 200), svg.WIDTH - 14)
-    frame = svg.Axes(x, svg.Scale(0, 1, height - 44.0, 26), f"Better than {base} by ({_unit(report)})", "")
-    parts = [_key(), frame.draw_horizontal(), svg.draw_rule(x, 0.0, (26.0, height - 44.0), upright=True)]
+    frame = svg.Axes(x, svg.Scale(0, 1, height - 44.0, 26), f"Better than {base} by ({_get_unit(report)})", "")
+    parts = [_draw_key(), frame.draw_horizontal(), svg.draw_rule(x, 0.0, (26.0, height - 44.0), upright=True)]
     for row, (method, three) in enumerate(found.items()):
         at = 44 + 40.0 * row
         parts.append(svg.draw_text(4, at + 11, display_name(method)))
         for line, (over, gain) in enumerate(three.items()):
-            parts.append(_interval(report, f"{display_name(method)}, over {over}", gain, x, at + 8 * line))
-    told = "Of each method three intervals: over clients and seeds (with the dot), over clients alone, over seeds alone"
+            parts.append(_draw_gain(report, f"{display_name(method)}, over {over}", gain, x, at + 8 * line))
+    told = "Of each method three intervals: over clients and seeds (with the dot), over clients only, over seeds only"
     return svg.build_drawing(f"How much better than {base}", told, *parts, height=height)
 
 
-def _key() -> str:
-    """What the three lines are, above them."""
+def _draw_key() -> str:
+    """Return the legend of the three kinds of intervals."""
     parts, at = [], 4.0
     for text, width, dash in (
         ("clients and seeds", 3.5, None),
-        ("clients alone", 1.5, None),
-        ("seeds alone", 1.5, "5 3"),
+        ("clients only", 1.5, None),
+        ("seeds only", 1.5, "5 3"),
     ):
         ends = svg.format_path([(at, 10), (at + 22, 10)])
         parts.append(
@@ -289,13 +304,13 @@ def _key() -> str:
     return "".join(parts)
 
 
-def _interval(report: ReportData, name: str, gain: Gain, x: svg.Scale, at: float) -> str:
+def _draw_gain(report: ReportData, name: str, gain: Gain, x: svg.Scale, at: float) -> str:
     both = name.endswith("clients and seeds")
     colour = css_colour({1: "better", 0: "muted", -1: "worse"}[gain.sign])
-    parts = [svg.build_tooltip(f"{name}: {_gain(report, gain)}")]
+    parts = [svg.build_tooltip(f"{name}: {_format_gain(report, gain)}")]
     if gain.low is not None and gain.high is not None:
         ends = [(x(report.metric_spec.scale * end), at) for end in (gain.low, gain.high)]
-        dash = "5 3" if name.endswith("seeds alone") else ""
+        dash = "5 3" if name.endswith("seeds only") else ""
         width = {"stroke_width": 3.5 if both else 1.5, "stroke_linecap": "round"}
         parts.append(
             svg.build_element("path", d=svg.format_path(ends), stroke=colour, stroke_dasharray=dash or None, **width)
@@ -305,7 +320,7 @@ def _interval(report: ReportData, name: str, gain: Gain, x: svg.Scale, at: float
     return svg.build_element("g", *parts)
 
 
-def _gain(report: ReportData, gain: Gain) -> str:
+def _format_gain(report: ReportData, gain: Gain) -> str:
     metric = str(report.metric)
     if gain.low is None or gain.high is None:
         return f"{format_short(metric, gain.mean, '+')} (no interval)"
@@ -313,40 +328,42 @@ def _gain(report: ReportData, gain: Gain) -> str:
     return f"{mean} ({low} to {high})"
 
 
-def _of_method(report: ReportData, method: str) -> tuple[str, str]:
-    paired = Paired.of(report, method)
-    return _sorted(report, paired), _scatter(report, paired)
+def _draw_method(report: ReportData, method: str) -> tuple[str, str]:
+    paired = Paired.from_report(report, method)
+    return _draw_sorted(report, paired), _draw_scatter(report, paired)
 
 
-def _sorted(report: ReportData, of: Paired) -> str:
-    """A bar per client from no difference to its own, with a line over the seeds; of many clients their outline."""
-    many = len(of.mean) > MANY
-    values = of.mean if many else np.concatenate([of.low, of.high])
-    title = f"{display_name(of.method)} better than {display_name(report.reference)} by ({_unit(report)})"
+def _draw_sorted(report: ReportData, paired: Paired) -> str:
+    """Return a figure with a bar for each client's gain and a line over the seeds; for many clients, an outline."""
+    many = len(paired.mean) > MANY
+    values = paired.mean if many else np.concatenate([paired.low, paired.high])
+    title = f"{display_name(paired.method)} better than {display_name(report.reference)} by ({_get_unit(report)})"
     most = report.metric_spec.scale * report.metric_spec.widest
     frame = svg.create_axes(
-        (0, len(of.mean)), svg.compute_axis_range([0.0, *values.tolist()], limits=(-most, most)), ("", title)
+        (0, len(paired.mean)), svg.compute_axis_range([0.0, *values.tolist()], limits=(-most, most)), ("", title)
     )
     zero, parts = frame.y(0), [frame.draw_vertical()]
     if many:
-        places = spread_indices(len(of.mean), 300)
+        places = spread_indices(len(paired.mean), 300)
         for sign, colour in ((-1, "worse"), (1, "better")):
-            tops = [(frame.x(i + 0.5), frame.y(max(0.0, sign * of.mean[i]) * sign)) for i in places]
+            tops = [(frame.x(i + 0.5), frame.y(max(0.0, sign * paired.mean[i]) * sign)) for i in places]
             ends = [(tops[-1][0], zero), (tops[0][0], zero)]
             parts.append(svg.build_element("path", d=svg.format_path([*tops, *ends]) + "Z", fill=css_colour(colour)))
     else:
-        wide, seed_line = (frame.x(1) - frame.x(0)) * 0.8, css_colour("ink" if len(of.mean) <= 50 else "muted")
-        for i, value in enumerate(of.mean.tolist()):
+        wide, seed_line = (frame.x(1) - frame.x(0)) * 0.8, css_colour("ink" if len(paired.mean) <= 50 else "muted")
+        for i, value in enumerate(paired.mean.tolist()):
             top, middle = frame.y(value), frame.x(i + 0.5)
-            seeds = f" (seeds {of.low[i]:+.4g} to {of.high[i]:+.4g})" if of.low[i] < of.high[i] else ""
-            hint = f"client {of.sites[i]}: {value:+.4g} {_unit(report)}{seeds}"
+            seeds = f" (seeds {paired.low[i]:+.4g} to {paired.high[i]:+.4g})" if paired.low[i] < paired.high[i] else ""
+            hint = f"client {paired.sites[i]}: {value:+.4g} {_get_unit(report)}{seeds}"
             colour = css_colour("better" if value > 0 else "worse" if value < 0 else "equal")
             box = (middle - wide / 2, min(top, zero), wide, max(abs(top - zero), 1.0))
             parts.append(svg.draw_bar(*box, colour, hint))
-            parts.append(svg.draw_interval(frame.y(of.low[i]), frame.y(of.high[i]), middle, seed_line, upright=True))
+            parts.append(
+                svg.draw_interval(frame.y(paired.low[i]), frame.y(paired.high[i]), middle, seed_line, upright=True)
+            )
     parts.append(svg.draw_line([(frame.x.start, zero), (frame.x.end, zero)], _GROUND))
-    worse, equal, better = (int(found.sum()) for found in (of.mean < 0, of.mean == 0, of.mean > 0))
-    words = f"{len(of.mean)} clients, sorted: {worse} worse, {equal} equal, {better} better"
+    worse, equal, better = (int(found.sum()) for found in (paired.mean < 0, paired.mean == 0, paired.mean > 0))
+    words = f"{len(paired.mean)} clients, sorted: {worse} worse, {equal} equal, {better} better"
     parts.append(svg.draw_text(frame.x.end, frame.y.start + 20, words, text_anchor="end"))
     return svg.build_drawing(title, words, *parts)
 
@@ -354,30 +371,30 @@ def _sorted(report: ReportData, of: Paired) -> str:
 _GROUND = Look(css_colour("muted"), "")
 
 
-def _scatter(report: ReportData, of: Paired) -> str:
-    """Each client: the method's value over the reference's; above the diagonal it gains, of errors below it."""
-    ends = svg.compute_axis_range([*of.own.tolist(), *of.base.tolist()], limits=report.metric_spec.shown_span)
-    title, name, base = axis_title(str(report.metric)), display_name(of.method), display_name(report.reference)
+def _draw_scatter(report: ReportData, paired: Paired) -> str:
+    """Return a scatter plot of the clients: the value of the method against the value of the reference."""
+    ends = svg.compute_axis_range([*paired.value.tolist(), *paired.base.tolist()], limits=report.metric_spec.shown_span)
+    title, name, base = axis_title(str(report.metric)), display_name(paired.method), display_name(report.reference)
     frame = svg.create_axes(ends, ends, (f"{base}: {title}", f"{name}: {title}"))
     across = [(frame.x(end), frame.y(end)) for end in ends]
     parts = [
         str(frame),
         svg.build_element("path", d=svg.format_path(across), stroke=css_colour("muted"), stroke_dasharray="4 4"),
     ]
-    better = report.metric_spec.direction * (of.own - of.base)
+    better = report.metric_spec.direction * (paired.value - paired.base)
     colours = [css_colour("better" if b > 0 else "worse" if b < 0 else "muted") for b in better]
-    if len(of.own) <= MANY:
-        for i, site in enumerate(of.sites):
-            hint = f"client {site}: {name} {of.own[i]:.4g}, {base} {of.base[i]:.4g}"
-            parts.append(svg.draw_dot(frame.x(of.base[i]), frame.y(of.own[i]), colours[i], hint, r=4))
+    if len(paired.value) <= MANY:
+        for i, site in enumerate(paired.sites):
+            hint = f"client {site}: {name} {paired.value[i]:.4g}, {base} {paired.base[i]:.4g}"
+            parts.append(svg.draw_dot(frame.x(paired.base[i]), frame.y(paired.value[i]), colours[i], hint, r=4))
     else:
-        parts += _binned(frame, of)
-    return svg.build_drawing(f"Clients with {name} and with {base}", f"{len(of.own)} clients", *parts)
+        parts += _draw_binned(frame, paired)
+    return svg.build_drawing(f"Clients with {name} and with {base}", f"{len(paired.value)} clients", *parts)
 
 
-def _binned(frame: svg.Axes, of: Paired) -> list[str]:
-    """Clients that are near each other as one dot, in four sizes, the larger the more they are."""
-    counts, ends, _ = np.histogram2d(of.base, of.own, bins=CELLS, range=[[frame.x.low, frame.x.high]] * 2)
+def _draw_binned(frame: svg.Axes, paired: Paired) -> list[str]:
+    """Return dots that stand for several clients with similar values, in four sizes by their number."""
+    counts, ends, _ = np.histogram2d(paired.base, paired.value, bins=CELLS, range=[[frame.x.low, frame.x.high]] * 2)
     middles, parts = (ends[1:] + ends[:-1]) / 2, []
     sizes = np.ceil(4 * np.sqrt(counts / counts.max())).astype(int)
     for size in range(1, 5):
@@ -390,10 +407,10 @@ def _binned(frame: svg.Axes, of: Paired) -> list[str]:
 
 
 def gain_figures(report: ReportData) -> dict[str, str]:
-    """By name: the intervals, and of each method the sorted clients and the scatter."""
+    """Return figures by name: the intervals, and the sorted clients and the scatter of each method."""
     methods = _paired_methods(report)
-    found = {"gains": _forest(report, methods)} if methods else {}
+    figures = {"gains": _draw_intervals(report, methods)} if methods else {}
     for method in methods:
         name = method_file_name(method)
-        found[f"gains-sorted-{name}"], found[f"gains-scatter-{name}"] = _of_method(report, method)
-    return found
+        figures[f"gains-sorted-{name}"], figures[f"gains-scatter-{name}"] = _draw_method(report, method)
+    return figures

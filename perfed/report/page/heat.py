@@ -1,4 +1,4 @@
-"""Tables of numbers as pictures: the stronger the colour, the more; no colour is 0."""
+"""Heat maps: a stronger colour means a larger value; 0 has no colour."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Box = tuple[float, float, float, float]
 
 
 def draw_cells(values: NDArray[Any], box: Box, most: float, hint: Callable[[int], str] | None = None) -> list[str]:
-    """``values`` ``(rows, columns)`` from 0 to ``most`` in a box, with the hint of each row."""
+    """Return ``values`` ``(rows, columns)`` from 0 to ``most`` as a heat map in a box; ``hint`` is a tooltip by row."""
     left, top, width, height = box
     step = height / len(values)
     parts = [
@@ -36,7 +36,7 @@ def draw_cells(values: NDArray[Any], box: Box, most: float, hint: Callable[[int]
 
 
 def average_blocks(values: NDArray[Any], most: int = MOST_PIXELS) -> NDArray[Any]:
-    """At most so many rows and columns, each the mean of those that it stands for."""
+    """Return ``values`` reduced to at most ``most`` rows and columns, whose elements are means over blocks."""
     for axis in (0, 1):
         starts = np.unique(
             np.linspace(0, values.shape[axis], min(values.shape[axis], most), endpoint=False).astype(int)
@@ -48,7 +48,7 @@ def average_blocks(values: NDArray[Any], most: int = MOST_PIXELS) -> NDArray[Any
 
 
 def draw_image(address: str, box: Box) -> str:
-    """A picture stretched over a box, its pixels with sharp edges."""
+    """Return an image stretched over a box, whose pixels have sharp edges."""
     left, top, width, height = box
     place = {"x": left, "y": top, "width": width, "height": height}
     return svg.build_element(
@@ -62,7 +62,7 @@ def _draw_rectangle(box: Box, inside: str = "", **more: object) -> str:
 
 
 def draw_colour_scale(x: float, y: float, most: float, height: float = 110.0) -> list[str]:
-    """What the colours mean, from 0 to the most."""
+    """Return the colour scale from 0 to ``most``."""
     picture = draw_image(svg.encode_heat_map(np.linspace(1, 0, 32)[:, None]), (x, y, 12.0, height))
     return [
         picture,
@@ -72,7 +72,7 @@ def draw_colour_scale(x: float, y: float, most: float, height: float = 110.0) ->
 
 
 def draw_row_names(names: Sequence[str], box: Box, letters: int = 8) -> list[str]:
-    """Beside the rows of a box, as many as there is room for."""
+    """Return the names beside the rows of a box, as many as there is room for."""
     left, top, _, height = box
     step = height / len(names)
     return [
@@ -88,7 +88,7 @@ def draw_row_names(names: Sequence[str], box: Box, letters: int = 8) -> list[str
 
 
 def draw_column_names(names: Sequence[str], box: Box, letters: int = 12) -> list[str]:
-    """Above the columns of a box, as many as there is room for."""
+    """Return the names above the columns of a box, as many as there is room for."""
     left, top, width, _ = box
     step = width / len(names)
     longest = max(svg.estimate_width(shorten_name(name, letters)) for name in names) + 8
@@ -105,27 +105,27 @@ def draw_column_names(names: Sequence[str], box: Box, letters: int = 12) -> list
 
 
 def shorten_name(name: str, letters: int) -> str:
-    """The name, or its beginning where it is long."""
+    """Return the name, cut to ``letters`` characters if it is longer."""
     return name if len(name) <= letters else name[: letters - 1] + "…"
 
 
 def draw_heat_map(title: str, rows: Sequence[str], columns: Sequence[str], counts: NDArray[Any]) -> str:
-    """Counts of clients by class or domain as a drawing."""
+    """Return a drawing of ``counts`` ``(rows, columns)`` of clients by class or domain."""
     height = float(min(440, max(120, 15 * len(rows))))
     box, shown = (66.0, 46.0, 340.0, height), average_blocks(counts)
     most = float(shown.max()) or 1.0
 
     def hint(place: int) -> str:
         row = place * len(rows) // len(shown)
-        there = np.flatnonzero(counts[row])
-        told = shorten_list([f"{columns[j]}: {counts[row, j]:g}" for j in there.tolist()], 12)
-        return f"client {rows[row]}: {told or 'nothing'}"
+        nonzero = np.flatnonzero(counts[row])
+        entries = shorten_list([f"{columns[j]}: {counts[row, j]:g}" for j in nonzero.tolist()], 12)
+        return f"client {rows[row]}: {entries or 'no rows'}"
 
     parts = [
         svg.draw_text(4, 14, title, font_weight="bold"),
         *draw_cells(shown, box, most, hint),
         *draw_colour_scale(424, 46, most),
     ]
-    told = f"{len(rows)} clients by {len(columns)} columns, at most {counts.max():g}"
+    description = f"{len(rows)} clients by {len(columns)} columns, at most {counts.max():g}"
     names = [*draw_row_names(rows, box), *draw_column_names(columns, box)]
-    return svg.build_drawing(title, told, *parts, *names, height=46 + height + 12)
+    return svg.build_drawing(title, description, *parts, *names, height=46 + height + 12)
