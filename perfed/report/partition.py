@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
-from perfed.report.page.federation import stacked
+from perfed.report.page.federation import draw_stacked_bars
 from perfed.report.page.heat import draw_heat_map
 from perfed.report.page.html import build_grid, build_section, wrap_figure
 from perfed.report.page.style import write_page
@@ -171,6 +171,8 @@ def write_partition_page(table: ClassTable, out: Path) -> Path:
         sections.append(build_section(kind, f"By {kind}", build_grid(*figures)))
     totals = {name: [int(table.sizes[split][row]) for split in SPLITS] for row, name in enumerate(labels)}
     sections.append(
-        build_section("sizes", "Samples", build_grid(wrap_figure(stacked("Samples of each client", SPLITS, totals))))
+        build_section(
+            "sizes", "Samples", build_grid(wrap_figure(draw_stacked_bars("Samples of each client", SPLITS, totals)))
+        )
     )
     return write_page(out, f"Partition of {table.name}", table.summary(), sections)

@@ -1,4 +1,4 @@
-"""The federation: who holds what, what local training does to each client's model, and FedDAR's picture of domains."""
+"""The sections on the federation (the clients' data, metrics before and after local training) and on domains."""
 
 from __future__ import annotations
 
@@ -17,63 +17,69 @@ from perfed.report.run_results import ClientData, find_federation_data
 from perfed.report.tables import OVER_DOMAINS, domain_tables
 from perfed.report.text import axis_title
 
-MOST_LINES = 150  # clients of a method drawn one by one before and after local training
+MOST_LINES = 150  # clients of a method drawn in the figure before and after local training
 READ_BEFORE_AFTER = (
     "Before → after local training: each line is a client that took part in the last round, averaged over the seeds; "
     "the thick line is their mean."
 )
-BARS = 60  # clients with a bar each
+BARS = 60  # clients drawn as bars
 
 
 def federation_section(report: ReportData) -> str:
-    """The figures with what they mean; nothing where a run kept neither holdings nor both moments."""
-    kept = find_federation_data(report.runs)
-    found = federation_figures(report)
+    """Return the figures with notes; empty if the runs kept no data on the clients."""
+    source = find_federation_data(report.runs)
+    figures = federation_figures(report)
     notes = []
-    if kept is not None:
-        notes.append(f"Training rows of seed {kept[0].seed}; colours begin at 0. Data: {kept[1].data}.")
-    if "before-after" in found:
+    if source is not None:
+        notes.append(f"Training rows of seed {source[0].seed}; colours begin at 0. Data: {source[1].data}.")
+    if "before-after" in figures:
         notes.append(READ_BEFORE_AFTER)
     return build_section(
-        "federation", "The federation", build_grid(*map(wrap_figure, found.values())), *map(build_note, notes)
+        "federation", "The federation", build_grid(*map(wrap_figure, figures.values())), *map(build_note, notes)
     )
 
 
 def federation_figures(report: ReportData) -> dict[str, str]:
-    """By name: rows of each class and domain, rows, columns, before and after local training."""
-    kept, found = find_federation_data(report.runs), {}
-    if kept is not None:
-        held, clients = kept[1], kept[1].clients
-        for name, kind, names in (("classes", "class", held.classes), ("domains", "domain", held.domains)):
+    """Return figures by name: rows by class and domain, rows, columns, metrics before and after local training."""
+    source, figures = find_federation_data(report.runs), {}
+    if source is not None:
+        federation, clients = source[1], source[1].clients
+        for name, kind, names in (("classes", "class", federation.classes), ("domains", "domain", federation.domains)):
             counts = [getattr(client, name) for client in clients.values()]
             if names and any(counts):
                 table = np.array([row or [0] * len(names) for row in counts], dtype=float)
-                found[f"partition-{name}"] = draw_heat_map(
+                figures[f"partition-{name}"] = draw_heat_map(
                     f"Training rows by client and {kind}", list(clients), names, table
                 )
-        found["rows"] = _rows(clients)
+        figures["rows"] = _draw_rows(clients)
         if any(client.columns for client in clients.values()):
-            found["columns"] = _columns(clients)
-    found["before-after"] = _before_after(report)
-    return {name: drawn for name, drawn in found.items() if drawn}
+            figures["columns"] = _draw_columns(clients)
+    figures["before-after"] = _draw_before_after(report)
+    return {name: drawn for name, drawn in figures.items() if drawn}
 
 
-def _rows(clients: Mapping[str, ClientData]) -> str:
-    """How many rows clients have, the largest first."""
+def _draw_rows(clients: Mapping[str, ClientData]) -> str:
+    """Return a bar chart of the clients' numbers of rows, the largest first."""
     splits = [split for split in ("train", "validation", "test") if any(split in c.rows for c in clients.values())]
     totals = {site: [client.rows.get(split, 0) for split in splits] for site, client in clients.items()}
-    return stacked("Rows of each client", splits, totals)
+    return draw_stacked_bars("Rows of each client", splits, totals)
 
 
-def _columns(clients: Mapping[str, ClientData]) -> str:
-    """Columns that all clients have, those that some others have, and those of one client alone."""
+def _draw_columns(clients: Mapping[str, ClientData]) -> str:
+    """Return a bar chart of the columns that all clients, several clients, or a single client have."""
     kinds = [kind for kind in ("shared", "some", "own") if any(c.columns.get(kind) for c in clients.values())]
     totals = {site: [c.columns.get(kind, 0) for kind in kinds] for site, c in clients.items()}
-    return stacked("Columns of each client", kinds, totals)
+    return draw_stacked_bars("Columns of each client", kinds, totals)
 
 
-def stacked(title: str, kinds: Sequence[str], totals: Mapping[str, Sequence[int]]) -> str:
-    """A bar per client, the tallest first, in as many parts as there are kinds; of many clients every so many."""
+def draw_stacked_bars(title: str, kinds: Sequence[str], totals: Mapping[str, Sequence[int]]) -> str:
+    """Return a bar chart with a stacked bar per client, the tallest first.
+
+    Args:
+        title: the title of the figure.
+        kinds: the names of the parts of a bar.
+        totals: the length of each part by client; of more than :data:`BARS` clients, evenly spread ones are drawn.
+    """
     order = sorted(totals, key=lambda site: -sum(totals[site]))
     shown = [order[i] for i in spread_indices(len(order), BARS)]
     frame = svg.create_axes(
@@ -95,9 +101,9 @@ def stacked(title: str, kinds: Sequence[str], totals: Mapping[str, Sequence[int]
     return svg.build_drawing(title, words, *parts)
 
 
-def _before_after(report: ReportData) -> str:
-    """Of each method, lines from the metric before local training to that after it; nothing where no run has both."""
-    found = {}
+def _draw_before_after(report: ReportData) -> str:
+    """Return a figure with the metric before and after local training by client; empty if no run has both."""
+    pairs_by_method = {}
     for method in report.methods:
         pairs: dict[str, list[tuple[float, float]]] = {}
         for run in report.members(method):
@@ -106,40 +112,44 @@ def _before_after(report: ReportData) -> str:
                     if np.isfinite(before + after):
                         pairs.setdefault(site, []).append((before, after))
         if pairs:
-            found[method] = report.metric_spec.scale * np.array([np.mean(of, axis=0) for of in pairs.values()])
-    if not found:
+            pairs_by_method[method] = report.metric_spec.scale * np.array(
+                [np.mean(seed_pairs, axis=0) for seed_pairs in pairs.values()]
+            )
+    if not pairs_by_method:
         return ""
     title = f"{axis_title(str(report.metric))}, before → after local training"
     ends = svg.compute_axis_range(
-        np.concatenate([*found.values()]).ravel().tolist(), limits=report.metric_spec.shown_span
+        np.concatenate([*pairs_by_method.values()]).ravel().tolist(), limits=report.metric_spec.shown_span
     )
-    entries, top = svg.draw_legend([(display_name(method), report.looks[method]) for method in found])
-    frame = svg.create_axes((0, len(found)), ends, ("", title), top=top + 22)
+    entries, top = svg.draw_legend([(display_name(method), report.looks[method]) for method in pairs_by_method])
+    frame = svg.create_axes((0, len(pairs_by_method)), ends, ("", title), top=top + 22)
     parts = [entries, frame.draw_vertical()]
-    for place, (method, pairs_) in enumerate(found.items()):
+    for place, (method, pairs_) in enumerate(pairs_by_method.items()):
         left, right = frame.x(place + 0.25), frame.x(place + 0.75)
-        kept = pairs_[spread_indices(len(pairs_), MOST_LINES)]
-        d = "".join(svg.format_path([(left, frame.y(a)), (right, frame.y(b))]) for a, b in kept.tolist())
+        shown_pairs = pairs_[spread_indices(len(pairs_), MOST_LINES)]
+        d = "".join(svg.format_path([(left, frame.y(a)), (right, frame.y(b))]) for a, b in shown_pairs.tolist())
         colour, (before, after) = report.looks[method].colour, pairs_.mean(0).tolist()
         moments = f"{before:.4g} before, {after:.4g} after local training"
         hint = svg.build_tooltip(f"{display_name(method)}: {moments}, {len(pairs_)} clients")
         ends_ = svg.format_path([(left, frame.y(before)), (right, frame.y(after))])
         parts.append(svg.build_element("path", d=d, stroke=colour, fill="none", opacity=0.35))
         parts.append(svg.build_element("path", hint, d=ends_, stroke=colour, stroke_width=4, stroke_linecap="round"))
-    told = "; ".join(f"{display_name(m)}: {p.mean(0)[0]:.4g} → {p.mean(0)[1]:.4g}" for m, p in found.items())
-    return svg.build_drawing(title, told, *parts, height=svg.HEIGHT - 30)
+    description = "; ".join(
+        f"{display_name(m)}: {p.mean(0)[0]:.4g} → {p.mean(0)[1]:.4g}" for m, p in pairs_by_method.items()
+    )
+    return svg.build_drawing(title, description, *parts, height=svg.HEIGHT - 30)
 
 
 MOST_DOMAINS = 40
 READ_DOMAINS = (
-    "A dot is the mean over the seeds, its line goes from the lowest to the highest seed; n: samples that were "
-    "evaluated. Gap: between a method's best and worst domain, the smaller the fairer."
+    "A dot is the mean over the seeds, its line goes from the lowest to the highest seed; n: the number of evaluated "
+    "samples. Gap: the difference between a method's best and worst domain; a smaller gap is fairer."
 )
 LINE = 9.0  # between methods of a domain
 
 
 def domains_section(report: ReportData) -> str:
-    """A dot plot of the main metric, or the first that was measured by domain, and the tables of all."""
+    """Return a dot plot of the main metric (or the first one measured by domain), and the tables of all metrics."""
     tables = domain_tables(report.runs)
     drawn = "".join(domain_figures(report).values())
     return build_section(
@@ -152,7 +162,7 @@ def domains_section(report: ReportData) -> str:
 
 
 def domain_figures(report: ReportData) -> dict[str, str]:
-    """The dot plot by name; none where nothing was measured by domain."""
+    """Return the dot plot by name; empty if nothing was measured by domain."""
     runs = [run.summary for run in report.runs if run.summary and run.summary.domains]
     metrics = list(dict.fromkeys(metric for run in runs for metric in run.domains))
     if not metrics:
@@ -162,22 +172,31 @@ def domain_figures(report: ReportData) -> dict[str, str]:
     values = {m: of for m, of in found.items() if of}
     sizes = {name: count for run in runs for name, count in run.domain_samples.items()}
     names = dict.fromkeys(name for of in values.values() for one in of for name in one if name not in OVER_DOMAINS)
-    return {"domains": _drawn(report, metric, values, {n: sizes.get(n) for n in list(names)[:MOST_DOMAINS]})}
+    return {"domains": _draw_domains(report, metric, values, {n: sizes.get(n) for n in list(names)[:MOST_DOMAINS]})}
 
 
-def _drawn(
+def _draw_domains(
     report: ReportData, metric: str, values: dict[str, list[dict[str, float]]], sizes: dict[str, int | None]
 ) -> str:
     known, looks = metric_of(metric), report.looks
-    gaps = {m: known.scale * float(np.mean([one["max"] - one["min"] for one in of])) for m, of in values.items()}
+    gaps = {
+        m: known.scale * float(np.mean([by_domain["max"] - by_domain["min"] for by_domain in by_seed]))
+        for m, by_seed in values.items()
+    }
     entries, top = svg.draw_legend([(f"{display_name(m)} (gap {gaps[m]:.3g})", looks[m]) for m in values])
     labels = {n: n if size is None else f"{n} (n = {size})" for n, size in sizes.items()}
     row = LINE * len(values) + 12
     height = top + row * len(sizes) + 54
-    all_ = [known.scale * one[n] for of in values.values() for one in of for n in sizes if n in one]
-    log = bool(not known.percent and min(all_) > 0 and max(all_) / min(all_) >= 100)
+    all_values = [
+        known.scale * by_domain[n]
+        for by_seed in values.values()
+        for by_domain in by_seed
+        for n in sizes
+        if n in by_domain
+    ]
+    log = bool(not known.percent and min(all_values) > 0 and max(all_values) / min(all_values) >= 100)
     left = min(190.0, 14 + max(svg.estimate_width(label) for label in labels.values()))
-    x = svg.Scale(*svg.compute_axis_range(all_, log=log), left, svg.WIDTH - 14, log)
+    x = svg.Scale(*svg.compute_axis_range(all_values, log=log), left, svg.WIDTH - 14, log)
     frame = svg.Axes(x, svg.Scale(0, 1, height - 44, top), axis_title(metric), "")
     parts = [entries, frame.draw_horizontal()]
     for place, (name, label) in enumerate(labels.items()):
@@ -187,14 +206,17 @@ def _drawn(
             svg.build_element("path", d=ends, stroke=css_colour("line")),
             svg.draw_text(4, at + row / 2, label[:26]),
         ]
-        for line, (method, of) in enumerate(values.items()):
-            own = [known.scale * one[name] for one in of if np.isfinite(one.get(name, np.nan))]
-            if own:
+        for line, (method, by_seed) in enumerate(values.items()):
+            seed_values = [
+                known.scale * by_domain[name] for by_domain in by_seed if np.isfinite(by_domain.get(name, np.nan))
+            ]
+            if seed_values:
                 height_ = at + 4 + LINE * (line + 0.5)
-                hint = f"{display_name(method)}, {label}: {np.mean(own):.4g}, seeds {min(own):.4g} to {max(own):.4g}"
+                lowest, mean, highest = min(seed_values), float(np.mean(seed_values)), max(seed_values)
+                hint = f"{display_name(method)}, {label}: {mean:.4g}, seeds {lowest:.4g} to {highest:.4g}"
                 colour = looks[method].colour
-                spread = svg.format_path([(x(min(own)), height_), (x(max(own)), height_)])
+                spread = svg.format_path([(x(min(seed_values)), height_), (x(max(seed_values)), height_)])
                 parts.append(svg.build_element("path", d=spread, stroke=colour, stroke_width=1.5))
-                parts.append(svg.draw_dot(x(float(np.mean(own))), height_, colour, hint, r=4))
-    told = "; ".join(f"{display_name(m)}: gap {gap:.3g}" for m, gap in gaps.items())
-    return svg.build_drawing(f"{axis_title(metric)} by domain", told, *parts, height=height)
+                parts.append(svg.draw_dot(x(float(np.mean(seed_values))), height_, colour, hint, r=4))
+    description = "; ".join(f"{display_name(m)}: gap {gap:.3g}" for m, gap in gaps.items())
+    return svg.build_drawing(f"{axis_title(metric)} by domain", description, *parts, height=height)
