@@ -212,7 +212,7 @@ def _format_evidence(verdict: MethodVerdict, metric: str, number: int) -> str:
     """Return the interval of a method in brackets, with its correction (``number`` methods) and number of seeds."""
     seeds = f"{verdict.seeds} seed{'s' if verdict.seeds > 1 else ''}"
     mean_text = f"at {format_short(metric, verdict.gain.mean, '+')}: " if verdict.gain.sign == 0 else ""
-    scope = " over clients alone" if verdict.seeds == 1 else ""
+    scope = " over clients only" if verdict.seeds == 1 else ""
     corrected = f", corrected for {number} methods" if number > 1 else ""
     return f"({mean_text}95 % interval{scope} {_format_interval(verdict, metric)}{corrected}, {seeds})"
 

@@ -1,4 +1,4 @@
-"""Comparisons beside each other, one column each: a campaign's, or a sweep's, which differ in one setting."""
+"""Tables and series over the comparisons of a campaign or a sweep, with one column per comparison."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from perfed.report.verdict import Verdict
 
 @dataclass(frozen=True)
 class Part:
-    """What is known of a comparison of a campaign.
+    """The results of one comparison of a campaign.
 
     Attributes:
-        name: of the comparison; in a sweep ``key=value``.
-        runs: that have started.
-        found: the verdict on them.
-        page: where its report is, from the campaign's.
-        sentences: what the verdict says.
+        name: the name of the comparison; ``key=value`` in a sweep.
+        runs: the runs that have started.
+        found: the verdict on the runs.
+        page: the path of its report, relative to the page of the campaign; empty if there is none.
+        sentences: the sentences of the verdict.
     """
 
     name: str
@@ -41,29 +41,30 @@ class Part:
 
     @cached_property
     def metric(self) -> str | None:
-        """That its runs are compared by; None where nothing was measured."""
+        """The metric by which the runs are compared; None if nothing was measured."""
         return main_metric([run for run in self.runs if run.summary])
 
     @cached_property
     def rows(self) -> list[ComparisonRow]:
-        """Every metric and method."""
+        """The rows of the comparison, one for each metric and method."""
         return compare_with_reference(self.runs, self.found)
 
     def of(self, metric: str) -> dict[str, ComparisonRow]:
-        """One metric's rows by method."""
+        """Return the rows of a metric by method."""
         return {row.method: row for row in self.rows if row.metric == metric}
 
     def members(self, method: str) -> list[RunResults]:
-        """The finished runs of a method."""
+        """Return the finished runs of a method."""
         return [run for run in self.runs if run.method == method and run.summary]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """One metric: a row per method, a column per comparison.
+    """The table of one metric, with a row per method and a column per comparison.
 
     Attributes:
-        key: of a sweep; else empty.
+        metric: the name of the metric.
+        key: the key of a sweep; empty for a campaign.
         parts: the comparisons that have the metric.
     """
 
@@ -73,17 +74,17 @@ class Grid:
 
     @property
     def columns(self) -> list[str]:
-        """Titles: values of the key, or names."""
+        """The titles of the columns: values of the key, or names of comparisons."""
         return [value_of(part, self.key) for part in self.parts]
 
     @property
     def methods(self) -> list[str]:
-        """Of all parts, in the order in which they first appear."""
+        """The methods of all parts, in the order in which they first appear."""
         return list(dict.fromkeys(method for part in self.parts for method in part.of(self.metric)))
 
     @property
     def ranked(self) -> list[str]:
-        """The same, the best on average over the parts first."""
+        """The methods, sorted by their mean over the parts, the best first."""
         means = {
             m: fmean(part.of(self.metric)[m].mean for part in self.parts if m in part.of(self.metric))
             for m in self.methods
@@ -91,7 +92,7 @@ class Grid:
         return sorted(self.methods, key=lambda method: -metric_of(self.metric).direction * means[method])
 
     def cell(self, part: Part, method: str) -> str:
-        """Mean ± standard deviation over the seeds."""
+        """Return the mean ± standard deviation over the seeds as text."""
         row = part.of(self.metric).get(method)
         if row is None:
             return UNKNOWN
@@ -100,19 +101,19 @@ class Grid:
 
     @property
     def title(self) -> str:
-        """What the numbers are."""
+        """The title of the table, which describes the numbers."""
         seeds = max(len(row.seeds) for part in self.parts for row in part.of(self.metric).values())
         over = " ± standard deviation over the seeds" if seeds > 1 else ""
         return f"{directed_title(self.metric)}{f' by {self.key}' if self.key else ''}: mean{over}"
 
     @property
     def table(self) -> TextTable:
-        """For a terminal and the page."""
+        """The content as text."""
         rows = [[display_name(method), *(self.cell(part, method) for part in self.parts)] for method in self.methods]
         return TextTable(self.title, ["Method", *self.columns], rows)
 
     def latex(self, name: str) -> str:
-        """For papers, the best mean of each column bold; ``name`` is what was compared, for the label."""
+        """Return the table as LaTeX with the best mean of each column in bold; ``name`` is used in the label."""
         best = {}
         for part in self.parts:
             rows = list(part.of(self.metric).values())

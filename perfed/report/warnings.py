@@ -178,11 +178,13 @@ def describe_same_rows(runs: Sequence[RunResults]) -> list[str]:
     data = {run.data for run in by_seed.values()}
     rows = {run.predictions.marks for run in by_seed.values()}
     if len(by_seed) < 2 or len(rows) > 1 or (rows == {()} and (len(data) > 1 or data == {None})):
-        return []  # without predictions the targets alone say it
+        return []  # without predictions only the checksum of the data shows this
     which = "training and test" if len(data - {None}) == len(data) == 1 else "test"
     name = str(next(iter(by_seed.values())).config.get("data", {}).get("name", ""))
     advice = _FOLDS.get("memory" if name.endswith(" in memory") else name, "")
-    return [f"All seeds have the same {which} rows: intervals over seeds are of the training alone{advice}."]
+    return [
+        f"All seeds have the same {which} rows: intervals over seeds only cover the variation of the training{advice}."
+    ]
 
 
 def describe_frequent_class(runs: Sequence[RunResults], metric: str, values: ClientTable) -> list[str]:
@@ -229,16 +231,16 @@ def describe_few_seeds(values: ClientTable) -> list[str]:
     if len(values.seeds) == 2:
         return [TWO_SEEDS]
     if values.pooled:
-        over = "the noise alone: they hold for these trainings" if len(values.seeds) == 1 else "seeds alone"
+        over = "the noise only: they hold for these trainings" if len(values.seeds) == 1 else "seeds only"
         return [
-            "The mean over all clients is known alone: the variation between clients is unknown. Intervals of methods "
+            "Only the mean over all clients is known: the variation between clients is unknown. Intervals of methods "
             f"are over {over}."
         ]
     if len(values.sites) == 1:
-        return ["One client: the variation between clients is unknown. Intervals of methods are over seeds alone."]
+        return ["One client: the variation between clients is unknown. Intervals of methods are over seeds only."]
     if len(values.seeds) == 1:
         return [
-            "One seed: the variation between trainings is unknown. Intervals of methods are over clients alone: they "
+            "One seed: the variation between trainings is unknown. Intervals of methods are over clients only: they "
             "hold for these trainings."
         ]
     return []
@@ -273,7 +275,7 @@ def describe_noise(values: ClientTable, known: Metric) -> list[str]:
     most = f"{known.scale * max(deviations):.3g}{unit}"
     return [
         f"Metrics left the clients with noise: in a method's mean its standard deviation is at most {most} with each "
-        "seed. Intervals have it in them."
+        "seed. The intervals include this noise."
     ]
 
 
