@@ -133,7 +133,7 @@ class Grid:
 
 
 def value_of(part: Part, key: str) -> str:
-    """The value of a sweep's key, or the comparison's name.
+    """Return the value of a sweep's key, or the name of the comparison if ``key`` is empty.
 
     Example:
         >>> value_of(Part("uniform=20", ()), "uniform"), value_of(Part("digits", ()), "")
@@ -143,31 +143,31 @@ def value_of(part: Part, key: str) -> str:
 
 
 def grids(parts: Sequence[Part], key: str) -> list[Grid]:
-    """A grid for each metric that comparisons go by."""
+    """Return a table for each main metric of the comparisons."""
     metrics = dict.fromkeys(part.metric for part in parts if part.metric)
     return [Grid(metric, key, tuple(part for part in parts if part.metric == metric)) for metric in metrics]
 
 
 def campaign_rows(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """A row per comparison, metric and method, as :class:`~perfed.report.comparison.ComparisonRow` has them."""
+    """Return a row per comparison, metric and method with the fields of a ``ComparisonRow``."""
     return [{"comparison": part.name, **asdict(row)} for part in parts for row in part.rows]
 
 
 def campaign_csv(parts: Sequence[Part], key: str) -> str:
-    """:func:`~perfed.report.papers.csv_text` of all, with the key's value or the comparison's name in front."""
+    """Return the rows of all comparisons as CSV, whose first column is the key's value or the comparison's name."""
     rows = ([value_of(part, key), *row] for part in parts for row in csv_rows(part.rows))
     return csv_of([key or "comparison", *CSV_COLUMNS], rows)
 
 
 @dataclass(frozen=True)
 class Series:
-    """What a sweep did to each method.
+    """A quantity over the values of a sweep's key.
 
     Attributes:
-        name: for files.
-        title: of the vertical axis.
-        unit: behind values.
-        points: by method and place in the sweep, in the unit that is shown.
+        name: the name in file names.
+        title: the title of the vertical axis.
+        unit: the unit after a value.
+        points: the values by method and position in the sweep, in the displayed unit.
     """
 
     name: str
@@ -177,72 +177,81 @@ class Series:
 
 
 def series(grid: Grid) -> list[Series]:
-    """The mean with its interval, the worst tenth of the clients, mean and worst over domains, the time of training."""
+    """Return the available series: mean, 10 % worst clients, mean and worst over domains, and training time."""
     known = metric_of(grid.metric)
     title, unit = directed_title(grid.metric), f" {known.unit}".rstrip()
     worst = "min" if known.higher_is_better else "max"
     every = [
-        Series("mean", f"{title}, mean over the clients", unit, _points(grid, _mean)),
-        Series("tenth", f"{axis_title(grid.metric)}, 10 % worst clients", unit, _points(grid, _tenth)),
-        Series("domains", f"{title}, mean over the domains", unit, _points(grid, partial(_domains, "mean"))),
-        Series("worst-domain", f"{title}, worst domain", unit, _points(grid, partial(_domains, worst))),
-        Series("seconds", "Training (s)", " s", _points(grid, _seconds)),
+        Series("mean", f"{title}, mean over the clients", unit, _collect_points(grid, _compute_mean)),
+        Series(
+            "tenth", f"{axis_title(grid.metric)}, 10 % worst clients", unit, _collect_points(grid, _compute_tenth_worst)
+        ),
+        Series(
+            "domains",
+            f"{title}, mean over the domains",
+            unit,
+            _collect_points(grid, partial(_compute_domain_value, "mean")),
+        ),
+        Series(
+            "worst-domain", f"{title}, worst domain", unit, _collect_points(grid, partial(_compute_domain_value, worst))
+        ),
+        Series("seconds", "Training (s)", " s", _collect_points(grid, _compute_training_seconds)),
     ]
-    return [one for one in every if one.points]
+    return [quantity for quantity in every if quantity.points]
 
 
-def _points(grid: Grid, value: Any) -> dict[str, dict[int, Gain]]:
-    found: dict[str, dict[int, Gain]] = {}
+def _collect_points(grid: Grid, value: Any) -> dict[str, dict[int, Gain]]:
+    points: dict[str, dict[int, Gain]] = {}
     for method in grid.ranked:
-        of = {at: value(part, method, grid.metric) for at, part in enumerate(grid.parts)}
-        if there := {at: gain for at, gain in of.items() if gain is not None}:
-            found[method] = there
-    return found
+        gains = {position: value(part, method, grid.metric) for position, part in enumerate(grid.parts)}
+        if known_gains := {position: gain for position, gain in gains.items() if gain is not None}:
+            points[method] = known_gains
+    return points
 
 
-def _mean(part: Part, method: str, metric: str) -> Gain | None:
-    """With the verdict's kind of interval, over clients and seeds, as far as the metric can have such values."""
+def _compute_mean(part: Part, method: str, metric: str) -> Gain | None:
+    """Return the mean with an interval over clients and seeds, limited to the range of the metric."""
     table, scale = ClientTable.from_runs(part.members(method), metric), metric_of(metric).scale
     if method in table.of_method:
         gain, (least, most) = estimate_gain(table.of_method[method], table.weights), metric_of(metric).span
         low, high = (None if end is None else min(max(end, least), most) for end in (gain.low, gain.high))
-        return _scaled(Gain(gain.mean, low, high), scale)
+        return _scale_gain(Gain(gain.mean, low, high), scale)
     row = part.of(metric).get(method)
     return None if row is None else Gain(scale * row.mean, None, None)
 
 
-def _tenth(part: Part, method: str, metric: str) -> Gain | None:
+def _compute_tenth_worst(part: Part, method: str, metric: str) -> Gain | None:
     row = part.of(metric).get(method)
     return (
         None if row is None or row.tenth_worst is None else Gain(metric_of(metric).scale * row.tenth_worst, None, None)
     )
 
 
-def _domains(which: str, part: Part, method: str, metric: str) -> Gain | None:
-    """Taken per run, as the tables by domain are."""
-    found = [run.summary.domains.get(metric, {}).get(which) for run in part.members(method) if run.summary]
-    gain = _over_seeds(found)
-    return None if gain is None else _scaled(gain, metric_of(metric).scale)
+def _compute_domain_value(which: str, part: Part, method: str, metric: str) -> Gain | None:
+    """Return the mean over the seeds of a statistic over the domains (``mean``, ``min`` or ``max``) of each run."""
+    values = [run.summary.domains.get(metric, {}).get(which) for run in part.members(method) if run.summary]
+    gain = _average_seeds(values)
+    return None if gain is None else _scale_gain(gain, metric_of(metric).scale)
 
 
-def _seconds(part: Part, method: str, metric: str) -> Gain | None:
-    return _over_seeds([run.summary.training_seconds for run in part.members(method) if run.summary])
+def _compute_training_seconds(part: Part, method: str, metric: str) -> Gain | None:
+    return _average_seeds([run.summary.training_seconds for run in part.members(method) if run.summary])
 
 
-def _over_seeds(values: Sequence[float | None]) -> Gain | None:
-    """The mean, from the lowest to the highest seed."""
-    known = [value for value in values if value is not None]
-    if not known:
+def _average_seeds(values: Sequence[float | None]) -> Gain | None:
+    """Return the mean over the seeds with the lowest and the highest value; None without values."""
+    known_values = [value for value in values if value is not None]
+    if not known_values:
         return None
-    ends = (min(known), max(known)) if len(known) > 1 else (None, None)
-    return Gain(float(np.mean(known)), *ends)
+    ends = (min(known_values), max(known_values)) if len(known_values) > 1 else (None, None)
+    return Gain(float(np.mean(known_values)), *ends)
 
 
-def _scaled(gain: Gain, scale: float) -> Gain:
+def _scale_gain(gain: Gain, scale: float) -> Gain:
     low, high = (None if end is None else scale * end for end in (gain.low, gain.high))
     return Gain(scale * gain.mean, low, high)
 
 
 def methods_in(parts: Sequence[Part]) -> list[str]:
-    """All methods, in the order in which they first appear."""
+    """Return the names of all methods, in the order in which they first appear."""
     return list_methods([run for part in parts for run in part.runs])
