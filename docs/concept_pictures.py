@@ -10,14 +10,19 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from perfed.report.page.style import DARK, FONT, LIGHT, paint
-from perfed.report.page.svg import tag, words
+from perfed.report.page.style import DARK, FONT, LIGHT, css_colour
+from perfed.report.page.svg import build_element, draw_text
 
 TO = Path(__file__).parent / "concepts"
 WIDTH, SHOWN = 560, 1.25
 """Units of a drawing, and how many times as wide it is shown where there is room."""
-INK, MUTED, LINE, PANEL = paint("ink"), paint("muted"), paint("line"), paint("panel")
-SHARED, PERSONAL, DOMAIN = paint("accent"), paint("c2"), paint("c3")
+INK, MUTED, LINE, PANEL = (
+    css_colour("ink"),
+    css_colour("muted"),
+    css_colour("line"),
+    css_colour("panel"),
+)
+SHARED, PERSONAL, DOMAIN = css_colour("accent"), css_colour("c2"), css_colour("c3")
 
 
 PLACED = {"FedAvg": "sss", "FedRep": "ssp", "FLIC": "psp", "FedDAR": "ssd", "LG-FedAvg": "pps", "Local": "ppp"}
@@ -32,11 +37,20 @@ def drawing(title: str, text: str, height: int, *parts: str) -> str:
     style = f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}"
     head = "M0 0L8 4L0 8z"
     marker = {"viewBox": "0 0 8 8", "refX": 7, "refY": 4, "markerWidth": 7, "markerHeight": 7, "orient": "auto"}
-    arrow = tag("defs", tag("marker", tag("path", d=head, fill=MUTED), id="arrow", **marker))
-    sheet = tag("rect", x=0.5, y=0.5, width=WIDTH - 1, height=height - 1, rx=8, fill=paint("paper"), stroke=LINE)
-    return tag(
+    arrow = build_element(
+        "defs", build_element("marker", build_element("path", d=head, fill=MUTED), id="arrow", **marker)
+    )
+    sheet = build_element(
+        "rect", x=0.5, y=0.5, width=WIDTH - 1, height=height - 1, rx=8, fill=css_colour("paper"), stroke=LINE
+    )
+    return build_element(
         "svg",
-        tag("title", title) + tag("desc", text) + tag("style", style) + arrow + sheet + inside,
+        build_element("title", title)
+        + build_element("desc", text)
+        + build_element("style", style)
+        + arrow
+        + sheet
+        + inside,
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {WIDTH} {height}",
         width=int(SHOWN * WIDTH),
@@ -51,46 +65,50 @@ def drawing(title: str, text: str, height: int, *parts: str) -> str:
 def box(x: float, y: float, width: float, height: float, text: str = "", colour: str = "", **more: object) -> str:
     """A rounded box, tinted in ``colour``, or a grey panel; its text is in the middle."""
     fill = {"fill": colour, "fill_opacity": 0.18, "stroke": colour} if colour else {"fill": PANEL, "stroke": LINE}
-    shape = tag("rect", x=x, y=y, width=width, height=height, stroke_width="1.5", **{"rx": 6, **fill, **more})
+    shape = build_element("rect", x=x, y=y, width=width, height=height, stroke_width="1.5", **{"rx": 6, **fill, **more})
     return shape + (middle(x + width / 2, y + height / 2 + 5, text) if text else "")
 
 
 def middle(x: float, y: float, text: str, **more: object) -> str:
     """Words around ``x``."""
-    return words(x, y, text, text_anchor="middle", **more)
+    return draw_text(x, y, text, text_anchor="middle", **more)
 
 
 def clear(x: float, y: float, text: str, **more: object) -> str:
     """Words around ``x`` that are not crossed by the lines behind them."""
-    return middle(x, y, text, stroke=paint("paper"), stroke_width="5", paint_order="stroke", **more)
+    return middle(x, y, text, stroke=css_colour("paper"), stroke_width="5", paint_order="stroke", **more)
 
 
 def bold(x: float, y: float, text: str, **more: object) -> str:
     """Words that name a part of the drawing."""
-    return words(x, y, text, font_weight="600", **more)
+    return draw_text(x, y, text, font_weight="600", **more)
 
 
 def arrow(*points: tuple[float, float]) -> str:
     """A line through ``points`` with a head at the last."""
     path = "M" + "L".join(f"{x:g} {y:g}" for x, y in points)
-    return tag("path", d=path, fill="none", stroke=MUTED, stroke_width="1.5", marker_end="url(#arrow)")
+    return build_element("path", d=path, fill="none", stroke=MUTED, stroke_width="1.5", marker_end="url(#arrow)")
 
 
 def line(x0: float, y0: float, x1: float, y1: float, colour: str = LINE, **more: object) -> str:
     """A straight line."""
-    return tag("path", d=f"M{x0:g} {y0:g}L{x1:g} {y1:g}", stroke=colour, stroke_width="1.5", fill="none", **more)
+    return build_element(
+        "path", d=f"M{x0:g} {y0:g}L{x1:g} {y1:g}", stroke=colour, stroke_width="1.5", fill="none", **more
+    )
 
 
 def step(x: float, y: float, number: int) -> str:
     """A number in a disc."""
-    disc = tag("circle", cx=x, cy=y, r=11, fill=INK)
-    return disc + middle(x, y + 5, str(number), fill=paint("paper"), font_weight="600")
+    disc = build_element("circle", cx=x, cy=y, r=11, fill=INK)
+    return disc + middle(x, y + 5, str(number), fill=css_colour("paper"), font_weight="600")
 
 
 def rows(x: float, y: float, colour: str = PERSONAL) -> str:
     """A small table: what a client holds."""
     cells = "".join(f"M{x:g} {y + 9 * row:g}h46" for row in range(4))
-    return tag("path", d=cells, stroke=colour, stroke_width="5", stroke_linecap="round", stroke_opacity="0.75")
+    return build_element(
+        "path", d=cells, stroke=colour, stroke_width="5", stroke_linecap="round", stroke_opacity="0.75"
+    )
 
 
 def federated_learning() -> str:
@@ -107,7 +125,7 @@ def federated_learning() -> str:
         (206, 2, "trains on own rows"),
         (414, 3, "is averaged"),
     ):
-        parts += [step(x + 11, 258, number), words(x + 28, 263, said, font_size=13)]
+        parts += [step(x + 11, 258, number), draw_text(x + 28, 263, said, font_size=13)]
     return drawing(
         "One round of federated learning",
         "A server holds a shared model. It sends the model to three clients, each trains it on its own rows, and the "
@@ -131,10 +149,10 @@ def four_ways() -> str:
         parts += [
             box(x, y, 262, 152),
             bold(x + 14, y + 24, name),
-            words(x + 14, y + 43, said, fill=MUTED, font_size=13),
+            draw_text(x + 14, y + 43, said, fill=MUTED, font_size=13),
         ]
         for client, top in (("A", y + 56), ("B", y + 104)):
-            parts += [words(x + 14, top + 26, client, fill=MUTED), draw(x + 40, top, client == "A")]
+            parts += [draw_text(x + 14, top + 26, client, fill=MUTED), draw(x + 40, top, client == "A")]
     return drawing(
         "Four ways in which clients differ",
         "Two clients hold other classes, other columns, other shares of two domains, or need other times for a round.",
@@ -146,7 +164,9 @@ def four_ways() -> str:
 def _labels(x: float, y: float, first: bool) -> str:
     heights = (30, 22, 34, 4, 0, 0) if first else (0, 0, 6, 20, 34, 28)
     bars = [
-        tag("rect", x=x + 33 * at, y=y + 36 - height, width=24, height=height, rx=2, fill=paint(f"c{1 + at}"))
+        build_element(
+            "rect", x=x + 33 * at, y=y + 36 - height, width=24, height=height, rx=2, fill=css_colour(f"c{1 + at}")
+        )
         for at, height in enumerate(heights)
         if height
     ]
@@ -173,7 +193,7 @@ def _domains(x: float, y: float, first: bool) -> str:
 def _speeds(x: float, y: float, first: bool) -> str:
     width, said = (22, "1 s a round") if first else (200, "9 s a round")
     bar = box(x, y + 8, width, 28, "" if first else said, SHARED)
-    return bar + (words(x + width + 10, y + 27, said) if first else "")
+    return bar + (draw_text(x + width + 10, y + 27, said) if first else "")
 
 
 def before_after() -> str:
@@ -184,19 +204,20 @@ def before_after() -> str:
     up = "".join(f"M{x:g} {y:g}L{u:g} {v:g}" for (x, y), (u, v) in pairwise(zigzag) if v < y)
     down = "".join(f"M{x:g} {y:g}L{u:g} {v:g}" for (x, y), (u, v) in pairwise(zigzag) if v > y)
     parts = [line(48, 226, 530, 226, MUTED), line(48, 226, 48, 30, MUTED)]
-    parts += [words(14, 22, "accuracy on a client's own data", fill=MUTED), middle(500, 246, "rounds", fill=MUTED)]
+    parts += [draw_text(14, 22, "accuracy on a client's own data", fill=MUTED), middle(500, 246, "rounds", fill=MUTED)]
     parts += [middle(x, 246, f"t + {at}" if at else "t", fill=MUTED) for at, (x, _) in enumerate(before[:-1])]
-    parts.append(tag("path", d=up, stroke=PERSONAL, stroke_width="2.5", fill="none"))
-    parts.append(tag("path", d=down, stroke=SHARED, stroke_width="2.5", stroke_dasharray="3 4", fill="none"))
-    parts += [tag("circle", cx=x, cy=y, r=6, fill=SHARED) for x, y in before]
+    parts.append(build_element("path", d=up, stroke=PERSONAL, stroke_width="2.5", fill="none"))
+    parts.append(build_element("path", d=down, stroke=SHARED, stroke_width="2.5", stroke_dasharray="3 4", fill="none"))
+    parts += [build_element("circle", cx=x, cy=y, r=6, fill=SHARED) for x, y in before]
     parts += [
-        tag("circle", cx=x, cy=y, r=6, fill=paint("paper"), stroke=PERSONAL, stroke_width="2.5") for x, y in after
+        build_element("circle", cx=x, cy=y, r=6, fill=css_colour("paper"), stroke=PERSONAL, stroke_width="2.5")
+        for x, y in after
     ]
-    parts += [words(392, 44, "after", font_weight="600"), words(482, 116, "before", font_weight="600")]
-    key = [line(250, 176, 280, 176, PERSONAL), words(288, 181, "a client trains on its own samples", font_size=13)]
+    parts += [draw_text(392, 44, "after", font_weight="600"), draw_text(482, 116, "before", font_weight="600")]
+    key = [line(250, 176, 280, 176, PERSONAL), draw_text(288, 181, "a client trains on its own samples", font_size=13)]
     key += [
         line(250, 200, 280, 200, SHARED, stroke_dasharray="3 4"),
-        words(288, 205, "the server averages", font_size=13),
+        draw_text(288, 205, "the server averages", font_size=13),
     ]
     return drawing(
         "Before and after local training",
@@ -217,12 +238,15 @@ def verdict() -> str:
         (172, "ahead", 330, 410, 490, "better"),
     ]
     parts = [line(zero, 26, zero, 206, MUTED, stroke_dasharray="4 4"), line(30, 206, 530, 206, MUTED)]
-    parts += [middle(zero, 225, "0", font_weight="600"), words(30, 225, "reference is better", fill=MUTED)]
-    parts.append(words(530.0, 225, "method is better", fill=MUTED, text_anchor="end"))
+    parts += [middle(zero, 225, "0", font_weight="600"), draw_text(30, 225, "reference is better", fill=MUTED)]
+    parts.append(draw_text(530.0, 225, "method is better", fill=MUTED, text_anchor="end"))
     for y, said, low, mean, high, colour in cases:
         ends = f"M{low} {y - 8}v16M{low} {y}H{high}M{high} {y - 8}v16"
-        parts.append(tag("path", d=ends, stroke=paint(colour), stroke_width="3", fill="none"))
-        parts += [tag("circle", cx=mean, cy=y, r=7, fill=paint(colour)), clear(mean, y - 18, said, font_weight="600")]
+        parts.append(build_element("path", d=ends, stroke=css_colour(colour), stroke_width="3", fill="none"))
+        parts += [
+            build_element("circle", cx=mean, cy=y, r=7, fill=css_colour(colour)),
+            clear(mean, y - 18, said, font_weight="600"),
+        ]
     parts.append(middle(280, 250, "gain over the reference, with its 95 % interval", fill=MUTED))
     return drawing(
         "The three answers of the verdict",
@@ -240,7 +264,7 @@ def participation() -> str:
     for at, (name, time) in enumerate(times):
         y, used = 46 + 38 * at, time <= 3.5
         parts += [
-            words(20, y + 18, f"client {name}"),
+            draw_text(20, y + 18, f"client {name}"),
             box(left, y, second * time, 26, "", SHARED if used else PERSONAL),
         ]
     parts += [middle(left + 6.75 * second, 178, "still at work, not used", font_size=13)]
@@ -250,7 +274,7 @@ def participation() -> str:
     ):
         x = left + second * time
         parts += [line(x, 24, x, 204, INK, stroke_dasharray="4 4")]
-        parts += [words(x + (8 if anchor == "start" else -8), y, said, text_anchor=anchor, font_weight="600")]
+        parts += [draw_text(x + (8 if anchor == "start" else -8), y, said, text_anchor=anchor, font_weight="600")]
     parts += [line(left, 204, 530, 204, MUTED)]
     parts += [middle(left + second * time, 222, str(time), fill=MUTED) for time in range(0, 11, 2)]
     parts += [middle(280, 244, "virtual seconds of one round", fill=MUTED)]
@@ -270,7 +294,7 @@ def placement() -> str:
     parts = []
     for x, name in zip(columns, ("embedding", "body", "head"), strict=True):
         parts += [middle(x + 65, 32, name, font_weight="600")]
-    parts += [words(20, 32, "inputs", fill=MUTED), arrow((68, 27), (130, 27))]
+    parts += [draw_text(20, 32, "inputs", fill=MUTED), arrow((68, 27), (130, 27))]
     parts += [arrow((234, 27), (298, 27)), arrow((356, 27), (446, 27)), arrow((502, 27), (538, 27))]
     for at, (method, stages) in enumerate(PLACED.items()):
         y = 48 + 38 * at
@@ -286,13 +310,13 @@ def placement() -> str:
 
 def privacy() -> str:
     """What stays, what leaves, and where three protections act."""
-    parts = [box(16, 24, 150, 176), bold(30, 48, "client"), rows(34, 76), words(92, 94, "rows")]
+    parts = [box(16, 24, 150, 176), bold(30, 48, "client"), rows(34, 76), draw_text(92, 94, "rows")]
     parts += [box(30, 138, 122, 44, "personal part", PERSONAL), box(414, 24, 130, 176), bold(428, 48, "server")]
     parts += [box(426, 70, 106, 44, "shared model", SHARED)]
     parts += [arrow((166, 92), (410, 92)), arrow((414, 160), (170, 160))]
     parts += [middle(290, 58, "parameters, counts"), middle(290, 182, "shared model")]
     for x, name in ((214, "policy"), (284, "noise"), (354, "masks")):
-        parts.append(box(x - 29, 76, 58, 32, fill=paint("paper"), stroke=DOMAIN) + middle(x, 97, name))
+        parts.append(box(x - 29, 76, 58, 32, fill=css_colour("paper"), stroke=DOMAIN) + middle(x, 97, name))
     parts += [middle(91, 226, "stays", font_weight="600"), middle(290, 226, "leaves", font_weight="600")]
     parts += [middle(479, 226, "sees replies,", font_weight="600"), middle(479, 244, "or sums", font_weight="600")]
     return drawing(
@@ -313,11 +337,11 @@ def engines() -> str:
         parts.append(arrow((176 + at * 76, 50), (202 + at * 76, 50)))
         parts.append(box(130 + at * size, 104, size, size, name, SHARED, rx=0))
         parts.append(box(130 + at % 2 * size, 180 + at // 2 * 42, size, 34, name, SHARED, rx=0))
-    parts += [arrow((308, 126), (340, 126)), words(348, 131, "one tensor program")]
+    parts += [arrow((308, 126), (340, 126)), draw_text(348, 131, "one tensor program")]
     for worker in (1, 2):
         y = 155 + 42 * worker
-        parts += [arrow((220, y), (252, y)), words(260, y + 5, f"worker {worker}")]
-    parts += [words(440, 55, "one at a time"), words(348, 218, "chunks, side by side")]
+        parts += [arrow((220, y), (252, y)), draw_text(260, y + 5, f"worker {worker}")]
+    parts += [draw_text(440, 55, "one at a time"), draw_text(348, 218, "chunks, side by side")]
     parts.append(middle(280, 290, "The same seed: the same participants and mini-batches everywhere.", fill=MUTED))
     return drawing(
         "Three engines train the same four clients",

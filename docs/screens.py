@@ -16,10 +16,10 @@ from perfed.experiment.config import find_experiment
 from perfed.experiment.overrides import override
 from perfed.report import load_runs
 from perfed.report.page.leaderboard import leaderboard_section
-from perfed.report.page.page_data import Study
+from perfed.report.page.page_data import ReportData
 from perfed.report.page.style import write_page
 from perfed.report.page.verdict import verdict_section
-from perfed.report.page.write import facts
+from perfed.report.page.write import summarize_runs
 
 FOLDER = Path(__file__).parent
 THEMES = {"light": 1, "dark": 0}
@@ -49,8 +49,8 @@ def _page(made: experiments.Study, out: Path, title: str) -> Path:
     for key in made.list_unfinished():
         ready(*key).execute()
     runs = load_runs(made.comparisons[""].started())
-    study = Study.of(runs)
-    return write_page(out, title, facts(runs), [verdict_section(study), leaderboard_section(study)])
+    report = ReportData.from_runs(runs)
+    return write_page(out, title, summarize_runs(runs), [verdict_section(report), leaderboard_section(report)])
 
 
 def _shoot(page: Path, out: Path, width: int, theme: str) -> None:

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from perfed.cli.console import say, say_where, say_whole
 from perfed.errors import PerfedError, shorten_list
-from perfed.report.page.gallery import gallery, title_of
+from perfed.report.page.gallery import build_gallery, read_title
 from perfed.report.page.paper import FAMILY, SPACE
 from perfed.system import extra_command, write_atomic
 
@@ -50,11 +50,11 @@ def write_figures(drawn: Mapping[str, str], folder: Path, command: str) -> list[
                 say(f"{stem}.pdf: {line}", style="yellow")
     except PerfedError as error:
         say(str(error), style="yellow")
-    write("index.html", gallery(drawn, written, command))
+    write("index.html", build_gallery(drawn, written, command))
     say_where("written", written[-1])
     for stem, svg in drawn.items():
         kinds = ", ".join(path.suffix[1:] for path in written if path.stem == stem)
-        say_whole(f"  {stem} ({kinds}): {title_of(svg)}")
+        say_whole(f"  {stem} ({kinds}): {read_title(svg)}")
     return written
 
 

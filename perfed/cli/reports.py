@@ -134,12 +134,12 @@ def _concluded(
         name = "report.html" if communication is None else f"report-communication-{communication:g}.html"
         title = ", ".join(directory.resolve().name for directory in directories)
         found = verdict(runs)
-        report = write_report(runs, out or first / name, title=title, left_out=given.left_out, found=found)
+        report = write_report(runs, out or first / name, title=title, left_out=given.left_out, verdict=found)
         concluded = Conclusion(runs, found, report)
     if reference is None:
         return concluded
     against = verdict(runs, reference)
-    return replace(concluded, verdict=None if against is None else against.warned(concluded.failed))
+    return replace(concluded, verdict=None if against is None else against.with_warnings(concluded.failed))
 
 
 def _write(files: Files, directories: Sequence[Path], found: Conclusion, all_metrics: bool) -> list[Path]:

@@ -348,7 +348,7 @@ class Comparison(ComparisonSpec):
         failures = self.failures() if failures is None else failures
         lines = failed_lines(failures, len(self.seeds))
         runs, plain_verdict = gathered.runs, verdict(gathered.runs)
-        final_verdict = None if plain_verdict is None else plain_verdict.warned(lines)
+        final_verdict = None if plain_verdict is None else plain_verdict.with_warnings(lines)
         content = {"runs": comparison_rows(runs), "verdict": None if final_verdict is None else final_verdict.to_dict()}
         content |= {"failed": [asdict(failure) for failure in failures]} if failures else {}
         write_atomic(self.path / "comparison.json", json.dumps(to_json_values(content), indent=2) + "\n")
@@ -358,7 +358,7 @@ class Comparison(ComparisonSpec):
             title=str(self.table.get("name", "comparison")),
             command=self.command,
             left_out=[*lines, *gathered.left_out],
-            found=plain_verdict,
+            verdict=plain_verdict,
         )
         return Conclusion(runs, final_verdict, report, tuple(lines))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfed.engine.metrics import metric_of
-from perfed.report.page.html import note, paragraph, section, table
+from perfed.report.page.html import build_note, build_paragraph, build_section, build_table
 from perfed.report.page.style import write_page
 from perfed.report.text import UNKNOWN, TextTable, axis_title, format_metric, format_short
 
@@ -94,8 +94,10 @@ def board_notes(figures: Sequence[Figure]) -> list[str]:
 
 def write_board(out: Path, board: TextTable, figures: Sequence[Figure], source: str) -> Path:
     """Write the page of a leaderboard and return its path."""
-    notes = "".join(map(note, board_notes(figures)))
+    notes = "".join(map(build_note, board_notes(figures)))
     title, _, metric = board.title.partition(":")
-    inside = section("leaderboard", "Theirs and ours", table(TextTable("", board.header, board.rows, best=board.best)))
-    why = section("notes", "Notes", paragraph(f"Theirs: {source}."), notes)
+    inside = build_section(
+        "leaderboard", "Theirs and ours", build_table(TextTable("", board.header, board.rows, best=board.best))
+    )
+    why = build_section("notes", "Notes", build_paragraph(f"Theirs: {source}."), notes)
     return write_page(out, title, metric.strip(), [inside, why])

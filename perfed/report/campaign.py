@@ -1,4 +1,4 @@
-"""Comparisons beside each other, one column each: a campaign's, or a sweep's, which differ in one setting."""
+"""Tables and series over the comparisons of a campaign or a sweep, with one column per comparison."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from perfed.report.verdict import Verdict
 
 @dataclass(frozen=True)
 class Part:
-    """What is known of a comparison of a campaign.
+    """The results of one comparison of a campaign.
 
     Attributes:
-        name: of the comparison; in a sweep ``key=value``.
-        runs: that have started.
-        found: the verdict on them.
-        page: where its report is, from the campaign's.
-        sentences: what the verdict says.
+        name: the name of the comparison; ``key=value`` in a sweep.
+        runs: the runs that have started.
+        found: the verdict on the runs.
+        page: the path of its report, relative to the page of the campaign; empty if there is none.
+        sentences: the sentences of the verdict.
     """
 
     name: str
@@ -41,29 +41,30 @@ class Part:
 
     @cached_property
     def metric(self) -> str | None:
-        """That its runs are compared by; None where nothing was measured."""
+        """The metric by which the runs are compared; None if nothing was measured."""
         return main_metric([run for run in self.runs if run.summary])
 
     @cached_property
     def rows(self) -> list[ComparisonRow]:
-        """Every metric and method."""
+        """The rows of the comparison, one for each metric and method."""
         return compare_with_reference(self.runs, self.found)
 
     def of(self, metric: str) -> dict[str, ComparisonRow]:
-        """One metric's rows by method."""
+        """Return the rows of a metric by method."""
         return {row.method: row for row in self.rows if row.metric == metric}
 
     def members(self, method: str) -> list[RunResults]:
-        """The finished runs of a method."""
+        """Return the finished runs of a method."""
         return [run for run in self.runs if run.method == method and run.summary]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """One metric: a row per method, a column per comparison.
+    """The table of one metric, with a row per method and a column per comparison.
 
     Attributes:
-        key: of a sweep; else empty.
+        metric: the name of the metric.
+        key: the key of a sweep; empty for a campaign.
         parts: the comparisons that have the metric.
     """
 
@@ -73,17 +74,17 @@ class Grid:
 
     @property
     def columns(self) -> list[str]:
-        """Titles: values of the key, or names."""
+        """The titles of the columns: values of the key, or names of comparisons."""
         return [value_of(part, self.key) for part in self.parts]
 
     @property
     def methods(self) -> list[str]:
-        """Of all parts, in the order in which they first appear."""
+        """The methods of all parts, in the order in which they first appear."""
         return list(dict.fromkeys(method for part in self.parts for method in part.of(self.metric)))
 
     @property
     def ranked(self) -> list[str]:
-        """The same, the best on average over the parts first."""
+        """The methods, sorted by their mean over the parts, the best first."""
         means = {
             m: fmean(part.of(self.metric)[m].mean for part in self.parts if m in part.of(self.metric))
             for m in self.methods
@@ -91,7 +92,7 @@ class Grid:
         return sorted(self.methods, key=lambda method: -metric_of(self.metric).direction * means[method])
 
     def cell(self, part: Part, method: str) -> str:
-        """Mean ± standard deviation over the seeds."""
+        """Return the mean ± standard deviation over the seeds as text."""
         row = part.of(self.metric).get(method)
         if row is None:
             return UNKNOWN
@@ -100,19 +101,19 @@ class Grid:
 
     @property
     def title(self) -> str:
-        """What the numbers are."""
+        """The title of the table, which describes the numbers."""
         seeds = max(len(row.seeds) for part in self.parts for row in part.of(self.metric).values())
         over = " ± standard deviation over the seeds" if seeds > 1 else ""
         return f"{directed_title(self.metric)}{f' by {self.key}' if self.key else ''}: mean{over}"
 
     @property
     def table(self) -> TextTable:
-        """For a terminal and the page."""
+        """The content as text."""
         rows = [[display_name(method), *(self.cell(part, method) for part in self.parts)] for method in self.methods]
         return TextTable(self.title, ["Method", *self.columns], rows)
 
     def latex(self, name: str) -> str:
-        """For papers, the best mean of each column bold; ``name`` is what was compared, for the label."""
+        """Return the table as LaTeX with the best mean of each column in bold; ``name`` is used in the label."""
         best = {}
         for part in self.parts:
             rows = list(part.of(self.metric).values())
@@ -132,7 +133,7 @@ class Grid:
 
 
 def value_of(part: Part, key: str) -> str:
-    """The value of a sweep's key, or the comparison's name.
+    """Return the value of a sweep's key, or the name of the comparison if ``key`` is empty.
 
     Example:
         >>> value_of(Part("uniform=20", ()), "uniform"), value_of(Part("digits", ()), "")
@@ -142,31 +143,31 @@ def value_of(part: Part, key: str) -> str:
 
 
 def grids(parts: Sequence[Part], key: str) -> list[Grid]:
-    """A grid for each metric that comparisons go by."""
+    """Return a table for each main metric of the comparisons."""
     metrics = dict.fromkeys(part.metric for part in parts if part.metric)
     return [Grid(metric, key, tuple(part for part in parts if part.metric == metric)) for metric in metrics]
 
 
 def campaign_rows(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """A row per comparison, metric and method, as :class:`~perfed.report.comparison.ComparisonRow` has them."""
+    """Return a row per comparison, metric and method with the fields of a ``ComparisonRow``."""
     return [{"comparison": part.name, **asdict(row)} for part in parts for row in part.rows]
 
 
 def campaign_csv(parts: Sequence[Part], key: str) -> str:
-    """:func:`~perfed.report.papers.csv_text` of all, with the key's value or the comparison's name in front."""
+    """Return the rows of all comparisons as CSV, whose first column is the key's value or the comparison's name."""
     rows = ([value_of(part, key), *row] for part in parts for row in csv_rows(part.rows))
     return csv_of([key or "comparison", *CSV_COLUMNS], rows)
 
 
 @dataclass(frozen=True)
 class Series:
-    """What a sweep did to each method.
+    """A quantity over the values of a sweep's key.
 
     Attributes:
-        name: for files.
-        title: of the vertical axis.
-        unit: behind values.
-        points: by method and place in the sweep, in the unit that is shown.
+        name: the name in file names.
+        title: the title of the vertical axis.
+        unit: the unit after a value.
+        points: the values by method and position in the sweep, in the displayed unit.
     """
 
     name: str
@@ -176,72 +177,81 @@ class Series:
 
 
 def series(grid: Grid) -> list[Series]:
-    """The mean with its interval, the worst tenth of the clients, mean and worst over domains, the time of training."""
+    """Return the available series: mean, 10 % worst clients, mean and worst over domains, and training time."""
     known = metric_of(grid.metric)
     title, unit = directed_title(grid.metric), f" {known.unit}".rstrip()
     worst = "min" if known.higher_is_better else "max"
     every = [
-        Series("mean", f"{title}, mean over the clients", unit, _points(grid, _mean)),
-        Series("tenth", f"{axis_title(grid.metric)}, 10 % worst clients", unit, _points(grid, _tenth)),
-        Series("domains", f"{title}, mean over the domains", unit, _points(grid, partial(_domains, "mean"))),
-        Series("worst-domain", f"{title}, worst domain", unit, _points(grid, partial(_domains, worst))),
-        Series("seconds", "Training (s)", " s", _points(grid, _seconds)),
+        Series("mean", f"{title}, mean over the clients", unit, _collect_points(grid, _compute_mean)),
+        Series(
+            "tenth", f"{axis_title(grid.metric)}, 10 % worst clients", unit, _collect_points(grid, _compute_tenth_worst)
+        ),
+        Series(
+            "domains",
+            f"{title}, mean over the domains",
+            unit,
+            _collect_points(grid, partial(_compute_domain_value, "mean")),
+        ),
+        Series(
+            "worst-domain", f"{title}, worst domain", unit, _collect_points(grid, partial(_compute_domain_value, worst))
+        ),
+        Series("seconds", "Training (s)", " s", _collect_points(grid, _compute_training_seconds)),
     ]
-    return [one for one in every if one.points]
+    return [quantity for quantity in every if quantity.points]
 
 
-def _points(grid: Grid, value: Any) -> dict[str, dict[int, Gain]]:
-    found: dict[str, dict[int, Gain]] = {}
+def _collect_points(grid: Grid, value: Any) -> dict[str, dict[int, Gain]]:
+    points: dict[str, dict[int, Gain]] = {}
     for method in grid.ranked:
-        of = {at: value(part, method, grid.metric) for at, part in enumerate(grid.parts)}
-        if there := {at: gain for at, gain in of.items() if gain is not None}:
-            found[method] = there
-    return found
+        gains = {position: value(part, method, grid.metric) for position, part in enumerate(grid.parts)}
+        if known_gains := {position: gain for position, gain in gains.items() if gain is not None}:
+            points[method] = known_gains
+    return points
 
 
-def _mean(part: Part, method: str, metric: str) -> Gain | None:
-    """With the verdict's kind of interval, over clients and seeds, as far as the metric can have such values."""
+def _compute_mean(part: Part, method: str, metric: str) -> Gain | None:
+    """Return the mean with an interval over clients and seeds, limited to the range of the metric."""
     table, scale = ClientTable.from_runs(part.members(method), metric), metric_of(metric).scale
     if method in table.of_method:
         gain, (least, most) = estimate_gain(table.of_method[method], table.weights), metric_of(metric).span
         low, high = (None if end is None else min(max(end, least), most) for end in (gain.low, gain.high))
-        return _scaled(Gain(gain.mean, low, high), scale)
+        return _scale_gain(Gain(gain.mean, low, high), scale)
     row = part.of(metric).get(method)
     return None if row is None else Gain(scale * row.mean, None, None)
 
 
-def _tenth(part: Part, method: str, metric: str) -> Gain | None:
+def _compute_tenth_worst(part: Part, method: str, metric: str) -> Gain | None:
     row = part.of(metric).get(method)
     return (
         None if row is None or row.tenth_worst is None else Gain(metric_of(metric).scale * row.tenth_worst, None, None)
     )
 
 
-def _domains(which: str, part: Part, method: str, metric: str) -> Gain | None:
-    """Taken per run, as the tables by domain are."""
-    found = [run.summary.domains.get(metric, {}).get(which) for run in part.members(method) if run.summary]
-    gain = _over_seeds(found)
-    return None if gain is None else _scaled(gain, metric_of(metric).scale)
+def _compute_domain_value(which: str, part: Part, method: str, metric: str) -> Gain | None:
+    """Return the mean over the seeds of a statistic over the domains (``mean``, ``min`` or ``max``) of each run."""
+    values = [run.summary.domains.get(metric, {}).get(which) for run in part.members(method) if run.summary]
+    gain = _average_seeds(values)
+    return None if gain is None else _scale_gain(gain, metric_of(metric).scale)
 
 
-def _seconds(part: Part, method: str, metric: str) -> Gain | None:
-    return _over_seeds([run.summary.training_seconds for run in part.members(method) if run.summary])
+def _compute_training_seconds(part: Part, method: str, metric: str) -> Gain | None:
+    return _average_seeds([run.summary.training_seconds for run in part.members(method) if run.summary])
 
 
-def _over_seeds(values: Sequence[float | None]) -> Gain | None:
-    """The mean, from the lowest to the highest seed."""
-    known = [value for value in values if value is not None]
-    if not known:
+def _average_seeds(values: Sequence[float | None]) -> Gain | None:
+    """Return the mean over the seeds with the lowest and the highest value; None without values."""
+    known_values = [value for value in values if value is not None]
+    if not known_values:
         return None
-    ends = (min(known), max(known)) if len(known) > 1 else (None, None)
-    return Gain(float(np.mean(known)), *ends)
+    ends = (min(known_values), max(known_values)) if len(known_values) > 1 else (None, None)
+    return Gain(float(np.mean(known_values)), *ends)
 
 
-def _scaled(gain: Gain, scale: float) -> Gain:
+def _scale_gain(gain: Gain, scale: float) -> Gain:
     low, high = (None if end is None else scale * end for end in (gain.low, gain.high))
     return Gain(scale * gain.mean, low, high)
 
 
 def methods_in(parts: Sequence[Part]) -> list[str]:
-    """All methods, in the order in which they first appear."""
+    """Return the names of all methods, in the order in which they first appear."""
     return list_methods([run for part in parts for run in part.runs])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from perfed.engine.metrics import metric_of
 from perfed.methods.titles import display_name
-from perfed.report.against import MethodVerdict, best_reference, compare_methods, sent
+from perfed.report.against import MethodVerdict, average_sent_bytes, best_reference, compare_methods
 from perfed.report.comparison import ComparisonRow, compare_table, comparison_rows
 from perfed.report.paired import ClientTable, holm, paired_p
 from perfed.report.run_results import RunResults, main_metric
@@ -43,7 +43,7 @@ def standings(runs: Sequence[RunResults], reference: str | None = None, metric: 
     rows = [row for row in compare_table(comparison_rows(runs)) if row.metric == metric]
     table, known = ClientTable.from_runs(runs, metric), metric_of(metric)
     base = reference or best_reference(table, known)
-    sizes = {row.method: sent(runs, row.method) for row in rows}
+    sizes = {row.method: average_sent_bytes(runs, row.method) for row in rows}
     others = [m for m in table.of_method if m != base and base in table.of_method]
     verdicts = compare_methods(base, table, known, sizes) if base in table.of_method else {}
     p_values = holm({method: paired_p(table.gains(method, base, known)) for method in others if base})

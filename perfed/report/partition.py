@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
-from perfed.report.page.federation import stacked
-from perfed.report.page.heat import heat_map
-from perfed.report.page.html import figure, grid, section
+from perfed.report.page.federation import draw_stacked_bars
+from perfed.report.page.heat import draw_heat_map
+from perfed.report.page.html import build_grid, build_section, wrap_figure
 from perfed.report.page.style import write_page
 from perfed.report.text import TextTable
 
@@ -164,8 +164,15 @@ def write_partition_page(table: ClassTable, out: Path) -> Path:
     ):
         if not names:
             continue
-        figures = [figure(heat_map(f"{SPLIT_WORDS[s]} by client and {kind}", labels, names, counts[s])) for s in SPLITS]
-        sections.append(section(kind, f"By {kind}", grid(*figures)))
+        figures = [
+            wrap_figure(draw_heat_map(f"{SPLIT_WORDS[s]} by client and {kind}", labels, names, counts[s]))
+            for s in SPLITS
+        ]
+        sections.append(build_section(kind, f"By {kind}", build_grid(*figures)))
     totals = {name: [int(table.sizes[split][row]) for split in SPLITS] for row, name in enumerate(labels)}
-    sections.append(section("sizes", "Samples", grid(figure(stacked("Samples of each client", SPLITS, totals)))))
+    sections.append(
+        build_section(
+            "sizes", "Samples", build_grid(wrap_figure(draw_stacked_bars("Samples of each client", SPLITS, totals)))
+        )
+    )
     return write_page(out, f"Partition of {table.name}", table.summary(), sections)

@@ -71,7 +71,7 @@ def class_table(runs: Sequence[RunResults]) -> TextTable | None:
             for name, means in zip(names, values, strict=True)
         ]
         rows.append([display_name(method), *cells])
-    return TextTable("accuracy is not all", ["Method", *map(directed_title, names)], rows)
+    return TextTable("Accuracy and the frequencies of the classes", ["Method", *map(directed_title, names)], rows)
 
 
 def domain_tables(runs: Sequence[RunResults]) -> list[TextTable]:

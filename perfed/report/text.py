@@ -47,11 +47,11 @@ def format_metric(metric: str, value: float, sign: str = "") -> str:
 
     ``sign`` is ``"+"`` for differences, which have as many decimals as the metric's values.
     """
-    known = metric_of(metric)
-    if sign and (known.percent or known.decimals is not None):
-        decimals = 2 if known.percent or known.decimals is None else known.decimals
-        return f"{round(known.scale * value, decimals) + 0.0:{sign}.{decimals}f}"  # no -0.00
-    return f"{known.scale * value:{sign}.{'2f' if known.percent else '4g'}}"
+    metric_spec = metric_of(metric)
+    if sign and (metric_spec.percent or metric_spec.decimals is not None):
+        decimals = 2 if metric_spec.percent or metric_spec.decimals is None else metric_spec.decimals
+        return f"{round(metric_spec.scale * value, decimals) + 0.0:{sign}.{decimals}f}"  # no -0.00
+    return f"{metric_spec.scale * value:{sign}.{'2f' if metric_spec.percent else '4g'}}"
 
 
 def format_difference(metric: str, mean: float, low: float | None, high: float | None) -> str:
@@ -78,29 +78,29 @@ def format_short(metric: str, value: float, sign: str = "") -> str:
         >>> format_short("accuracy", 0.0123, "+"), format_short("accuracy", -0.0004, "+")
         ('+1.2', '-0.04')
     """
-    known = metric_of(metric)
-    if known.percent or known.decimals is not None:
-        decimals = 1 if known.percent or known.decimals is None else known.decimals - 1
-        decimals += round(known.scale * value, decimals) == 0 != round(known.scale * value, decimals + 1)
-        return f"{round(known.scale * value, decimals) + 0.0:{sign}.{decimals}f}"  # no -0.0
+    metric_spec = metric_of(metric)
+    if metric_spec.percent or metric_spec.decimals is not None:
+        decimals = 1 if metric_spec.percent or metric_spec.decimals is None else metric_spec.decimals - 1
+        decimals += round(metric_spec.scale * value, decimals) == 0 != round(metric_spec.scale * value, decimals + 1)
+        return f"{round(metric_spec.scale * value, decimals) + 0.0:{sign}.{decimals}f}"  # no -0.0
     return f"{value:{sign}.3g}"
 
 
-def amount(metric: str, value: float, sign: str = "") -> str:
-    """:func:`format_short` with what it counts: points, or the metric.
+def format_amount(metric: str, value: float, sign: str = "") -> str:
+    """Return a difference as text with its unit, which is points or the name of the metric (:func:`format_short`).
 
     Example:
-        >>> amount("accuracy", 0.02), amount("c-index", 0.2041)
+        >>> format_amount("accuracy", 0.02), format_amount("c-index", 0.2041)
         ('2.0 points', '0.204 of c-index')
     """
     return f"{format_short(metric, value, sign)} {'points' if metric_of(metric).percent else f'of {metric}'}"
 
 
-def megabytes(size: float) -> str:
+def format_megabytes(size: float) -> str:
     """Return a number of bytes as text with few digits.
 
     Example:
-        >>> megabytes(0), megabytes(4.46e6), megabytes(34.65e6), megabytes(2.5e9)
+        >>> format_megabytes(0), format_megabytes(4.46e6), format_megabytes(34.65e6), format_megabytes(2.5e9)
         ('nothing', '4.5 MB', '35 MB', '2500 MB')
     """
     if size < 5e4:
@@ -108,11 +108,11 @@ def megabytes(size: float) -> str:
     return f"{size / 1e6:.1f} MB" if size < 1e7 else f"{size / 1e6:.0f} MB"
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Return names as an enumeration in a sentence.
 
     Example:
-        >>> listed(["a"]), listed(["a", "b", "c"])
+        >>> join_names(["a"]), join_names(["a", "b", "c"])
         ('a', 'a, b and c')
     """
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,4 +1,4 @@
-"""The verdict of a comparison: what each method gains over what needs no federation, and what to use at each site."""
+"""The verdict of a comparison: the gain of each method over the reference, and a recommendation for each site."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from perfed.methods.titles import display_name
 from perfed.plugins import POOLED
 from perfed.report.against import (
     MethodVerdict,
+    average_sent_bytes,
     best_reference,
     compare_methods,
-    compared_by,
-    gainers,
-    headline,
+    describe_client_counts,
+    describe_methods,
+    describe_metric_choice,
     needs_no_federation,
-    sent,
 )
 from perfed.report.intervals import ComparisonCounts, Gain
 from perfed.report.paired import ClientTable
 from perfed.report.run_results import RunResults, main_metric
 from perfed.report.site_intervals import row_intervals
-from perfed.report.text import UNKNOWN, TextTable, amount, format_difference, listed
+from perfed.report.text import UNKNOWN, TextTable, format_amount, format_difference, join_names
 from perfed.report.warnings import (
     Constant,
     describe_constant_predictions,
@@ -45,7 +45,7 @@ from perfed.report.warnings import (
 )
 
 WORTH = 200
-"""Rows that the mean over all sites counts for beside a site's own test rows when a method is chosen for the site."""
+"""The number of rows whose weight the mean over all sites has when it is combined with a site's own test rows."""
 
 GAINS, AHEAD = "helps here", "ahead over all clients"
 LOSES, LEVEL = "hurts here: keep the local model", "no clear difference: keep the local model"
@@ -54,7 +54,7 @@ FLAT, ALONE = "the local model predicts the same for every row", "nothing else w
 
 @dataclass(frozen=True)
 class SiteVerdict:
-    """What to use at a site, of what a site can have.
+    """The recommendation for one site, among the methods that are available to a site.
 
     A site has few test rows, on which one or another method is better by chance. A method's mean over the seeds at the
     site is therefore shrunk towards its mean over all sites, as if the site had :data:`WORTH` more rows with that mean
@@ -65,11 +65,12 @@ class SiteVerdict:
     otherwise the local one is.
 
     Attributes:
-        method: what to use.
-        why: one of the texts above.
-        local: the best in this way of the models that need no federation; None where none was compared.
-        federated: the best of the others; None where there are none.
-        gain: of ``federated`` over ``local``; None where it is not known.
+        site: the id of the site.
+        method: the recommended method.
+        why: the reason; one of the texts above, such as :data:`GAINS`.
+        local: the best of the models that need no federation; None if none was compared.
+        federated: the best of the other methods; None if there are none.
+        gain: the gain of ``federated`` over ``local``; None if it is not known.
         could_gain: whether the best possible value of the metric would be a significant gain over ``local``; None if
             there is no interval.
     """
@@ -85,7 +86,15 @@ class SiteVerdict:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a comparison says, in sentences and per site; ``metric`` is the one that runs are compared by."""
+    """The conclusions of a comparison, for all clients together and for each site.
+
+    Attributes:
+        metric: the metric by which the methods are compared.
+        reference: the method with which the others are compared.
+        methods: the comparison of each other method with the reference.
+        warnings: the reasons to be careful with the numbers, one line each.
+        sites: the recommendation for each site; empty if only means over all clients are known.
+    """
 
     metric: str
     reference: str
@@ -101,8 +110,8 @@ class Verdict:
         the sites, and the evidence from the test rows of single sites.
         """
         return [
-            headline(self.methods, self.reference, self.metric),
-            *compared_by(self.metric),
+            describe_methods(self.methods, self.reference, self.metric),
+            *describe_metric_choice(self.metric),
             *self.worse_off,
             *self.warnings,
             *_describe_recommendation(self.sites),
@@ -112,7 +121,7 @@ class Verdict:
     @property
     def worse_off(self) -> list[str]:
         """A sentence on the clients that are worse off with the best method; empty if there is no such method."""
-        return gainers(self.best_method, self.reference, self.losing_sites)
+        return describe_client_counts(self.best_method, self.reference, self.losing_sites)
 
     @property
     def losing_sites(self) -> tuple[int, int] | None:
@@ -128,52 +137,64 @@ class Verdict:
 
     @property
     def best_method(self) -> MethodVerdict | None:
-        """The one with the largest gain, of those ahead of the reference where any is, and of what sites can have."""
-        known = [found for found in self.methods if found.runs and not found.method.startswith(POOLED)]
-        return max(known, key=lambda found: (found.gain.sign, found.gain.mean), default=None)
+        """The method with the largest gain, which is significantly ahead of the reference if any is.
+
+        Pooled methods are not considered. None if no method has a client and seed in common with the reference.
+        """
+        comparable = [method for method in self.methods if method.runs and not method.method.startswith(POOLED)]
+        return max(comparable, key=lambda method: (method.gain.sign, method.gain.mean), default=None)
 
     @property
     def below_local(self) -> list[str]:
-        """The federated methods that are behind the best of those that need no federation; none without such."""
-        alone = needs_no_federation(self.reference)
-        found = [of.method for of in self.methods if of.gain.sign < 0 and not of.method.startswith(POOLED)]
-        return [method for method in found if alone and not needs_no_federation(method)]
+        """The federated methods that are significantly behind the reference; empty if the reference is federated."""
+        if not needs_no_federation(self.reference):
+            return []
+        behind = [v.method for v in self.methods if v.gain.sign < 0 and not v.method.startswith(POOLED)]
+        return [method for method in behind if not needs_no_federation(method)]
 
     def __str__(self) -> str:
         return "\n".join(self.sentences)
 
     def best(self, site: str) -> str:
-        """The method to use at ``site``.
+        """Return the method that is recommended for ``site``.
 
         Raises:
-            PerfedError: nothing was measured there.
+            PerfedError: nothing was measured at this site.
         """
-        for found in self.sites:
-            if found.site == site:
-                return found.method
-        known = shorten_list([found.site for found in self.sites])
-        raise PerfedError(f"nothing was measured at site '{site}'; sites are: {known}")
+        for site_verdict in self.sites:
+            if site_verdict.site == site:
+                return site_verdict.method
+        site_names = shorten_list([site_verdict.site for site_verdict in self.sites])
+        raise PerfedError(f"nothing was measured at site '{site}'; sites are: {site_names}")
 
     @property
     def site_table(self) -> TextTable:
-        """One row per site."""
+        """The recommendations as a table with one row per site."""
         gain = "Gain of the federated over the local one [95 % interval over test rows and seeds]"
         rows = [
-            [s.site, _name(s.method), s.why, _name(s.local), _name(s.federated), self._gain_at(s)] for s in self.sites
+            [
+                s.site,
+                _format_method(s.method),
+                s.why,
+                _format_method(s.local),
+                _format_method(s.federated),
+                self._format_gain(s),
+            ]
+            for s in self.sites
         ]
         header = ["Site", "Use", "Why", "Best local model", "Best federated one", gain]
         return TextTable("what to use at each site", header, rows)
 
-    def _gain_at(self, site: SiteVerdict) -> str:
+    def _format_gain(self, site: SiteVerdict) -> str:
         gain = site.gain
         return UNKNOWN if gain is None else format_difference(self.metric, gain.mean, gain.low, gain.high)
 
-    def warned(self, lines: Sequence[str]) -> Verdict:
-        """The same with further warnings before the others."""
+    def with_warnings(self, lines: Sequence[str]) -> Verdict:
+        """Return a copy of the verdict with further warnings before the existing ones."""
         return replace(self, warnings=(*lines, *self.warnings))
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``comparison.json`` has it."""
+        """Return the content of ``comparison.json``."""
         return {**asdict(self), "sentences": self.sentences}
 
 
@@ -185,74 +206,88 @@ def verdict(runs: Sequence[RunResults], reference: str | None = None) -> Verdict
     of methods and sites; they exist if the runs kept predictions (:func:`perfed.report.site_intervals.row_intervals`).
 
     Args:
-        runs: of several methods and seeds.
-        reference: that the others are compared with; if not given, the one with the best mean of those that need no
-            federation (``local`` and ``sklearn:``), else the first.
+        runs: the runs of several methods and seeds.
+        reference: the method with which the others are compared. By default, it is the method with the best mean among
+            those that need no federation (``local`` and ``sklearn:``), or the first method if there are none.
     """
     metric, values = main_metric(runs), ClientTable.from_runs(runs)
     if metric is None or len(values.of_method) < 2:
         return None
-    known = metric_of(metric)
-    base = reference or best_reference(values, known)
-    sizes = {method: sent(runs, method) for method in values.of_method}
-    found = tuple(compare_methods(base, values, known, sizes).values())
-    federated = [of for of in found if not needs_no_federation(of.method) and not of.method.startswith(POOLED)]
-    flat = find_constant_predictions(runs)
+    metric_spec = metric_of(metric)
+    base = reference or best_reference(values, metric_spec)
+    sizes = {method: average_sent_bytes(runs, method) for method in values.of_method}
+    methods = tuple(compare_methods(base, values, metric_spec, sizes).values())
+    federated = [v for v in methods if not needs_no_federation(v.method) and not v.method.startswith(POOLED)]
+    constant = find_constant_predictions(runs)
     warnings = [
         *describe_spent_privacy(runs),
-        *describe_noise(values, known),
+        *describe_noise(values, metric_spec),
         *describe_few_seeds(values),
         *describe_missing_metric(runs, metric, values),
         *list_data_doubts(runs),
         *describe_unequal_rounds(runs),
-        *describe_constant_predictions(flat, len(values.sites)),
+        *describe_constant_predictions(constant, len(values.sites)),
         *describe_same_rows(runs),
         *describe_convergence(runs, metric),
         *describe_frequent_class(runs, metric, values),
         *(describe_inferior_methods(federated, base, metric) if needs_no_federation(base) else ()),
     ]
-    several = needs_no_federation(base) and len(values.sites) > 1  # else nothing is known of other sites
-    ahead = {of.method for of in federated if several and of.gain.sign > 0}
-    sites = () if values.pooled else _of_sites(runs, values, metric, flat, ahead)
-    return Verdict(metric, base, found, tuple(warnings), sites)
+    several = needs_no_federation(base) and len(values.sites) > 1  # a single site says nothing about other sites
+    ahead = {v.method for v in federated if several and v.gain.sign > 0}
+    sites = () if values.pooled else _judge_sites(runs, values, metric, constant, ahead)
+    return Verdict(metric, base, methods, tuple(warnings), sites)
 
 
 @dataclass(frozen=True)
 class _Candidates:
-    """The best model of a site's own and the best federated one, each with how good it is there."""
+    """The best local and the best federated model of a site.
+
+    Attributes:
+        local: the best model that needs no federation; None if there is none.
+        federated: the best other model; None if there is none.
+        scores: for each method, whether its predictions vary over the rows, and its shrunk mean (greater is better).
+    """
 
     local: str | None
     federated: str | None
     scores: Mapping[str, tuple[bool, float]]
 
     @classmethod
-    def at(cls, column: int, values: ClientTable, known: Metric, flat: Constant) -> _Candidates:
-        """Those of the site in this column."""
+    def select_at(cls, column: int, values: ClientTable, metric_spec: Metric, constant: Constant) -> _Candidates:
+        """Return the candidates of the site in a column of ``values``."""
         site = values.sites[column]
         scores = {
             method: (
-                site not in flat.get(method, ()),
-                known.direction * float(values.shrink_to_mean(method, WORTH)[column]),
+                site not in constant.get(method, ()),
+                metric_spec.direction * float(values.shrink_to_mean(method, WORTH)[column]),
             )
-            for method, own in values.of_method.items()
-            if np.isfinite(own[:, column]).any() and not method.startswith(POOLED)
+            for method, site_values in values.of_method.items()
+            if np.isfinite(site_values[:, column]).any() and not method.startswith(POOLED)
         }
         local, federated = (
-            max((m for m in scores if needs_no_federation(m) is alone), key=lambda m: scores[m], default=None)
-            for alone in (True, False)
+            max((m for m in scores if needs_no_federation(m) is is_local), key=lambda m: scores[m], default=None)
+            for is_local in (True, False)
         )
         return cls(local, federated, scores)
 
-    def judged(self, site: str, gain: Gain | None, could_gain: bool | None, ahead: Collection[str]) -> SiteVerdict:
-        """What to use there, with the gain of the federated one, and the methods that are ahead over all sites."""
+    def recommend(self, site: str, gain: Gain | None, could_gain: bool | None, ahead: Collection[str]) -> SiteVerdict:
+        """Return the recommendation for the site.
+
+        Args:
+            site: the id of the site.
+            gain: the gain of the federated model over the local one at the site.
+            could_gain: see :class:`SiteVerdict`.
+            ahead: the methods that are ahead over all sites.
+        """
         if self.local is None or self.federated is None:
             return SiteVerdict(site, str(self.local or self.federated), ALONE, self.local, self.federated, gain)
         sign = 0 if gain is None else gain.sign
-        (local_says, _), (says, _) = own, other = self.scores[self.local], self.scores[self.federated]
-        better = self.federated in ahead and other > own and sign >= 0
-        if says > local_says:
+        local_score, federated_score = self.scores[self.local], self.scores[self.federated]
+        (local_varies, _), (federated_varies, _) = local_score, federated_score
+        better = self.federated in ahead and federated_score > local_score and sign >= 0
+        if federated_varies > local_varies:
             why = FLAT
-        elif says == local_says and (sign > 0 or better):
+        elif federated_varies == local_varies and (sign > 0 or better):
             why = GAINS if sign > 0 else AHEAD
         else:
             why = LOSES if sign < 0 else LEVEL
@@ -260,37 +295,46 @@ class _Candidates:
         return SiteVerdict(site, use, why, self.local, self.federated, gain, could_gain)
 
 
-def _of_sites(
-    runs: Sequence[RunResults], values: ClientTable, metric: str, flat: Constant, ahead: Collection[str]
+def _judge_sites(
+    runs: Sequence[RunResults], values: ClientTable, metric: str, constant: Constant, ahead: Collection[str]
 ) -> tuple[SiteVerdict, ...]:
-    known = metric_of(metric)
-    found = {site: _Candidates.at(column, values, known, flat) for column, site in enumerate(values.sites)}
-    pairs = {site: (of.federated, of.local) for site, of in found.items() if of.federated and of.local}
-    of_site = [method for method in values.of_method if not method.startswith(POOLED)]
-    alone = sum(map(needs_no_federation, of_site))
-    gains = row_intervals(runs, values, metric, pairs, ComparisonCounts(max(1, len(of_site) - alone), max(1, alone)))
+    metric_spec = metric_of(metric)
+    candidates = {
+        site: _Candidates.select_at(column, values, metric_spec, constant) for column, site in enumerate(values.sites)
+    }
+    pairs = {site: (c.federated, c.local) for site, c in candidates.items() if c.federated and c.local}
+    site_methods = [method for method in values.of_method if not method.startswith(POOLED)]
+    local_count = sum(map(needs_no_federation, site_methods))
+    counts = ComparisonCounts(max(1, len(site_methods) - local_count), max(1, local_count))
+    gains = row_intervals(runs, values, metric, pairs, counts)
     for column, site in enumerate(values.sites):
         if site in pairs and site not in gains:
-            each = values.gains(*pairs[site], known)[:, column]
-            if np.isfinite(each).any():
-                gains[site] = Gain(float(np.nanmean(each)), None, None)
-    could = {
-        site: _could_gain(gain, float(np.nanmean(values.of_method[pairs[site][1]][:, values.sites.index(site)])), known)
+            seed_gains = values.gains(*pairs[site], metric_spec)[:, column]
+            if np.isfinite(seed_gains).any():
+                gains[site] = Gain(float(np.nanmean(seed_gains)), None, None)
+    could_gain = {
+        site: _could_gain(
+            gain, float(np.nanmean(values.of_method[pairs[site][1]][:, values.sites.index(site)])), metric_spec
+        )
         for site, gain in gains.items()
     }
-    limited = {site: gain.limit(known.widest) for site, gain in gains.items()}
-    return tuple(of.judged(site, limited.get(site), could.get(site), ahead) for site, of in found.items() if of.scores)
+    limited = {site: gain.limit(metric_spec.widest) for site, gain in gains.items()}
+    return tuple(
+        site_candidates.recommend(site, limited.get(site), could_gain.get(site), ahead)
+        for site, site_candidates in candidates.items()
+        if site_candidates.scores
+    )
 
 
-def _could_gain(gain: Gain, local: float, known: Metric) -> bool | None:
+def _could_gain(gain: Gain, local: float, metric_spec: Metric) -> bool | None:
     """Return whether the best possible value of the metric would be significantly better than the ``local`` value."""
     if gain.low is None:
         return None
-    best = known.span[1] if known.higher_is_better else known.span[0]
-    return gain.mean - gain.low < known.direction * (best - local)
+    best = metric_spec.span[1] if metric_spec.higher_is_better else metric_spec.span[0]
+    return gain.mean - gain.low < metric_spec.direction * (best - local)
 
 
-def _name(method: str | None) -> str:
+def _format_method(method: str | None) -> str:
     return UNKNOWN if method is None else display_name(method)
 
 
@@ -304,7 +348,7 @@ def _describe_recommendation(sites: Sequence[SiteVerdict]) -> list[str]:
     ahead = list(dict.fromkeys(display_name(site.method) for site in sites if site.why == AHEAD))
     reason = ": keep the local models" if all(site.why == LEVEL for site in sites) else ""
     if ahead:
-        reason = f": {listed(ahead)} {'is' if len(ahead) == 1 else 'are'} ahead over all clients together"
+        reason = f": {join_names(ahead)} {'is' if len(ahead) == 1 else 'are'} ahead over all clients together"
     return [f"Use {', '.join(choices)}{reason}."]
 
 
@@ -332,5 +376,5 @@ def _describe_site_evidence(sites: Sequence[SiteVerdict], metric: str, methods: 
     return [
         f"The test rows of a single client show a gain at {signs[1]} of {number} client{plural}, a loss at "
         f"{signs[-1]}, and leave it open at {signs[0]}{limit_text}; at the median client a gain must exceed "
-        f"{amount(metric, threshold)} to show ({method_text})."
+        f"{format_amount(metric, threshold)} to show ({method_text})."
     ]

@@ -12,7 +12,7 @@ from perfed.plugins import POOLED, SKLEARN
 from perfed.report.against import MethodVerdict
 from perfed.report.paired import ClientTable
 from perfed.report.run_results import RunResults, find_federation_data, list_methods
-from perfed.report.text import amount, format_metric, listed
+from perfed.report.text import format_amount, format_metric, join_names
 
 Constant = Mapping[str, Sequence[str]]
 """The sites at which the models of a method predict the same for all rows, by method."""
@@ -70,7 +70,7 @@ def _describe_metric_gain(runs: Sequence[RunResults], metric: str) -> str:
     if not rises or min(rise for rise, _ in rises) <= 0:
         return ""
     rise, value = (float(np.mean(column)) for column in zip(*rises, strict=True))
-    return f"it still gained {amount(metric, rise)}" if rise > _relevant_change(_STILL, metric, value) else ""
+    return f"it still gained {format_amount(metric, rise)}" if rise > _relevant_change(_STILL, metric, value) else ""
 
 
 def _describe_loss_decrease(runs: Sequence[RunResults], metric: str) -> str:
@@ -144,11 +144,11 @@ def describe_inferior_methods(verdicts: Sequence[MethodVerdict], base: str, metr
     These are methods that are significantly worse, and methods whose mean is not better though the interval contains 0.
     """
     inferior = [v for v in verdicts if v.gain.mean <= 0]
-    zero = amount(metric, 0.0)  # as it is printed
-    worse = [v for v in inferior if v.gain.sign < 0 and amount(metric, -v.gain.mean) != zero]
+    zero = format_amount(metric, 0.0)  # as it is printed
+    worse = [v for v in inferior if v.gain.sign < 0 and format_amount(metric, -v.gain.mean) != zero]
     parts, reference = [], f"{display_name(base)}, which needs no federation"
     if worse:
-        names = ", ".join(f"{display_name(v.method)} (by {amount(metric, -v.gain.mean)})" for v in worse)
+        names = ", ".join(f"{display_name(v.method)} (by {format_amount(metric, -v.gain.mean)})" for v in worse)
         parts.append(f"Worse than {reference}: {names}")
     level = ", ".join(display_name(v.method) for v in inferior if v not in worse)
     if level:
@@ -164,7 +164,7 @@ def describe_unequal_rounds(runs: Sequence[RunResults]) -> list[str]:
         rounds = {int(run.config.get("rounds", 0)) for run in members} - {0}
         if len(rounds) > 1:
             lines.append(
-                f"{display_name(method)}: seeds have {listed([str(number) for number in sorted(rounds)])} rounds."
+                f"{display_name(method)}: seeds have {join_names([str(number) for number in sorted(rounds)])} rounds."
             )
     return lines
 
@@ -178,11 +178,13 @@ def describe_same_rows(runs: Sequence[RunResults]) -> list[str]:
     data = {run.data for run in by_seed.values()}
     rows = {run.predictions.marks for run in by_seed.values()}
     if len(by_seed) < 2 or len(rows) > 1 or (rows == {()} and (len(data) > 1 or data == {None})):
-        return []  # without predictions the targets alone say it
+        return []  # without predictions only the checksum of the data shows this
     which = "training and test" if len(data - {None}) == len(data) == 1 else "test"
     name = str(next(iter(by_seed.values())).config.get("data", {}).get("name", ""))
     advice = _FOLDS.get("memory" if name.endswith(" in memory") else name, "")
-    return [f"All seeds have the same {which} rows: intervals over seeds are of the training alone{advice}."]
+    return [
+        f"All seeds have the same {which} rows: intervals over seeds only cover the variation of the training{advice}."
+    ]
 
 
 def describe_frequent_class(runs: Sequence[RunResults], metric: str, values: ClientTable) -> list[str]:
@@ -221,7 +223,7 @@ def describe_missing_metric(runs: Sequence[RunResults], metric: str, values: Cli
     """Return a line on finished methods without the metric, such as log loss if a model has no probabilities."""
     finished = list_methods([run for run in runs if run.summary])
     lacking = [display_name(method) for method in finished if method not in values.of_method]
-    return [f"Not compared, for lack of {metric}: {listed(lacking)}."] if lacking else []
+    return [f"Not compared, for lack of {metric}: {join_names(lacking)}."] if lacking else []
 
 
 def describe_few_seeds(values: ClientTable) -> list[str]:
@@ -229,16 +231,16 @@ def describe_few_seeds(values: ClientTable) -> list[str]:
     if len(values.seeds) == 2:
         return [TWO_SEEDS]
     if values.pooled:
-        over = "the noise alone: they hold for these trainings" if len(values.seeds) == 1 else "seeds alone"
+        over = "the noise only: they hold for these trainings" if len(values.seeds) == 1 else "seeds only"
         return [
-            "The mean over all clients is known alone: the variation between clients is unknown. Intervals of methods "
+            "Only the mean over all clients is known: the variation between clients is unknown. Intervals of methods "
             f"are over {over}."
         ]
     if len(values.sites) == 1:
-        return ["One client: the variation between clients is unknown. Intervals of methods are over seeds alone."]
+        return ["One client: the variation between clients is unknown. Intervals of methods are over seeds only."]
     if len(values.seeds) == 1:
         return [
-            "One seed: the variation between trainings is unknown. Intervals of methods are over clients alone: they "
+            "One seed: the variation between trainings is unknown. Intervals of methods are over clients only: they "
             "hold for these trainings."
         ]
     return []
@@ -273,7 +275,7 @@ def describe_noise(values: ClientTable, known: Metric) -> list[str]:
     most = f"{known.scale * max(deviations):.3g}{unit}"
     return [
         f"Metrics left the clients with noise: in a method's mean its standard deviation is at most {most} with each "
-        "seed. Intervals have it in them."
+        "seed. The intervals include this noise."
     ]
 
 

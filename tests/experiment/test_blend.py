@@ -122,7 +122,7 @@ def test_a_site_that_errs_less_alone_keeps_its_own_model_whatever_the_prior_says
         assert list(found["sites"][site].values()) == pytest.approx(list(found["pooled"].values()), abs=2e-3)
     for (site, blend), (_, ridge) in zip(*(said_by(made.path, name) for name in ("blend", names[0])), strict=True):
         assert np.allclose(blend, ridge, atol=1e-6) == (site == "s0")
-    assert "so these sites keep their best own model: s0." in (made.path / "report.html").read_text()
+    assert "so these sites keep their best local model: s0." in (made.path / "report.html").read_text()
     notes = json.loads((made.path / "blend/seed-0/summary.json").read_text())["notes"]
     assert notes[1] == "sites that keep their best own model, which errs less on held-out rows: s0"
 

@@ -167,8 +167,8 @@ def test_a_method_that_failed_is_said_by_every_command_until_it_is_done(tmp_path
 def test_seeds_on_the_same_rows_are_said(digits):
     same = perfed.compare(digits, ["local", "fedavg"], model=MODEL, rounds=1, seeds=[0, 1])
     line = (
-        "All seeds have the same training and test rows: intervals over seeds are of the training alone; give a "
-        "function from a seed to a federation for folds."
+        "All seeds have the same training and test rows: intervals over seeds only cover the variation of the "
+        "training; give a function from a seed to a federation for folds."
     )
     assert line in same.verdict.splitlines()
     tuned = perfed.compare(digits, ["local", "fedavg"], model=MODEL, rounds=1, seeds=[0, 1], tune=["lr=1e-2"])

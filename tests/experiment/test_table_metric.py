@@ -50,7 +50,7 @@ def test_tables_with_classes_are_compared_by_log_loss_and_what_has_none_is_named
     (row,) = [row for row in beside.rows if row[0] == "Local"]
     assert float(row[3]) == pytest.approx(np.mean(each), abs=1e-4)
     page = write_report(runs, tmp_path / "r.html", title="t").read_text()
-    assert "accuracy is not all" in page
+    assert "Accuracy and the frequencies of the classes" in page
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_of_runs_it_is_over_all_sites_and_seeds(tmp_path, classes):
     section = page[page.index("Calibration</h2>") :]
     assert f"<td>{right.slope:.2f}</td><td>{right.intercept:+.2f}</td>" in section
     drawn = figures(load_runs([path for path in sorted(tmp_path.iterdir()) if path.is_dir()]))["calibration"]
-    assert f"FedAvg: said {100 * right.predicted[0]:.1f} %, happened {100 * right.observed[0]:.1f} %" in drawn
+    assert f"FedAvg: predicted {100 * right.predicted[0]:.1f} %, observed {100 * right.observed[0]:.1f} %" in drawn
 
 
 def test_runs_of_values_have_no_calibration(tmp_path):

@@ -23,8 +23,8 @@ from test_report_tables import clocked
 
 from perfed import report as reports
 from perfed.report.page import svg
-from perfed.report.page.gallery import read
-from perfed.report.page.paper import SPACE, standalone
+from perfed.report.page.gallery import describe_reading
+from perfed.report.page.paper import SPACE, make_standalone
 
 FONTS = Path(get_data_path()) / "fonts" / "ttf"
 SCALE = 2  # pixels for each unit of a drawing
@@ -195,12 +195,12 @@ def test_words_in_pdfs_can_be_read_and_searched(files):
 def test_colours_that_cover_a_part_are_what_they_are_on_white():
     """By hand: 255 - share * (255 - colour); shares of groups multiply, those of fills are inherited."""
     parts = [
-        svg.tag("g", svg.dot(1, 1, "#ff0000"), svg.dot(1, 1, None), opacity=0.5, fill="#000000"),
-        svg.tag("g", svg.dot(1, 1, "#00ff00"), fill_opacity=0.2),
-        svg.tag("path", d="M0 0", fill="none", stroke="#0000ff", stroke_opacity=0.5, opacity=0.4),
-        svg.words(1, 1, "plain"),
+        svg.build_element("g", svg.draw_dot(1, 1, "#ff0000"), svg.draw_dot(1, 1, None), opacity=0.5, fill="#000000"),
+        svg.build_element("g", svg.draw_dot(1, 1, "#00ff00"), fill_opacity=0.2),
+        svg.build_element("path", d="M0 0", fill="none", stroke="#0000ff", stroke_opacity=0.5, opacity=0.4),
+        svg.draw_text(1, 1, "plain"),
     ]
-    root = ElementTree.fromstring(standalone(svg.drawing("t", "d", *parts)))
+    root = ElementTree.fromstring(make_standalone(svg.build_drawing("t", "d", *parts)))
     circles, (line,) = [*root.iter(f"{{{SPACE}}}circle")], root.iter(f"{{{SPACE}}}path")
     assert [circle.get("fill") for circle in circles] == ["#ff8080", "#808080", "#ccffcc"]
     assert (line.get("fill"), line.get("stroke")) == ("none", "#ccccff")
@@ -242,7 +242,7 @@ def test_an_index_shows_every_figure_and_says_how_it_is_read(tab, told, tmp_path
     assert f"written: {folder / 'figures' / 'index.html'}" in outcome.out.splitlines()
     for place in (folder / "figures", folder / "times"):
         stems = {file.stem for file in place.glob("*.svg")}
-        assert stems and all(read(stem) for stem in stems)
+        assert stems and all(describe_reading(stem) for stem in stems)
         tab.open(place / "index.html")
         tab.run("[...document.images].forEach(image => { image.loading = 'eager' })")
         tab.run("Promise.all([...document.images].map(image => image.decode())).then(() => 0)")
@@ -253,5 +253,5 @@ def test_an_index_shows_every_figure_and_says_how_it_is_read(tab, told, tmp_path
         links = tab.run("[...document.links].map(link => decodeURIComponent(link.getAttribute('href')))")
         assert sorted(links) == sorted(file.name for file in place.iterdir() if file.name != "index.html")
         text = tab.run("document.body.innerText")
-        assert "perfed report" in text and (read("before-after") in text or place.name == "times")
+        assert "perfed report" in text and (describe_reading("before-after") in text or place.name == "times")
     assert (tab.said, tab.asked) == ([], [])

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from perfed.report.curves import Curve
 from perfed.report.page import style, svg
-from perfed.report.page.curves import zoomed
-from perfed.report.page.paper import standalone
+from perfed.report.page.curves import choose_value_range
+from perfed.report.page.paper import make_standalone
 
 SPACE = "{http://www.w3.org/2000/svg}"
 
@@ -36,12 +36,12 @@ def test_ticks_are_round_and_within(low, high, log, texts):
 
 
 def test_values_land_where_a_computation_by_hand_puts_them():
-    axes = svg.axes((0, 10), (0, 50), ("Round", "Accuracy (%)"), top=30)
+    axes = svg.create_axes((0, 10), (0, 50), ("Round", "Accuracy (%)"), top=30)
     assert (axes.x.start, axes.x.end, axes.y.start, axes.y.end) == (34, 466, 256, 30)
     assert axes.x(2.5) == 34 + 0.25 * 432 and axes.y(50) == 30 and axes.y(12.5) == 256 - 0.25 * 226
     assert svg.Scale(0.1, 1000, 100, 500, log=True)(1) == pytest.approx(100 + 400 / 4)
     drawn = ElementTree.fromstring(
-        svg.drawing("t", "d", str(axes), svg.line([(axes.x(5), axes.y(25))], style.looks("a")["a"]))
+        svg.build_drawing("t", "d", str(axes), svg.draw_line([(axes.x(5), axes.y(25))], style.assign_looks("a")["a"]))
     )
     marks = {text.text: (float(text.get("x")), float(text.get("y"))) for text in drawn.iter(f"{SPACE}text")}
     assert marks["10"][0] in (466, 28) and marks["20"] == (28, pytest.approx(256 - 0.4 * 226 + 4, abs=0.05))
@@ -49,20 +49,24 @@ def test_values_land_where_a_computation_by_hand_puts_them():
 
 
 def test_an_axis_is_never_of_no_length():
-    assert svg.spanned([3.0, 3.0]) == (2.85, 3.15) and svg.spanned([]) == (0, 1) and svg.spanned([0.0]) == (-1, 1)
-    assert svg.spanned([float("nan"), 5.0, 1.0], zero=True) == (0, pytest.approx(5.2))
-    assert svg.spanned([0.0, 1.0, 100.0], log=True) == pytest.approx((1 / 1.1, 110))
+    assert (
+        svg.compute_axis_range([3.0, 3.0]) == (2.85, 3.15)
+        and svg.compute_axis_range([]) == (0, 1)
+        and svg.compute_axis_range([0.0]) == (-1, 1)
+    )
+    assert svg.compute_axis_range([float("nan"), 5.0, 1.0], zero=True) == (0, pytest.approx(5.2))
+    assert svg.compute_axis_range([0.0, 1.0, 100.0], log=True) == pytest.approx((1 / 1.1, 110))
 
 
 def test_words_of_others_are_escaped_and_what_is_written_is_xml():
-    entry, below = svg.legend([('<b>&"x"', style.Look("var(--c1)", "2 3")), ("y" * 80, style.Look("red", ""))])
+    entry, below = svg.draw_legend([('<b>&"x"', style.Look("var(--c1)", "2 3")), ("y" * 80, style.Look("red", ""))])
     parts = [
         entry,
-        svg.dot(1, 2, "red", "a < b & c"),
-        svg.interval(1, 3, 2, "red"),
-        svg.area([(0, 0), (1, 1)], "#ff0000"),
+        svg.draw_dot(1, 2, "red", "a < b & c"),
+        svg.draw_interval(1, 3, 2, "red"),
+        svg.fill_area([(0, 0), (1, 1)], "#ff0000"),
     ]
-    root = ElementTree.fromstring(standalone(svg.drawing("<title>", "a & b", *parts)))
+    root = ElementTree.fromstring(make_standalone(svg.build_drawing("<title>", "a & b", *parts)))
     assert root.get("role") == "img"
     assert [root.find(f"{SPACE}{name}").text for name in ("title", "desc")] == ["<title>", "a & b"]
     assert [text.text for text in root.iter(f"{SPACE}text")] == ['<b>&"x"', "y" * 80]
@@ -71,17 +75,22 @@ def test_words_of_others_are_escaped_and_what_is_written_is_xml():
 
 
 def test_a_file_of_its_own_has_light_colours_and_no_variables():
-    drawn = svg.drawing("t", "d", svg.dot(1, 2, style.paint("c3")), svg.words(0, 0, "w", fill=style.paint("muted")))
-    alone = standalone(drawn)
+    drawn = svg.build_drawing(
+        "t",
+        "d",
+        svg.draw_dot(1, 2, style.css_colour("c3")),
+        svg.draw_text(0, 0, "w", fill=style.css_colour("muted")),
+    )
+    alone = make_standalone(drawn)
     assert "var(" in drawn and "var(" not in alone
     assert style.LIGHT["c3"] in alone and style.LIGHT["muted"] in alone
 
 
 def test_methods_look_different_and_always_the_same():
-    found = style.looks([f"m{i}" for i in range(40)])
+    found = style.assign_looks([f"m{i}" for i in range(40)])
     assert len({(one.colour, one.dash) for one in found.values()}) == 40
-    assert len({found[f"m{i}"].colour for i in range(10)}) == 10 == len({style.shade(i) for i in range(10)})
-    assert found["m1"] == style.looks(["m0", "m1"])["m1"]
+    assert len({found[f"m{i}"].colour for i in range(10)}) == 10 == len({style.cycle_colour(i) for i in range(10)})
+    assert found["m1"] == style.assign_looks(["m0", "m1"])["m1"]
     assert style.LIGHT.keys() == style.DARK.keys()
 
 
@@ -141,7 +150,7 @@ def test_words_and_lines_can_be_read_in_both_themes(colours):
 
 
 def test_a_heat_map_is_a_png_whose_cover_is_the_value():
-    address = svg.picture(np.array([[0.0, 0.5, 1.0], [1.0, 0.0, 0.2]]), "#102030")
+    address = svg.encode_heat_map(np.array([[0.0, 0.5, 1.0], [1.0, 0.0, 0.2]]), "#102030")
     content = base64.b64decode(address.removeprefix("data:image/png;base64,"))
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     length = int.from_bytes(content[33:37], "big")
@@ -155,7 +164,7 @@ def test_a_heat_map_is_a_png_whose_cover_is_the_value():
 
 def broken(*ends: float, **more: bool) -> int:
     """Marks of axes whose ends are these, first those of x."""
-    frame = svg.axes(ends[:2], ends[2:], ("x", "y"), log_y=more.get("log_y", False))
+    frame = svg.create_axes(ends[:2], ends[2:], ("x", "y"), log_y=more.get("log_y", False))
     return str(replace(frame, counted=more.get("counted", False))).count(f"<title>{svg.NO_ZERO}</title>")
 
 
@@ -169,18 +178,20 @@ def test_an_axis_without_0_says_so():
 def test_a_line_is_cut_where_it_leaves_the_axis():
     scale = svg.Scale(0, 10, 100, 0)  # heights 0 to 100
     inside = [(0.0, 90.0), (10.0, 50.0), (20.0, 10.0)]
-    assert svg.within(inside, scale) == [inside]
+    assert svg.clip_line(inside, scale) == [inside]
     # From 20 below the axis up, through it, 50 above it, and back: at a fifth of the way in, half of it out and in.
     zigzag = [(0.0, 120.0), (10.0, 20.0), (20.0, -20.0), (30.0, 20.0)]
-    assert svg.within(zigzag, scale) == [[(2.0, 100), (10.0, 20.0), (15.0, 0)], [(25.0, 0), (30.0, 20.0)]]
-    assert svg.within([(0.0, 150.0), (10.0, -50.0)], scale) == [[(2.5, 100), (7.5, 0)]]
-    assert svg.within([(0.0, 150.0), (10.0, 130.0)], scale) == [] and svg.within([(1.0, 5.0)], scale) == [[(1.0, 5.0)]]
+    assert svg.clip_line(zigzag, scale) == [[(2.0, 100), (10.0, 20.0), (15.0, 0)], [(25.0, 0), (30.0, 20.0)]]
+    assert svg.clip_line([(0.0, 150.0), (10.0, -50.0)], scale) == [[(2.5, 100), (7.5, 0)]]
+    assert svg.clip_line([(0.0, 150.0), (10.0, 130.0)], scale) == [] and svg.clip_line([(1.0, 5.0)], scale) == [
+        [(1.0, 5.0)]
+    ]
 
 
 @pytest.mark.parametrize("values", [[-20.0, -10.0], [105.0], [-5.0, 110.0], [0.0, 100.0]])
 def test_an_axis_has_values_beyond_the_limits_of_a_metric_on_it(values):
     """Metrics with noise may be below 0 or above 100 %."""
-    low, high = svg.spanned(values, limits=(0.0, 100.0))
+    low, high = svg.compute_axis_range(values, limits=(0.0, 100.0))
     assert low <= min(values) <= max(values) <= high and low < high
 
 
@@ -195,6 +206,6 @@ def test_an_axis_has_values_beyond_the_limits_of_a_metric_on_it(values):
 def test_a_curve_s_axis_shows_the_rounds_that_matter(values, low, high):
     curve = Curve("m", tuple(range(1, 9)), {}, np.array([values], dtype=float))
     late = [v for v in values if low <= v <= high]
-    ends = zoomed([curve])
+    ends = choose_value_range([curve])
     assert ends[0] <= min(late) and ends[1] >= max(late)
     assert ends[0] > low - 0.1 * (high - low) and ends[1] < high + 0.1 * (high - low)

@@ -17,7 +17,7 @@ from test_report_tables import clocked
 
 from perfed.report import load_runs, write_report
 from perfed.report.page import style
-from perfed.report.page.style import document
+from perfed.report.page.style import build_document
 from perfed.report.partition import ClassTable, write_partition_page
 
 
@@ -57,7 +57,7 @@ def rgb(colour: str) -> str:
 
 def test_a_request_of_a_page_would_be_noticed_and_is_forbidden(tab, tmp_path):
     picture = '<img src="http://localhost:9/picture.png">'
-    for number, (text, seen) in enumerate(((f"<html><body>{picture}", 1), (document("t", "", [picture]), 0))):
+    for number, (text, seen) in enumerate(((f"<html><body>{picture}", 1), (build_document("t", "", [picture]), 0))):
         (tmp_path / f"{number}.html").write_text(text)
         tab.open(tmp_path / f"{number}.html")
         assert len(tab.asked) == seen

@@ -264,7 +264,7 @@ def test_unfinished_runs_are_reported_as_far_as_they_are(tmp_path):
     run = write_run(tmp_path / "run", "flic", 0, finished=False)
     page = read_page(write_report(load_runs([run]), tmp_path / "report.html", title="Half"))
     assert page.sections == ["curves", "reproduce"]
-    assert "Not finished, so in the learning curves alone: flic with seed 0." in page.words
+    assert "Not finished, so only in the learning curves: flic with seed 0." in page.words
     (run / "rounds.jsonl").unlink()
     page = read_page(write_report(load_runs([run]), tmp_path / "report.html", title="Nothing yet"))
     assert page.figures == [] and "No round has been evaluated yet." in page.words
@@ -275,7 +275,7 @@ def test_one_method_has_cards_and_nothing_to_compare(tmp_path):
     page = read_page(write_report(load_runs([run]), tmp_path / "report.html", title="Regression"))
     assert page.sections == ["verdict", "gains", "curves", "federation", "reproduce"]
     assert "mse0.6± 0.1 over the clientsworst client 0.75, 10 % worst 0.7lower is better" in page.words
-    assert "There is nothing to compare it with." in page.words and "Better than" not in page.words
+    assert "There is no other method to compare with." in page.words and "Better than" not in page.words
     assert "accuracy" not in comparison_rows(load_runs([run]))[0]
 
 

@@ -15,7 +15,7 @@ from test_report import read_page, spread, write_run
 
 from perfed.report import all_tables, comparison_rows, load_runs, write_report
 from perfed.report.curves import find_axes, metric_curves, used_curves
-from perfed.report.page.page_data import Study
+from perfed.report.page.page_data import ReportData
 from perfed.report.page.speeds import speed_figures
 from perfed.report.tables import domain_tables, speed_table, target_table
 from perfed.run.directory import RunDirectory
@@ -163,7 +163,7 @@ def test_slower_and_faster_half_of_the_clients(tmp_path):
     assert table.header == ["Method", *titles]
     # Slower: a and c, faster: b and d; e is in the middle. Accuracy 40 and 50 against 80 and 90 in seeds 0 and 1.
     assert table.rows == [["FedRep", "1.5 ± 0", "4 ± 0", "45.00 ± 7.07", "85.00 ± 7.07"]]
-    drawn = speed_figures(Study.of(load_runs(runs)))["metric-by-speed"]
+    drawn = speed_figures(ReportData.from_runs(load_runs(runs)))["metric-by-speed"]
     said = re.findall(r"FedRep, client (\w), seed (\d): ([\d.]+), ([\d.]+) s", drawn)
     assert len(said) == 10 and ("a", "1", "40", "8") in said and ("b", "0", "90", "1") in said
 
@@ -175,7 +175,7 @@ def test_clients_of_one_speed_have_no_slower_half(tmp_path):
     (equal / "clients.csv").write_text(re.sub(r",[0-9.]+(?=\r?$)", ",1.0", text, flags=re.MULTILINE))
     runs = load_runs([without, equal])
     assert runs[1].clients is not None and runs[1].clients.seconds[0] == 1.0
-    assert speed_table(runs, "accuracy") is None and "metric-by-speed" not in speed_figures(Study.of(runs))
+    assert speed_table(runs, "accuracy") is None and "metric-by-speed" not in speed_figures(ReportData.from_runs(runs))
     assert [table.title for table in all_tables(runs)] == ["accuracy"]
 
 

@@ -78,7 +78,7 @@ def test_the_reference_is_the_best_by_the_direction_and_weights_of_the_metric(tm
         "No method is ahead of ridge regression per client; FedAvg and Local show no significant difference from it; "
     )
     assert found.sentences[0].endswith(
-        "the closest is FedAvg (at -0.25: 95 % interval over clients alone -7.35 to 6.85, corrected for 2 methods, "
+        "the closest is FedAvg (at -0.25: 95 % interval over clients only -7.35 to 6.85, corrected for 2 methods, "
         "1 seed)."
     )
     assert found.warnings[0].startswith("One seed: the variation between trainings is unknown.")
@@ -214,7 +214,7 @@ def test_a_run_that_one_seed_ends_worse_is_not_said(tmp_path):
 def test_the_report_says_it_first(tmp_path):
     runs = [write(tmp_path, name, 0, [0.5, value]) for name, value in (("local", 0.5), ("fedavg", 0.7))]
     page = write_report(load_runs(runs), tmp_path / "report.html", title="made up").read_text()
-    student = "95 % interval over clients alone -100.0 to 100.0"  # -117.1 to 137.1 without the metric's range
+    student = "95 % interval over clients only -100.0 to 100.0"  # -117.1 to 137.1 without the metric's range
     said = f"shows no significant difference from it (at +10.0: {student}, 1 seed)."
     assert (
         page.index('<p class="headline">No method is significantly better than Local.')
@@ -346,7 +346,7 @@ def test_a_second_with_the_larger_mean_is_not_said_to_be_behind(tmp_path):
     found = made(tmp_path, runs)
     assert found.best_method.method == "fedpac" and [of.gain.sign for of in found.methods] == [1, 0]
     page = write_report(load_runs(sorted(tmp_path.glob("*-*"))), tmp_path / "report.html", title="T").read_text()
-    assert "FedRep is 3.0 points ahead of it, which may be chance" in page and "-3.0 points" not in page
+    assert "FedRep is 3.0 points ahead of it, but its gain is not significant" in page and "-3.0 points" not in page
 
 
 def test_accuracies_that_say_no_more_than_the_most_frequent_class_are_warned_of(tmp_path):
@@ -380,7 +380,11 @@ def test_where_a_class_is_rare_auc_and_log_loss_stand_beside_accuracy(tmp_path):
             held = {"data": "0", "classes": ["no", "yes"], "domains": [], "clients": clients}
             (run / "federation.json").write_text(json.dumps(held))
         loaded = load_runs(runs)
-        found = [table for table in first_tables(loaded, verdict(loaded)) if table.title == "accuracy is not all"]
+        found = [
+            table
+            for table in first_tables(loaded, verdict(loaded))
+            if table.title == "Accuracy and the frequencies of the classes"
+        ]
         assert [table.header for table in found] == [["Method", "Accuracy (%)", "auc"]] * (sick == 6)
     found = first_tables(load_runs(sorted((tmp_path / "6").iterdir())), None)[1]
     assert found.rows == [[m, "94.50 ± 0.00", "0.715 ± 0.007071"] for m in ("FedAvg", "Local")]
@@ -389,7 +393,7 @@ def test_where_a_class_is_rare_auc_and_log_loss_stand_beside_accuracy(tmp_path):
 def test_one_client_is_said(tmp_path):
     found = made(tmp_path, {"local": [[0.5], [0.6], [0.7]], "fedavg": [[0.6], [0.65], [0.9]]})
     assert found.warnings[0] == (
-        "One client: the variation between clients is unknown. Intervals of methods are over seeds alone."
+        "One client: the variation between clients is unknown. Intervals of methods are over seeds only."
     )
 
 

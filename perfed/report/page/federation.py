@@ -1,4 +1,4 @@
-"""The federation: who holds what, what local training does to each client's model, and FedDAR's picture of domains."""
+"""The sections on the federation (the clients' data, metrics before and after local training) and on domains."""
 
 from __future__ import annotations
 
@@ -9,177 +9,214 @@ import numpy as np
 from perfed.engine.metrics import metric_of
 from perfed.methods.titles import display_name
 from perfed.report.page import svg
-from perfed.report.page.heat import heat_map
-from perfed.report.page.html import figure, grid, note, section, table
-from perfed.report.page.page_data import Study, thinned
-from perfed.report.page.style import Look, paint
+from perfed.report.page.heat import draw_heat_map
+from perfed.report.page.html import build_grid, build_note, build_section, build_table, wrap_figure
+from perfed.report.page.page_data import ReportData, spread_indices
+from perfed.report.page.style import Look, css_colour
 from perfed.report.run_results import ClientData, find_federation_data
 from perfed.report.tables import OVER_DOMAINS, domain_tables
 from perfed.report.text import axis_title
 
-MOST_LINES = 150  # clients of a method drawn one by one before and after local training
+MOST_LINES = 150  # clients of a method drawn in the figure before and after local training
 READ_BEFORE_AFTER = (
     "Before → after local training: each line is a client that took part in the last round, averaged over the seeds; "
     "the thick line is their mean."
 )
-BARS = 60  # clients with a bar each
+BARS = 60  # clients drawn as bars
 
 
-def federation_section(study: Study) -> str:
-    """The figures with what they mean; nothing where a run kept neither holdings nor both moments."""
-    kept = find_federation_data(study.runs)
-    found = federation_figures(study)
+def federation_section(report: ReportData) -> str:
+    """Return the figures with notes; empty if the runs kept no data on the clients."""
+    source = find_federation_data(report.runs)
+    figures = federation_figures(report)
     notes = []
-    if kept is not None:
-        notes.append(f"Training rows of seed {kept[0].seed}; colours begin at 0. Data: {kept[1].data}.")
-    if "before-after" in found:
+    if source is not None:
+        notes.append(f"Training rows of seed {source[0].seed}; colours begin at 0. Data: {source[1].data}.")
+    if "before-after" in figures:
         notes.append(READ_BEFORE_AFTER)
-    return section("federation", "The federation", grid(*map(figure, found.values())), *map(note, notes))
+    return build_section(
+        "federation", "The federation", build_grid(*map(wrap_figure, figures.values())), *map(build_note, notes)
+    )
 
 
-def federation_figures(study: Study) -> dict[str, str]:
-    """By name: rows of each class and domain, rows, columns, before and after local training."""
-    kept, found = find_federation_data(study.runs), {}
-    if kept is not None:
-        held, clients = kept[1], kept[1].clients
-        for name, kind, names in (("classes", "class", held.classes), ("domains", "domain", held.domains)):
+def federation_figures(report: ReportData) -> dict[str, str]:
+    """Return figures by name: rows by class and domain, rows, columns, metrics before and after local training."""
+    source, figures = find_federation_data(report.runs), {}
+    if source is not None:
+        federation, clients = source[1], source[1].clients
+        for name, kind, names in (("classes", "class", federation.classes), ("domains", "domain", federation.domains)):
             counts = [getattr(client, name) for client in clients.values()]
             if names and any(counts):
                 table = np.array([row or [0] * len(names) for row in counts], dtype=float)
-                found[f"partition-{name}"] = heat_map(
+                figures[f"partition-{name}"] = draw_heat_map(
                     f"Training rows by client and {kind}", list(clients), names, table
                 )
-        found["rows"] = _rows(clients)
+        figures["rows"] = _draw_rows(clients)
         if any(client.columns for client in clients.values()):
-            found["columns"] = _columns(clients)
-    found["before-after"] = _before_after(study)
-    return {name: drawn for name, drawn in found.items() if drawn}
+            figures["columns"] = _draw_columns(clients)
+    figures["before-after"] = _draw_before_after(report)
+    return {name: drawn for name, drawn in figures.items() if drawn}
 
 
-def _rows(clients: Mapping[str, ClientData]) -> str:
-    """How many rows clients have, the largest first."""
+def _draw_rows(clients: Mapping[str, ClientData]) -> str:
+    """Return a bar chart of the clients' numbers of rows, the largest first."""
     splits = [split for split in ("train", "validation", "test") if any(split in c.rows for c in clients.values())]
     totals = {site: [client.rows.get(split, 0) for split in splits] for site, client in clients.items()}
-    return stacked("Rows of each client", splits, totals)
+    return draw_stacked_bars("Rows of each client", splits, totals)
 
 
-def _columns(clients: Mapping[str, ClientData]) -> str:
-    """Columns that all clients have, those that some others have, and those of one client alone."""
+def _draw_columns(clients: Mapping[str, ClientData]) -> str:
+    """Return a bar chart of the columns that all clients, several clients, or a single client have."""
     kinds = [kind for kind in ("shared", "some", "own") if any(c.columns.get(kind) for c in clients.values())]
     totals = {site: [c.columns.get(kind, 0) for kind in kinds] for site, c in clients.items()}
-    return stacked("Columns of each client", kinds, totals)
+    return draw_stacked_bars("Columns of each client", kinds, totals)
 
 
-def stacked(title: str, kinds: Sequence[str], totals: Mapping[str, Sequence[int]]) -> str:
-    """A bar per client, the tallest first, in as many parts as there are kinds; of many clients every so many."""
+def draw_stacked_bars(title: str, kinds: Sequence[str], totals: Mapping[str, Sequence[int]]) -> str:
+    """Return a bar chart with a stacked bar per client, the tallest first.
+
+    Args:
+        title: the title of the figure.
+        kinds: the names of the parts of a bar.
+        totals: the length of each part by client; of more than :data:`BARS` clients, evenly spread ones are drawn.
+    """
     order = sorted(totals, key=lambda site: -sum(totals[site]))
-    shown = [order[i] for i in thinned(len(order), BARS)]
-    frame = svg.axes(
-        (0, len(shown)), svg.spanned([sum(totals[site]) for site in shown], zero=True), ("", title), top=48
+    shown = [order[i] for i in spread_indices(len(order), BARS)]
+    frame = svg.create_axes(
+        (0, len(shown)), svg.compute_axis_range([sum(totals[site]) for site in shown], zero=True), ("", title), top=48
     )
-    entries, _ = svg.legend([(kind, Look(paint(f"c{i + 1}"), "")) for i, kind in enumerate(kinds)])
-    parts, wide = [entries, frame.vertical()], 0.8 * (frame.x(1) - frame.x(0))
+    entries, _ = svg.draw_legend([(kind, Look(css_colour(f"c{i + 1}"), "")) for i, kind in enumerate(kinds)])
+    parts, wide = [entries, frame.draw_vertical()], 0.8 * (frame.x(1) - frame.x(0))
     for place, site in enumerate(shown):
         below = 0
         for i, count in enumerate(totals[site]):
             top, ground = frame.y(below + count), frame.y(below)
             if count:
                 hint = f"client {site}: {count} {kinds[i]}"
-                parts.append(svg.bar(frame.x(place + 0.1), top, wide, ground - top, paint(f"c{i + 1}"), hint))
+                parts.append(svg.draw_bar(frame.x(place + 0.1), top, wide, ground - top, css_colour(f"c{i + 1}"), hint))
             below += count
     some = "" if len(shown) == len(order) else f", {len(shown)} of them shown"
     words = f"{len(order)} clients, the largest first{some}"
-    parts.append(svg.words(frame.x.end, frame.y.start + 20, words, text_anchor="end"))
-    return svg.drawing(title, words, *parts)
+    parts.append(svg.draw_text(frame.x.end, frame.y.start + 20, words, text_anchor="end"))
+    return svg.build_drawing(title, words, *parts)
 
 
-def _before_after(study: Study) -> str:
-    """Of each method, lines from the metric before local training to that after it; nothing where no run has both."""
-    found = {}
-    for method in study.methods:
+def _draw_before_after(report: ReportData) -> str:
+    """Return a figure with the metric before and after local training by client; empty if no run has both."""
+    pairs_by_method = {}
+    for method in report.methods:
         pairs: dict[str, list[tuple[float, float]]] = {}
-        for run in study.members(method):
-            if run.clients is not None and run.clients.metric == study.metric:
+        for run in report.members(method):
+            if run.clients is not None and run.clients.metric == report.metric:
                 for site, before, after in zip(run.clients.ids, run.clients.before, run.clients.after, strict=True):
                     if np.isfinite(before + after):
                         pairs.setdefault(site, []).append((before, after))
         if pairs:
-            found[method] = study.known.scale * np.array([np.mean(of, axis=0) for of in pairs.values()])
-    if not found:
+            pairs_by_method[method] = report.metric_spec.scale * np.array(
+                [np.mean(seed_pairs, axis=0) for seed_pairs in pairs.values()]
+            )
+    if not pairs_by_method:
         return ""
-    title = f"{axis_title(str(study.metric))}, before → after local training"
-    ends = svg.spanned(np.concatenate([*found.values()]).ravel().tolist(), limits=study.known.shown_span)
-    entries, top = svg.legend([(display_name(method), study.looks[method]) for method in found])
-    frame = svg.axes((0, len(found)), ends, ("", title), top=top + 22)
-    parts = [entries, frame.vertical()]
-    for place, (method, pairs_) in enumerate(found.items()):
+    title = f"{axis_title(str(report.metric))}, before → after local training"
+    ends = svg.compute_axis_range(
+        np.concatenate([*pairs_by_method.values()]).ravel().tolist(), limits=report.metric_spec.shown_span
+    )
+    entries, top = svg.draw_legend([(display_name(method), report.looks[method]) for method in pairs_by_method])
+    frame = svg.create_axes((0, len(pairs_by_method)), ends, ("", title), top=top + 22)
+    parts = [entries, frame.draw_vertical()]
+    for place, (method, pairs_) in enumerate(pairs_by_method.items()):
         left, right = frame.x(place + 0.25), frame.x(place + 0.75)
-        kept = pairs_[thinned(len(pairs_), MOST_LINES)]
-        d = "".join(svg.path([(left, frame.y(a)), (right, frame.y(b))]) for a, b in kept.tolist())
-        colour, (before, after) = study.looks[method].colour, pairs_.mean(0).tolist()
+        shown_pairs = pairs_[spread_indices(len(pairs_), MOST_LINES)]
+        d = "".join(svg.format_path([(left, frame.y(a)), (right, frame.y(b))]) for a, b in shown_pairs.tolist())
+        colour, (before, after) = report.looks[method].colour, pairs_.mean(0).tolist()
         moments = f"{before:.4g} before, {after:.4g} after local training"
-        hint = svg.hint(f"{display_name(method)}: {moments}, {len(pairs_)} clients")
-        ends_ = svg.path([(left, frame.y(before)), (right, frame.y(after))])
-        parts.append(svg.tag("path", d=d, stroke=colour, fill="none", opacity=0.35))
-        parts.append(svg.tag("path", hint, d=ends_, stroke=colour, stroke_width=4, stroke_linecap="round"))
-    told = "; ".join(f"{display_name(m)}: {p.mean(0)[0]:.4g} → {p.mean(0)[1]:.4g}" for m, p in found.items())
-    return svg.drawing(title, told, *parts, height=svg.HEIGHT - 30)
+        hint = svg.build_tooltip(f"{display_name(method)}: {moments}, {len(pairs_)} clients")
+        ends_ = svg.format_path([(left, frame.y(before)), (right, frame.y(after))])
+        parts.append(svg.build_element("path", d=d, stroke=colour, fill="none", opacity=0.35))
+        parts.append(svg.build_element("path", hint, d=ends_, stroke=colour, stroke_width=4, stroke_linecap="round"))
+    description = "; ".join(
+        f"{display_name(m)}: {p.mean(0)[0]:.4g} → {p.mean(0)[1]:.4g}" for m, p in pairs_by_method.items()
+    )
+    return svg.build_drawing(title, description, *parts, height=svg.HEIGHT - 30)
 
 
 MOST_DOMAINS = 40
 READ_DOMAINS = (
-    "A dot is the mean over the seeds, its line goes from the lowest to the highest seed; n: samples that were "
-    "evaluated. Gap: between a method's best and worst domain, the smaller the fairer."
+    "A dot is the mean over the seeds, its line goes from the lowest to the highest seed; n: the number of evaluated "
+    "samples. Gap: the difference between a method's best and worst domain; a smaller gap is fairer."
 )
 LINE = 9.0  # between methods of a domain
 
 
-def domains_section(study: Study) -> str:
-    """A dot plot of the main metric, or the first that was measured by domain, and the tables of all."""
-    tables = domain_tables(study.runs)
-    drawn = "".join(domain_figures(study).values())
-    return section("domains", "Domains", grid(figure(drawn)), note(READ_DOMAINS if drawn else ""), *map(table, tables))
+def domains_section(report: ReportData) -> str:
+    """Return a dot plot of the main metric (or the first one measured by domain), and the tables of all metrics."""
+    tables = domain_tables(report.runs)
+    drawn = "".join(domain_figures(report).values())
+    return build_section(
+        "domains",
+        "Domains",
+        build_grid(wrap_figure(drawn)),
+        build_note(READ_DOMAINS if drawn else ""),
+        *map(build_table, tables),
+    )
 
 
-def domain_figures(study: Study) -> dict[str, str]:
-    """The dot plot by name; none where nothing was measured by domain."""
-    runs = [run.summary for run in study.runs if run.summary and run.summary.domains]
+def domain_figures(report: ReportData) -> dict[str, str]:
+    """Return the dot plot by name; empty if nothing was measured by domain."""
+    runs = [run.summary for run in report.runs if run.summary and run.summary.domains]
     metrics = list(dict.fromkeys(metric for run in runs for metric in run.domains))
     if not metrics:
         return {}
-    metric = str(study.metric) if study.metric in metrics else metrics[0]
-    found = {m: [r.domains[metric] for r in runs if r.method == m and metric in r.domains] for m in study.methods}
+    metric = str(report.metric) if report.metric in metrics else metrics[0]
+    found = {m: [r.domains[metric] for r in runs if r.method == m and metric in r.domains] for m in report.methods}
     values = {m: of for m, of in found.items() if of}
     sizes = {name: count for run in runs for name, count in run.domain_samples.items()}
     names = dict.fromkeys(name for of in values.values() for one in of for name in one if name not in OVER_DOMAINS)
-    return {"domains": _drawn(study, metric, values, {n: sizes.get(n) for n in list(names)[:MOST_DOMAINS]})}
+    return {"domains": _draw_domains(report, metric, values, {n: sizes.get(n) for n in list(names)[:MOST_DOMAINS]})}
 
 
-def _drawn(study: Study, metric: str, values: dict[str, list[dict[str, float]]], sizes: dict[str, int | None]) -> str:
-    known, looks = metric_of(metric), study.looks
-    gaps = {m: known.scale * float(np.mean([one["max"] - one["min"] for one in of])) for m, of in values.items()}
-    entries, top = svg.legend([(f"{display_name(m)} (gap {gaps[m]:.3g})", looks[m]) for m in values])
+def _draw_domains(
+    report: ReportData, metric: str, values: dict[str, list[dict[str, float]]], sizes: dict[str, int | None]
+) -> str:
+    known, looks = metric_of(metric), report.looks
+    gaps = {
+        m: known.scale * float(np.mean([by_domain["max"] - by_domain["min"] for by_domain in by_seed]))
+        for m, by_seed in values.items()
+    }
+    entries, top = svg.draw_legend([(f"{display_name(m)} (gap {gaps[m]:.3g})", looks[m]) for m in values])
     labels = {n: n if size is None else f"{n} (n = {size})" for n, size in sizes.items()}
     row = LINE * len(values) + 12
     height = top + row * len(sizes) + 54
-    all_ = [known.scale * one[n] for of in values.values() for one in of for n in sizes if n in one]
-    log = bool(not known.percent and min(all_) > 0 and max(all_) / min(all_) >= 100)
-    left = min(190.0, 14 + max(svg.width_of(label) for label in labels.values()))
-    x = svg.Scale(*svg.spanned(all_, log=log), left, svg.WIDTH - 14, log)
+    all_values = [
+        known.scale * by_domain[n]
+        for by_seed in values.values()
+        for by_domain in by_seed
+        for n in sizes
+        if n in by_domain
+    ]
+    log = bool(not known.percent and min(all_values) > 0 and max(all_values) / min(all_values) >= 100)
+    left = min(190.0, 14 + max(svg.estimate_width(label) for label in labels.values()))
+    x = svg.Scale(*svg.compute_axis_range(all_values, log=log), left, svg.WIDTH - 14, log)
     frame = svg.Axes(x, svg.Scale(0, 1, height - 44, top), axis_title(metric), "")
-    parts = [entries, frame.horizontal()]
+    parts = [entries, frame.draw_horizontal()]
     for place, (name, label) in enumerate(labels.items()):
         at = top + 6 + row * place
-        ends = svg.path([(x.start, at + row - 6), (x.end, at + row - 6)])
-        parts += [svg.tag("path", d=ends, stroke=paint("line")), svg.words(4, at + row / 2, label[:26])]
-        for line, (method, of) in enumerate(values.items()):
-            own = [known.scale * one[name] for one in of if np.isfinite(one.get(name, np.nan))]
-            if own:
+        ends = svg.format_path([(x.start, at + row - 6), (x.end, at + row - 6)])
+        parts += [
+            svg.build_element("path", d=ends, stroke=css_colour("line")),
+            svg.draw_text(4, at + row / 2, label[:26]),
+        ]
+        for line, (method, by_seed) in enumerate(values.items()):
+            seed_values = [
+                known.scale * by_domain[name] for by_domain in by_seed if np.isfinite(by_domain.get(name, np.nan))
+            ]
+            if seed_values:
                 height_ = at + 4 + LINE * (line + 0.5)
-                hint = f"{display_name(method)}, {label}: {np.mean(own):.4g}, seeds {min(own):.4g} to {max(own):.4g}"
+                lowest, mean, highest = min(seed_values), float(np.mean(seed_values)), max(seed_values)
+                hint = f"{display_name(method)}, {label}: {mean:.4g}, seeds {lowest:.4g} to {highest:.4g}"
                 colour = looks[method].colour
-                spread = svg.path([(x(min(own)), height_), (x(max(own)), height_)])
-                parts.append(svg.tag("path", d=spread, stroke=colour, stroke_width=1.5))
-                parts.append(svg.dot(x(float(np.mean(own))), height_, colour, hint, r=4))
-    told = "; ".join(f"{display_name(m)}: gap {gap:.3g}" for m, gap in gaps.items())
-    return svg.drawing(f"{axis_title(metric)} by domain", told, *parts, height=height)
+                spread = svg.format_path([(x(min(seed_values)), height_), (x(max(seed_values)), height_)])
+                parts.append(svg.build_element("path", d=spread, stroke=colour, stroke_width=1.5))
+                parts.append(svg.draw_dot(x(float(np.mean(seed_values))), height_, colour, hint, r=4))
+    description = "; ".join(f"{display_name(m)}: gap {gap:.3g}" for m, gap in gaps.items())
+    return svg.build_drawing(f"{axis_title(metric)} by domain", description, *parts, height=height)

@@ -1,4 +1,4 @@
-"""``index.html`` of a folder of figures: each picture with what it shows, how it is read, and its files."""
+"""``index.html`` of a folder of figures: each figure with its title, an explanation and links to its files."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from perfed.report.page.gains import READ_INTERVALS
 from perfed.report.page.paper import SPACE
 from perfed.report.page.pictures import READ_COMBINATION, READ_EMBEDDING
 from perfed.report.page.speeds import READ_USED
-from perfed.report.page.style import variables
+from perfed.report.page.style import build_colour_variables
 
 READ = {
     "gains": READ_INTERVALS,
-    "gains-sorted-": "Clients averaged over the seeds, from the worst to the best difference. The line over a "
-    "client's bar goes from the lowest to the highest seed.",
-    "gains-scatter-": "A dot is a client averaged over the seeds; of many clients it stands for several. Those above "
-    "the diagonal (of errors: below it) gain.",
+    "gains-sorted-": "Clients averaged over the seeds, sorted from the worst to the best difference. The line over "
+    "a client's bar goes from the lowest to the highest seed.",
+    "gains-scatter-": "A dot is a client averaged over the seeds, or several clients if there are many. Clients above "
+    "the diagonal (for errors: below it) gain.",
     "calibration": READ_CALIBRATION,
     "curves-": READ_CURVES,
     "losses-": READ_LOSSES,
     "time-to-target": "The first evaluated round whose mean accuracy was at least the target. A line goes from the "
-    "first to the last of the seeds that got there.",
-    "metric-by-speed": "A dot is a client with one seed; the further to the right, the longer its replies take.",
+    "fastest to the slowest seed that reached it.",
+    "metric-by-speed": "A dot is a client with one seed; clients further to the right take longer to reply.",
     "used-": READ_USED,
     "domains": READ_DOMAINS,
     "embedding-": f"t-SNE of samples of the first seed: {READ_EMBEDDING}",
     "combination-": READ_COMBINATION,
-    "partition-": "Row: a client. Training rows of the first seed; the stronger the colour, the more, no colour is 0.",
+    "partition-": "A row is a client. Training rows of the first seed; a stronger colour means more rows, no colour 0.",
     "rows": "A bar is a client; rows of the first seed.",
     "columns": "A bar is a client.",
     "before-after": READ_BEFORE_AFTER,
     "sweep-": READ_SWEEP,
 }
-"""How a figure is read, by how its name begins; the longest beginning counts."""
+"""Explanations of how to read a figure, by the beginning of its name; the longest match is used."""
 
 _PAGE = Template("""\
 <!DOCTYPE html>
@@ -62,39 +62,41 @@ code{overflow-wrap:anywhere}
 </head>
 <body>
 <h1>Figures</h1>
-<p>Written by <code>$command</code>. A zigzag on an axis says that it does not begin at 0.</p>
+<p>Written by <code>$command</code>. A zigzag on an axis means that it does not begin at 0.</p>
 $figures
 </body>
 </html>
 """)
 
 
-def gallery(drawn: Mapping[str, str], files: Sequence[Path], command: str) -> str:
-    """A page that shows the figures and asks for nothing but their files beside it.
+def build_gallery(drawn: Mapping[str, str], files: Sequence[Path], command: str) -> str:
+    """Return a page that shows the figures; it only refers to the files in its folder.
 
     Args:
-        drawn: SVG by the stem of its name.
-        files: what was written of them.
-        command: that wrote them.
+        drawn: the figures as SVG text, by the stem of their file names.
+        files: the files that were written.
+        command: the command that wrote them.
     """
-    parts = [_figure(stem, svg, [file.name for file in files if file.stem == stem]) for stem, svg in drawn.items()]
-    return _PAGE.substitute(variables=variables(), command=escape(command), figures="\n".join(parts))
+    parts = [
+        _build_figure(stem, svg, [file.name for file in files if file.stem == stem]) for stem, svg in drawn.items()
+    ]
+    return _PAGE.substitute(variables=build_colour_variables(), command=escape(command), figures="\n".join(parts))
 
 
-def title_of(svg: str) -> str:
-    """What a figure shows, in a few words."""
+def read_title(svg: str) -> str:
+    """Return the title of a figure."""
     return ElementTree.fromstring(svg).findtext(f"{{{SPACE}}}title", "")
 
 
-def _figure(stem: str, svg: str, names: Sequence[str]) -> str:
+def _build_figure(stem: str, svg: str, names: Sequence[str]) -> str:
     root = ElementTree.fromstring(svg)
-    title, told = (root.findtext(f"{{{SPACE}}}{name}", "") for name in ("title", "desc"))
+    title, description = (root.findtext(f"{{{SPACE}}}{name}", "") for name in ("title", "desc"))
     links = " ".join(f'<a href="{quote(name)}">{escape(name)}</a>' for name in names)
-    caption = f"<b>{escape(title)}.</b> {escape(read(stem))}<br>{escape(told)}.<br>{links}"
+    caption = f"<b>{escape(title)}.</b> {escape(describe_reading(stem))}<br>{escape(description)}.<br>{links}"
     image = f'<img src="{quote(stem)}.svg" alt="{escape(title, quote=True)}" loading="lazy">'
     return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
 
 
-def read(stem: str) -> str:
-    """How the figure of this name is read; empty where nothing is known of it."""
+def describe_reading(stem: str) -> str:
+    """Return how to read the figure with this name; empty if there is no explanation."""
     return READ.get(max(filter(stem.startswith, READ), key=len, default=""), "")

@@ -1,4 +1,4 @@
-"""Tables of numbers as pictures: the stronger the colour, the more; no colour is 0."""
+"""Heat maps: a stronger colour means a larger value; 0 has no colour."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from perfed.errors import shorten_list
 from perfed.report.page import svg
-from perfed.report.page.page_data import thinned
-from perfed.report.page.style import paint
+from perfed.report.page.page_data import spread_indices
+from perfed.report.page.style import css_colour
 
 MOST_PIXELS = 160  # along a side of a picture
 
@@ -19,22 +19,24 @@ Box = tuple[float, float, float, float]
 """Left, top, width, height."""
 
 
-def heat(values: NDArray[Any], box: Box, most: float, hint: Callable[[int], str] | None = None) -> list[str]:
-    """``values`` ``(rows, columns)`` from 0 to ``most`` in a box, with the hint of each row."""
+def draw_cells(values: NDArray[Any], box: Box, most: float, hint: Callable[[int], str] | None = None) -> list[str]:
+    """Return ``values`` ``(rows, columns)`` from 0 to ``most`` as a heat map in a box; ``hint`` is a tooltip by row."""
     left, top, width, height = box
     step = height / len(values)
     parts = [
-        image(svg.picture(values / most), box),
-        _rect(box, fill="none", stroke=paint("line")),
+        draw_image(svg.encode_heat_map(values / most), box),
+        _draw_rectangle(box, fill="none", stroke=css_colour("line")),
     ]
     for row in range(len(values) if hint else 0):
         place = (left, top + row * step, width, step)
-        parts.append(_rect(place, svg.hint(hint(row)) if hint else "", fill="none", pointer_events="all"))
+        parts.append(
+            _draw_rectangle(place, svg.build_tooltip(hint(row)) if hint else "", fill="none", pointer_events="all")
+        )
     return parts
 
 
-def pooled(values: NDArray[Any], most: int = MOST_PIXELS) -> NDArray[Any]:
-    """At most so many rows and columns, each the mean of those that it stands for."""
+def average_blocks(values: NDArray[Any], most: int = MOST_PIXELS) -> NDArray[Any]:
+    """Return ``values`` reduced to at most ``most`` rows and columns, whose elements are means over blocks."""
     for axis in (0, 1):
         starts = np.unique(
             np.linspace(0, values.shape[axis], min(values.shape[axis], most), endpoint=False).astype(int)
@@ -45,63 +47,85 @@ def pooled(values: NDArray[Any], most: int = MOST_PIXELS) -> NDArray[Any]:
     return values
 
 
-def image(address: str, box: Box) -> str:
-    """A picture stretched over a box, its pixels with sharp edges."""
+def draw_image(address: str, box: Box) -> str:
+    """Return an image stretched over a box, whose pixels have sharp edges."""
     left, top, width, height = box
     place = {"x": left, "y": top, "width": width, "height": height}
-    return svg.tag("image", **place, href=address, preserveAspectRatio="none", style="image-rendering:pixelated")
+    return svg.build_element(
+        "image", **place, href=address, preserveAspectRatio="none", style="image-rendering:pixelated"
+    )
 
 
-def _rect(box: Box, inside: str = "", **more: object) -> str:
+def _draw_rectangle(box: Box, inside: str = "", **more: object) -> str:
     left, top, width, height = box
-    return svg.tag("rect", inside, x=left, y=top, width=width, height=height, **more)
+    return svg.build_element("rect", inside, x=left, y=top, width=width, height=height, **more)
 
 
-def strip(x: float, y: float, most: float, height: float = 110.0) -> list[str]:
-    """What the colours mean, from 0 to the most."""
-    picture = image(svg.picture(np.linspace(1, 0, 32)[:, None]), (x, y, 12.0, height))
-    return [picture, svg.words(x + 17, y + 10, svg.compact(float(f"{most:.2g}"))), svg.words(x + 17, y + height, "0")]
+def draw_colour_scale(x: float, y: float, most: float, height: float = 110.0) -> list[str]:
+    """Return the colour scale from 0 to ``most``."""
+    picture = draw_image(svg.encode_heat_map(np.linspace(1, 0, 32)[:, None]), (x, y, 12.0, height))
+    return [
+        picture,
+        svg.draw_text(x + 17, y + 10, svg.format_compact(float(f"{most:.2g}"))),
+        svg.draw_text(x + 17, y + height, "0"),
+    ]
 
 
-def row_names(names: Sequence[str], box: Box, letters: int = 8) -> list[str]:
-    """Beside the rows of a box, as many as there is room for."""
+def draw_row_names(names: Sequence[str], box: Box, letters: int = 8) -> list[str]:
+    """Return the names beside the rows of a box, as many as there is room for."""
     left, top, _, height = box
     step = height / len(names)
     return [
-        svg.words(left - 6, top + (i + 0.5) * step + 4, cut(names[i], letters), text_anchor="end", fill=paint("muted"))
-        for i in thinned(len(names), max(2, int(height / 15))).tolist()
+        svg.draw_text(
+            left - 6,
+            top + (i + 0.5) * step + 4,
+            shorten_name(names[i], letters),
+            text_anchor="end",
+            fill=css_colour("muted"),
+        )
+        for i in spread_indices(len(names), max(2, int(height / 15))).tolist()
     ]
 
 
-def column_names(names: Sequence[str], box: Box, letters: int = 12) -> list[str]:
-    """Above the columns of a box, as many as there is room for."""
+def draw_column_names(names: Sequence[str], box: Box, letters: int = 12) -> list[str]:
+    """Return the names above the columns of a box, as many as there is room for."""
     left, top, width, _ = box
     step = width / len(names)
-    longest = max(svg.width_of(cut(name, letters)) for name in names) + 8
+    longest = max(svg.estimate_width(shorten_name(name, letters)) for name in names) + 8
     return [
-        svg.words(left + (i + 0.5) * step, top - 7, cut(names[i], letters), text_anchor="middle", fill=paint("muted"))
-        for i in thinned(len(names), max(2, int(width / longest))).tolist()
+        svg.draw_text(
+            left + (i + 0.5) * step,
+            top - 7,
+            shorten_name(names[i], letters),
+            text_anchor="middle",
+            fill=css_colour("muted"),
+        )
+        for i in spread_indices(len(names), max(2, int(width / longest))).tolist()
     ]
 
 
-def cut(name: str, letters: int) -> str:
-    """The name, or its beginning where it is long."""
+def shorten_name(name: str, letters: int) -> str:
+    """Return the name, cut to ``letters`` characters if it is longer."""
     return name if len(name) <= letters else name[: letters - 1] + "…"
 
 
-def heat_map(title: str, rows: Sequence[str], columns: Sequence[str], counts: NDArray[Any]) -> str:
-    """Counts of clients by class or domain as a drawing."""
+def draw_heat_map(title: str, rows: Sequence[str], columns: Sequence[str], counts: NDArray[Any]) -> str:
+    """Return a drawing of ``counts`` ``(rows, columns)`` of clients by class or domain."""
     height = float(min(440, max(120, 15 * len(rows))))
-    box, shown = (66.0, 46.0, 340.0, height), pooled(counts)
+    box, shown = (66.0, 46.0, 340.0, height), average_blocks(counts)
     most = float(shown.max()) or 1.0
 
     def hint(place: int) -> str:
         row = place * len(rows) // len(shown)
-        there = np.flatnonzero(counts[row])
-        told = shorten_list([f"{columns[j]}: {counts[row, j]:g}" for j in there.tolist()], 12)
-        return f"client {rows[row]}: {told or 'nothing'}"
+        nonzero = np.flatnonzero(counts[row])
+        entries = shorten_list([f"{columns[j]}: {counts[row, j]:g}" for j in nonzero.tolist()], 12)
+        return f"client {rows[row]}: {entries or 'no rows'}"
 
-    parts = [svg.words(4, 14, title, font_weight="bold"), *heat(shown, box, most, hint), *strip(424, 46, most)]
-    told = f"{len(rows)} clients by {len(columns)} columns, at most {counts.max():g}"
-    names = [*row_names(rows, box), *column_names(columns, box)]
-    return svg.drawing(title, told, *parts, *names, height=46 + height + 12)
+    parts = [
+        svg.draw_text(4, 14, title, font_weight="bold"),
+        *draw_cells(shown, box, most, hint),
+        *draw_colour_scale(424, 46, most),
+    ]
+    description = f"{len(rows)} clients by {len(columns)} columns, at most {counts.max():g}"
+    names = [*draw_row_names(rows, box), *draw_column_names(columns, box)]
+    return svg.build_drawing(title, description, *parts, *names, height=46 + height + 12)

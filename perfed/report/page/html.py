@@ -1,4 +1,4 @@
-"""Pieces of HTML: sections, tables, figures, what a reader can switch, data for the script."""
+"""Functions that build HTML: sections, tables, figures, controls, and data for the page's script."""
 
 from __future__ import annotations
 
@@ -14,128 +14,137 @@ from perfed.report.page.style import Look
 from perfed.report.text import TextTable
 
 HINTS = {
-    "client": "One hospital, lab, phone or other site with data of its own, which stay there.",
+    "client": "A hospital, laboratory, phone or other site that has data; the data do not leave it.",
     "method": "A way to train the clients' models, with or without the others.",
-    "federated": "Trained together: clients send parameters of models, never their data.",
-    "reference": "What the others are compared with: the best method that needs no federation, if there is one.",
-    "95 % interval": "Where the true difference plausibly lies, by how much clients and seeds differ, corrected for "
-    "the number of methods. With 0 in it, the difference can be chance.",
-    "client-run": "One client in one repetition (seed).",
-    "seed": "A repetition with other random numbers: other initial models, often other splits of the data.",
-    "10 % worst": "A tenth of the clients are not better than this.",
-    "points": "Differences between percentages: from 90 % to 92 % are 2 points.",
+    "federated": "Trained jointly: clients send parameters of models, never their data.",
+    "reference": "The method with which the others are compared: if possible, the best one without federation.",
+    "95 % interval": "The range of plausible values of the true difference, estimated from the variation between "
+    "clients and seeds, and corrected for the number of methods. If it contains 0, the difference may be chance.",
+    "client-run": "One client with one seed.",
+    "seed": "A repetition with different random numbers: other initial models, and often other splits of the data.",
+    "10 % worst": "The value that the worst tenth of the clients do not exceed.",
+    "points": "Differences between percentages: 92 % is 2 points more than 90 %.",
     "round": "One exchange between the clients and the server, with local training in between.",
-    "virtual time": "Seconds that the rounds would take if each client had its own speed, by the run's clock.",
+    "virtual time": "The seconds that the rounds would take with the clients' speeds that the run's clock simulates.",
 }
 
-_PLAIN = {"client", "method", "federated", "reference"}  # said once, under the verdict
+_PLAIN = {"client", "method", "federated", "reference"}  # explained only in the glossary below the verdict
 
 
-def section(name: str, heading: str, *parts: str) -> str:
-    """A section with its heading; nothing where it has no parts."""
+def build_section(name: str, heading: str, *parts: str) -> str:
+    """Return a section with its heading; empty if all parts are empty."""
     inside = "\n".join(part for part in parts if part)
     head = f'<h2 id="{name}-head">{escape(heading)}</h2>'
     return f'<section id="{name}" aria-labelledby="{name}-head">\n{head}\n{inside}\n</section>' if inside else ""
 
 
-def paragraph(text: str, kind: str = "") -> str:
-    """A paragraph of plain text."""
-    return f"<p{_class(kind)}>{escape(text)}</p>" if text else ""
+def build_paragraph(text: str, kind: str = "") -> str:
+    """Return a paragraph of plain text with the CSS class ``kind``; empty if the text is."""
+    return f"<p{_class_attribute(kind)}>{escape(text)}</p>" if text else ""
 
 
-def note(text: str) -> str:
-    """A paragraph in smaller letters."""
-    return paragraph(text, "note")
+def build_note(text: str) -> str:
+    """Return a paragraph in small letters."""
+    return build_paragraph(text, "note")
 
 
-def _class(kind: str) -> str:
+def _class_attribute(kind: str) -> str:
     return f' class="{kind}"' if kind else ""
 
 
-def figure(drawing: str) -> str:
-    """A drawing of its own; nothing where there is none."""
+def wrap_figure(drawing: str) -> str:
+    """Return a drawing in a ``figure`` element; empty if the drawing is."""
     return f"<figure>{drawing}</figure>" if drawing else ""
 
 
-def grid(*parts: str, small: bool = False) -> str:
-    """Figures beside each other where there is room, three of them if they are small."""
+def build_grid(*parts: str, small: bool = False) -> str:
+    """Return the parts in a grid with as many columns as the width allows; ``small`` parts need less width."""
     inside = "".join(parts)
     return f'<div class="grid{" small" if small else ""}">{inside}</div>' if inside else ""
 
 
-def details(summary: str, *parts: str, printed: bool = False) -> str:
-    """Parts that are folded away; on paper too, unless they are ``printed``."""
-    return (
-        f"<details{_class('printed' if printed else '')}><summary>{escape(summary)}</summary>{''.join(parts)}</details>"
-    )
+def build_details(summary: str, *parts: str, printed: bool = False) -> str:
+    """Return parts that are folded below ``summary``; ``printed`` parts are unfolded on paper."""
+    kind = _class_attribute("printed" if printed else "")
+    return f"<details{kind}><summary>{escape(summary)}</summary>{''.join(parts)}</details>"
 
 
-def hinted(text: str) -> str:
-    """``text`` with a hint on the first words that :data:`HINTS` explains."""
-    for words in HINTS:
-        if words not in _PLAIN and re.search(rf"\b{re.escape(words)}", text, re.IGNORECASE):
-            return f'<abbr title="{escape(HINTS[words], quote=True)}">{escape(text)}</abbr>'
+def add_tooltip(text: str) -> str:
+    """Return ``text`` with a tooltip that explains the first term of :data:`HINTS` in it."""
+    for term in HINTS:
+        if term not in _PLAIN and re.search(rf"\b{re.escape(term)}", text, re.IGNORECASE):
+            return f'<abbr title="{escape(HINTS[term], quote=True)}">{escape(text)}</abbr>'
     return escape(text)
 
 
-def swatch(look: Look) -> str:
-    """A method's line, small, to stand beside its name."""
-    drawn = svg.line([(1, 5), (25, 5)], look)
-    return f'<svg class="swatch" viewBox="0 0 26 10" aria-hidden="true">{drawn}</svg>'
+def draw_swatch(look: Look) -> str:
+    """Return a short line in a method's style, for use beside its name."""
+    line = svg.draw_line([(1, 5), (25, 5)], look)
+    return f'<svg class="swatch" viewBox="0 0 26 10" aria-hidden="true">{line}</svg>'
 
 
-def named(name: str, looks: Mapping[str, Look]) -> str:
-    """A method as readers know it, beside its line; any other name as it is."""
-    return f"{swatch(looks[name])}{escape(display_name(name))}" if name in looks else escape(name)
+def label_method(name: str, looks: Mapping[str, Look]) -> str:
+    """Return the display name of a method beside its line; a name without a line style is returned unchanged."""
+    return f"{draw_swatch(looks[name])}{escape(display_name(name))}" if name in looks else escape(name)
 
 
-def table(of: TextTable, *, sortable: bool = False, looks: Mapping[str, Look] | None = None) -> str:
-    """A table of text whose first column names the rows."""
-    head = "".join(heading(cell, sortable=sortable) for cell in of.header)
-    lines, own = [], {display_name(name): look for name, look in (looks or {}).items()}
-    for first, *others in of.rows:
+def build_table(text_table: TextTable, *, sortable: bool = False, looks: Mapping[str, Look] | None = None) -> str:
+    """Return a table as HTML, whose first column has the names of the rows.
+
+    Args:
+        text_table: the content.
+        sortable: whether a click on the head of a column sorts the rows.
+        looks: the line styles of methods, which are drawn beside their names.
+    """
+    head = "".join(build_column_head(cell, sortable=sortable) for cell in text_table.header)
+    lines, looks_by_title = [], {display_name(name): look for name, look in (looks or {}).items()}
+    for first, *others in text_table.rows:
         others = [f"<td>{escape(cell)}</td>" for cell in others]
-        lines.append(f'<tr><th scope="row">{named(first, own)}</th>{"".join(others)}</tr>')
+        lines.append(f'<tr><th scope="row">{label_method(first, looks_by_title)}</th>{"".join(others)}</tr>')
     body = "\n".join(lines)
-    caption = f"<caption>{escape(of.title)}</caption>" if of.title else ""
-    kind = _class("sortable" if sortable else "")
-    few = "narrow" if len(of.header) <= 3 else ""
-    return scrolled(
-        of.title, f"<table{kind}>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>", few
-    ) + note(of.note)
+    caption = f"<caption>{escape(text_table.title)}</caption>" if text_table.title else ""
+    kind = _class_attribute("sortable" if sortable else "")
+    few = "narrow" if len(text_table.header) <= 3 else ""
+    return wrap_scrollable(
+        text_table.title, f"<table{kind}>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>", few
+    ) + build_note(text_table.note)
 
 
-def scrolled(name: str, inside: str, kind: str = "") -> str:
-    """A wide table in a box of its own that scrolls, by keyboard too."""
+def wrap_scrollable(name: str, inside: str, kind: str = "") -> str:
+    """Return a wide table in a box that can be scrolled, also with the keyboard."""
     label = escape(name or "Table", quote=True)
     return f'<div class="{f"wide {kind}".rstrip()}" role="region" aria-label="{label}" tabindex="0">{inside}</div>'
 
 
-def heading(text: str, *, sortable: bool = False, name: str = "") -> str:
-    """The head of a column; a button where the table can be sorted."""
-    inside = f'<button type="button">{hinted(text)}</button>' if sortable else hinted(text)
-    return f'<th scope="col"{_class(name)}>{inside}</th>'
+def build_column_head(text: str, *, sortable: bool = False, name: str = "") -> str:
+    """Return the head of a column, which is a button if the table is sortable."""
+    inside = f'<button type="button">{add_tooltip(text)}</button>' if sortable else add_tooltip(text)
+    return f'<th scope="col"{_class_attribute(name)}>{inside}</th>'
 
 
-def radio(name: str, label: str, options: Mapping[str, str]) -> str:
-    """Buttons of which one is pressed, the first; ``options`` are keys with their texts."""
-    each = [
+def build_radio(name: str, label: str, options: Mapping[str, str]) -> str:
+    """Return radio buttons, of which the first is selected; ``options`` are keys with their labels."""
+    buttons = [
         f'<label><input type="radio" name="{name}" value="{escape(key, quote=True)}"{" checked" if i == 0 else ""}>'
         f"<span>{escape(text)}</span></label>"
         for i, (key, text) in enumerate(options.items())
     ]
-    return f'<fieldset class="pick"><legend>{escape(label)}</legend>{"".join(each)}</fieldset>' if len(each) > 1 else ""
+    return (
+        f'<fieldset class="pick"><legend>{escape(label)}</legend>{"".join(buttons)}</fieldset>'
+        if len(buttons) > 1
+        else ""
+    )
 
 
-def select(name: str, label: str, options: Mapping[str, str]) -> str:
-    """A list of which one entry is chosen, the first."""
-    each = "".join(f'<option value="{escape(k, quote=True)}">{escape(text)}</option>' for k, text in options.items())
-    inside = f'<label class="pick">{escape(label)} <select name="{name}">{each}</select></label>'
+def build_select(name: str, label: str, options: Mapping[str, str]) -> str:
+    """Return a drop-down list, whose first option is selected; empty if there is only one option."""
+    entries = "".join(f'<option value="{escape(k, quote=True)}">{escape(text)}</option>' for k, text in options.items())
+    inside = f'<label class="pick">{escape(label)} <select name="{name}">{entries}</select></label>'
     return inside if len(options) > 1 else ""
 
 
-def slider(name: str, label: str, values: Sequence[object]) -> str:
-    """A slider over the places of ``values``, at the last one."""
+def build_slider(name: str, label: str, values: Sequence[object]) -> str:
+    """Return a slider over ``values``, which is at the last one; empty for a single value."""
     last = len(values) - 1
     texts = escape(json.dumps([str(value) for value in values]), quote=True)
     if last < 1:
@@ -146,18 +155,18 @@ def slider(name: str, label: str, values: Sequence[object]) -> str:
     )
 
 
-def switched(controls: Sequence[str], panels: Mapping[str, str], shown: str | None = None) -> str:
-    """``panels``, of which one is shown: that whose key the values of the controls, joined by ``|``, are."""
+def build_switched_panels(controls: Sequence[str], panels: Mapping[str, str], shown: str | None = None) -> str:
+    """Return panels of which one is visible: the one whose key equals the values of the controls, joined by ``|``."""
     first = next(iter(panels), None) if shown is None else shown
-    each = [
+    divisions = [
         f'<div data-key="{escape(key, quote=True)}"{"" if key == first else " hidden"}>{panel}</div>'
         for key, panel in panels.items()
     ]
     inside = f'<div class="picks">{"".join(controls)}</div>' if any(controls) else ""
-    return f'<div class="switched">{inside}{"".join(each)}</div>' if each else ""
+    return f'<div class="switched">{inside}{"".join(divisions)}</div>' if divisions else ""
 
 
-def data(name: str, content: Any) -> str:
-    """Numbers for the script."""
+def embed_data(name: str, content: Any) -> str:
+    """Return a script element with data as JSON, which the page's script reads."""
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     return f'<script type="application/json" id="{name}">{text}</script>'

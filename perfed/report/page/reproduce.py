@@ -1,4 +1,4 @@
-"""How to get these numbers again: command, versions, data, and in which settings the methods differ."""
+"""The section with everything that is needed to reproduce the numbers: commands, versions, data and settings."""
 
 from __future__ import annotations
 
@@ -12,105 +12,105 @@ from typing import Any
 
 from perfed.methods.titles import display_name
 from perfed.plugins import BLEND, POOLED, SKLEARN
-from perfed.report.page.html import details, note, section, table
-from perfed.report.page.page_data import Study
+from perfed.report.page.html import build_details, build_note, build_section, build_table
+from perfed.report.page.page_data import ReportData
 from perfed.report.text import UNKNOWN, TextTable
 from perfed.settings import flatten_keys
 
 LEFT_OUT = ("method", "methods", "seed", "plan", "description")
 
 
-def reproduce_section(study: Study, command: str = "") -> str:
-    """Everything that decided the numbers; plans and whole settings are folded away."""
-    differing = _differing(study)
-    return section(
+def reproduce_section(report: ReportData, command: str = "") -> str:
+    """Return the section; complete settings and execution plans are folded."""
+    differing = _tabulate_differences(report)
+    return build_section(
         "reproduce",
         "Reproduce",
-        f"<pre>{escape(_commands(study, command))}</pre>",
-        table(_versions(study)),
+        f"<pre>{escape(_format_commands(report, command))}</pre>",
+        build_table(_tabulate_versions(report)),
         "<h3>Settings in which the methods differ</h3>" if differing.rows else "",
-        table(differing) if differing.rows else "",
-        _notes(study),
-        *(_settings(study, method) for method in study.methods),
-        note(f"Page written with Python {platform.python_version()}, perfed {_installed('perfed')}."),
+        build_table(differing) if differing.rows else "",
+        _list_notes(report),
+        *(_show_settings(report, method) for method in report.methods),
+        build_note(f"Page written with Python {platform.python_version()}, perfed {_installed_version('perfed')}."),
     )
 
 
-def _commands(study: Study, command: str) -> str:
+def _format_commands(report: ReportData, command: str) -> str:
     """Return commands with quoted names, which can be pasted into a shell."""
-    first = study.runs[0]
+    first = report.runs[0]
     method = " ".join(display_name(first.method).split())
-    comment = f"# one of these runs again: {method} with seed {first.seed}"
+    comment = f"# repeat one of these runs: {method} with seed {first.seed}"
     rerun = f"{comment}\n{shlex.join(['perfed', 'run', str(first.directory / 'config.toml')])}"
     return f"{command}\n{rerun}" if command else rerun
 
 
-def _versions(study: Study) -> TextTable:
-    """Versions that the runs were made with, and marks of their data."""
+def _tabulate_versions(report: ReportData) -> TextTable:
+    """Return a table of the software versions of the runs and the checksums of their data."""
     rows: dict[str, dict[str, None]] = {}
-    for run in study.runs:
+    for run in report.runs:
         for name, number in (run.summary.versions if run.summary else {}).items():
             rows.setdefault(name, {})[str(number)] = None
     marks: dict[str, dict[int, None]] = {}
-    for run in study.runs:
+    for run in report.runs:
         if run.data is not None:
             marks.setdefault(run.data, {})[run.seed] = None
-    cells = [[name, ", ".join(found)] for name, found in rows.items()]
+    cells = [[name, ", ".join(numbers)] for name, numbers in rows.items()]
     for mark, seeds in marks.items():
         cells.append([f"data of seed {', '.join(map(str, seeds))}", mark])
-    return TextTable("Made with", ["What", "Version or mark"], cells)
+    return TextTable("Versions and data", ["Item", "Version or checksum"], cells)
 
 
-def _differing(study: Study) -> TextTable:
-    """Settings that two methods have with different values; scikit-learn's models are left out."""
-    firsts = {m: study.members(m)[0] for m in study.methods if not m.startswith((SKLEARN, POOLED)) and m != BLEND}
-    found: dict[str, dict[str, str]] = {}
+def _tabulate_differences(report: ReportData) -> TextTable:
+    """Return a table of the settings whose values differ between methods; scikit-learn's models are left out."""
+    firsts = {m: report.members(m)[0] for m in report.methods if not m.startswith((SKLEARN, POOLED)) and m != BLEND}
+    values_by_key: dict[str, dict[str, str]] = {}
     for method, run in firsts.items():
-        table_ = {k: v for k, v in run.config.items() if k not in LEFT_OUT}
-        own = run.summary.settings if run.summary else {}
-        for key, value in {**_flat(table_), **_flat(own)}.items():
-            found.setdefault(key, {})[method] = value
+        settings = {k: v for k, v in run.config.items() if k not in LEFT_OUT}
+        method_settings = run.summary.settings if run.summary else {}
+        for key, value in {**_flatten(settings), **_flatten(method_settings)}.items():
+            values_by_key.setdefault(key, {})[method] = value
     rows = [
         [key, *(values.get(method, UNKNOWN) for method in firsts)]
-        for key, values in sorted(found.items())
+        for key, values in sorted(values_by_key.items())
         if len(values) > 1 and len(set(values.values())) > 1
     ]
     return TextTable("", ["Setting", *map(display_name, firsts)], rows)
 
 
-def _flat(table_: Mapping[str, Any]) -> dict[str, str]:
-    """Leaves by their dotted names, as text."""
-    return {".".join(k): v if isinstance(v, str) else json.dumps(v) for k, v in flatten_keys(table_).items()}
+def _flatten(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values of nested settings as text, by their dotted keys."""
+    return {".".join(k): v if isinstance(v, str) else json.dumps(v) for k, v in flatten_keys(settings).items()}
 
 
-def _notes(study: Study) -> str:
+def _list_notes(report: ReportData) -> str:
     seeds: dict[str, list[str]] = {}
-    for run in study.runs:
+    for run in report.runs:
         for text in run.summary.notes if run.summary else []:
             seeds.setdefault(f"{display_name(run.method)}: {text}", []).append(str(run.seed))
-    items = "".join(f"<li>{escape(text)} (seed {', '.join(own)})</li>" for text, own in seeds.items())
-    return details("Notes of the runs", f"<ul>{items}</ul>") if items else ""
+    items = "".join(f"<li>{escape(text)} (seed {', '.join(numbers)})</li>" for text, numbers in seeds.items())
+    return build_details("Notes of the runs", f"<ul>{items}</ul>") if items else ""
 
 
-def _settings(study: Study, method: str) -> str:
-    members = study.members(method)
-    parts = [f"<p>config.toml, seed {members[0].seed}</p>", _pre(members[0].config_text)]
+def _show_settings(report: ReportData, method: str) -> str:
+    members = report.members(method)
+    parts = [f"<p>config.toml, seed {members[0].seed}</p>", _preformat(members[0].config_text)]
     used = next((run.summary.settings for run in members if run.summary and run.summary.settings), None)
-    parts += ["<p>All settings of the method</p>", _pre(json.dumps(used, indent=2))] if used else []
+    parts += ["<p>All settings of the method</p>", _preformat(json.dumps(used, indent=2))] if used else []
     plans: dict[str, list[str]] = {}
     for run in members:
         if run.summary and run.summary.plan:
             plans.setdefault(json.dumps(run.summary.plan, indent=2), []).append(str(run.seed))
     for plan, seeds in plans.items():
-        parts += [f"<p>Execution plan, seed {', '.join(seeds)}</p>", _pre(plan)]
-    return details(f"{display_name(method)}: settings{' and execution plan' if plans else ''}", *parts)
+        parts += [f"<p>Execution plan, seed {', '.join(seeds)}</p>", _preformat(plan)]
+    return build_details(f"{display_name(method)}: settings{' and execution plan' if plans else ''}", *parts)
 
 
-def _pre(text: str) -> str:
+def _preformat(text: str) -> str:
     return f"<pre>{escape(text)}</pre>"
 
 
-def _installed(name: str) -> str:
+def _installed_version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:

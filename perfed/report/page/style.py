@@ -1,7 +1,7 @@
-"""How a page looks: colours and dashes, one of each per method everywhere, and the template around its sections.
+"""The style of a page: colours, the line style of each method, and the HTML document around the sections.
 
-Green and purple say better and worse, and nothing else: no method has either. People who see red and green alike tell
-all of them apart (``tests/report/test_page_drawing.py``).
+Green and purple mean better and worse only; no method has these colours. All colours can be distinguished with
+red-green colour blindness (``tests/report/test_page_drawing.py``).
 """
 
 from __future__ import annotations
@@ -65,33 +65,36 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 @dataclass(frozen=True)
 class Look:
-    """How a method is drawn: ``colour`` is a variable of the style sheet, ``dash`` SVG's ``stroke-dasharray``."""
+    """The line style of a method: ``colour`` is a CSS value, ``dash`` an SVG ``stroke-dasharray`` (empty: solid)."""
 
     colour: str
     dash: str
 
 
-def paint(name: str) -> str:
-    """The colour ``name`` of :data:`LIGHT` or :data:`DARK`, whichever the page is in."""
+def css_colour(name: str) -> str:
+    """Return the CSS value of a colour in :data:`LIGHT` and :data:`DARK`; the page's colour scheme decides which."""
     return f"var(--{name})"
 
 
-def shade(number: int) -> str:
-    """The colour of the ``number``-th of several things that are no methods."""
-    return paint(COLOURS[number % len(COLOURS)])
+def cycle_colour(number: int) -> str:
+    """Return the colour with this number; the colours repeat after the last one."""
+    return css_colour(COLOURS[number % len(COLOURS)])
 
 
-def looks(methods: Iterable[str]) -> dict[str, Look]:
-    """Of each method, by its place: no two of the first 40 are drawn alike, and neighbours have different dashes."""
-    found = {}
+def assign_looks(methods: Iterable[str]) -> dict[str, Look]:
+    """Return a line style for each method, in their order.
+
+    The first 40 styles differ from each other, and neighbours have different dashes.
+    """
+    styles = {}
     for number, method in enumerate(methods):
         turn, colour = divmod(number, len(COLOURS))
-        found[method] = Look(shade(colour), DASHES[(colour + turn) % len(DASHES)])
-    return found
+        styles[method] = Look(cycle_colour(colour), DASHES[(colour + turn) % len(DASHES)])
+    return styles
 
 
-def variables() -> str:
-    """The colours as variables of a style sheet; a printed page is light."""
+def build_colour_variables() -> str:
+    """Return a style sheet that defines the colours as variables; a printed page has the light colours."""
 
     def rules(colours: dict[str, str]) -> str:
         return "".join(f"--{name}:{value};" for name, value in colours.items())
@@ -99,36 +102,42 @@ def variables() -> str:
     return f":root{{{rules(LIGHT)}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{rules(DARK)}}}}}"
 
 
-def in_light(drawing: str) -> str:
-    """``drawing`` with the light colours in place of variables, for a file of its own."""
-    return re.sub(r"var\(--(\w+)\)", lambda found: LIGHT[found[1]], drawing)
+def use_light_colours(drawing: str) -> str:
+    """Return ``drawing`` with the light colours in place of the variables."""
+    return re.sub(r"var\(--(\w+)\)", lambda match: LIGHT[match[1]], drawing)
 
 
-def document(title: str, facts: str, sections: Sequence[str]) -> str:
-    """One HTML file that needs no other; its policy keeps whatever it holds from asking a server for anything."""
+def build_document(title: str, facts: str, sections: Sequence[str]) -> str:
+    """Return a self-contained HTML document, whose content security policy forbids all requests.
+
+    Args:
+        title: the title of the page.
+        facts: a line below the title.
+        sections: the HTML of the sections; empty ones are left out.
+    """
     package = files("perfed.report.page")
     page, style, script = ((package / f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
     inside = "\n".join(section for section in sections if section)
     return Template(page).substitute(
         title=escape(title),
-        style=f"{variables()}\n{style.strip()}",
+        style=f"{build_colour_variables()}\n{style.strip()}",
         facts=escape(facts),
-        contents=_contents(inside),
+        contents=_build_contents(inside),
         sections=inside,
         script=script.strip(),
     )
 
 
-def _contents(sections: str) -> str:
-    """Links to the sections, where there are several."""
+def _build_contents(sections: str) -> str:
+    """Return links to the sections; empty if there are fewer than three."""
     heads = re.findall(r'<section id="([\w-]+)".*?\n<h2[^>]*>(.*?)</h2>', sections)
     links = "".join(f'<a href="#{name}">{text}</a>' for name, text in heads)
     return f'<nav aria-label="Sections">{links}</nav>' if len(heads) > 2 else ""
 
 
 def write_page(out: Path, title: str, facts: str, sections: Sequence[str]) -> Path:
-    """Write the page to ``out``, whole or not at all, and return it."""
+    """Write the page (:func:`build_document`) to ``out`` atomically, and return the path."""
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out, document(title, facts, sections))
+    write_atomic(out, build_document(title, facts, sections))
     return out

@@ -1,4 +1,4 @@
-"""``report.html``: all sections of runs in one file, and the figures as files of their own."""
+"""The HTML report with all sections, and its figures as SVG text."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from perfed.report.page.curves import (
 )
 from perfed.report.page.federation import domain_figures, domains_section, federation_figures, federation_section
 from perfed.report.page.gains import gain_figures, gains_section
-from perfed.report.page.html import note
+from perfed.report.page.html import build_note
 from perfed.report.page.leaderboard import leaderboard_section
-from perfed.report.page.page_data import Study
-from perfed.report.page.paper import standalone
+from perfed.report.page.page_data import ReportData
+from perfed.report.page.paper import make_standalone
 from perfed.report.page.pictures import combination_section, embedding_section, picture_figures
 from perfed.report.page.reproduce import reproduce_section
 from perfed.report.page.speeds import speed_figures, speeds_section
 from perfed.report.page.style import write_page
 from perfed.report.page.verdict import verdict_section
 from perfed.report.run_results import RunResults, list_methods
-from perfed.report.text import listed
+from perfed.report.text import join_names
 from perfed.report.verdict import Verdict
 
 
@@ -38,43 +38,44 @@ def write_report(
     title: str,
     command: str = "",
     left_out: Sequence[str] = (),
-    found: Verdict | None = None,
+    verdict: Verdict | None = None,
 ) -> Path:
-    """Write the report of the runs (several methods and seeds of one data set) to ``out`` and return it.
+    """Write the report of the runs (several methods and seeds of one data set) to ``out``, and return the path.
 
-    What a run that is not finished lacks is left out, with a sentence saying so. The file appears whole or not at all.
+    Unfinished runs appear only in the learning curves; a sentence at the top names them. The file is written
+    atomically.
 
     Args:
-        runs: at least one.
-        out: the file.
-        title: of the page.
-        command: that made the runs.
-        left_out: lines on what is not in the page (:func:`perfed.report.load_runs.gather_runs`).
-        found: the verdict on the runs, if it is known already.
+        runs: the runs; at least one.
+        out: the path of the file.
+        title: the title of the page.
+        command: the command that created the runs.
+        left_out: lines on what is missing in the page (:func:`perfed.report.load_runs.gather_runs`).
+        verdict: the verdict on the runs; computed if it is not passed.
     """
-    study = Study.of(runs, found)
+    report = ReportData.from_runs(runs, verdict)
     sections = [
-        verdict_section(study),
-        leaderboard_section(study),
-        gains_section(study),
-        blend_section(study),
-        calibration_section(study),
-        curves_section(study),
-        epochs_section(study),
-        speeds_section(study),
-        domains_section(study),
-        embedding_section(study),
-        combination_section(study),
-        federation_section(study),
-        reproduce_section(study, command),
+        verdict_section(report),
+        leaderboard_section(report),
+        gains_section(report),
+        blend_section(report),
+        calibration_section(report),
+        curves_section(report),
+        epochs_section(report),
+        speeds_section(report),
+        domains_section(report),
+        embedding_section(report),
+        combination_section(report),
+        federation_section(report),
+        reproduce_section(report, command),
     ]
-    return write_page(out, title, facts(runs), [_left_out(study, left_out), *sections])
+    return write_page(out, title, summarize_runs(runs), [_describe_omissions(report, left_out), *sections])
 
 
 def figures(runs: Sequence[RunResults]) -> dict[str, str]:
-    """Every figure of the report as an SVG file of its own with light colours, by the stem of a file's name."""
-    study = Study.of(runs)
-    of = (
+    """Return every figure of the report as standalone SVG text with light colours, by the stem of its file name."""
+    report = ReportData.from_runs(runs)
+    draw_functions = (
         gain_figures,
         blend_figures,
         calibration_figures,
@@ -85,41 +86,45 @@ def figures(runs: Sequence[RunResults]) -> dict[str, str]:
         picture_figures,
         federation_figures,
     )
-    return {name: standalone(drawn) for drawing in of for name, drawn in drawing(study).items()}
+    return {name: make_standalone(drawn) for draw in draw_functions for name, drawn in draw(report).items()}
 
 
-def _left_out(study: Study, lines: Sequence[str]) -> str:
-    """A line for everything that is missing, or that does not belong together."""
-    unfinished = [f"{display_name(run.method)} with seed {run.seed}" for run in study.runs if not run.summary]
-    other = [display_name(run.method) for run in study.runs if run.summary and study.metric not in run.summary.spreads]
-    told = list(lines)
+def _describe_omissions(report: ReportData, lines: Sequence[str]) -> str:
+    """Return notes on unfinished runs, runs without the main metric, and runs of a seed that had different data."""
+    unfinished = [f"{display_name(run.method)} with seed {run.seed}" for run in report.runs if not run.summary]
+    lacking = [
+        display_name(run.method) for run in report.runs if run.summary and report.metric not in run.summary.spreads
+    ]
+    notes = list(lines)
     if unfinished:
-        told.append(f"Not finished, so in the learning curves alone: {', '.join(unfinished)}.")
-    if study.metric and other:
-        told.append(f"Not compared, for lack of {study.metric}: {', '.join(dict.fromkeys(other))}.")
+        notes.append(f"Not finished, so only in the learning curves: {', '.join(unfinished)}.")
+    if report.metric and lacking:
+        notes.append(f"Not compared, because {report.metric} is missing: {', '.join(dict.fromkeys(lacking))}.")
     marks: dict[int, dict[str, str]] = {}
-    for run in study.runs:
+    for run in report.runs:
         if run.data is not None:
             marks.setdefault(run.seed, {}).setdefault(run.data, display_name(run.method))
-    for seed, of in marks.items():
-        if len(of) > 1:
-            told.append(f"With seed {seed} {listed(list(of.values()))} had different data: do not compare them.")
-    return "".join(map(note, told))
+    for seed, methods in marks.items():
+        if len(methods) > 1:
+            notes.append(
+                f"With seed {seed} {join_names(list(methods.values()))} had different data: do not compare them."
+            )
+    return "".join(map(build_note, notes))
 
 
-def facts(runs: Sequence[RunResults]) -> str:
-    """What the runs are of, in a line."""
+def summarize_runs(runs: Sequence[RunResults]) -> str:
+    """Return a line with the data set and the numbers of methods, seeds, clients and rounds."""
     methods, seeds = list_methods(runs), sorted({run.seed for run in runs})
     clients = sorted({len(run.clients.ids) for run in runs if run.clients})
     trained = [run for run in runs if run.summary is None or run.summary.rounds]  # the others have no rounds
-    done = sorted({run.rounds[-1].round if run.rounds else 0 for run in trained})
+    finished_rounds = sorted({run.rounds[-1].round if run.rounds else 0 for run in trained})
     return " · ".join(
         [
             *[run.summary.dataset for run in runs if run.summary][:1],
-            _count(len(methods), "method"),
-            f"{_count(len(seeds), 'seed')} ({', '.join(map(str, seeds))})",
-            *([f"{_range(clients)} clients"] if clients else []),
-            *([f"{_range(done)} rounds"] if done else []),
+            _format_count(len(methods), "method"),
+            f"{_format_count(len(seeds), 'seed')} ({', '.join(map(str, seeds))})",
+            *([f"{_format_range(clients)} clients"] if clients else []),
+            *([f"{_format_range(finished_rounds)} rounds"] if finished_rounds else []),
             *{
                 f"{run.communication:g} s of communication per exchange, as set for this report"
                 for run in runs
@@ -129,9 +134,9 @@ def facts(runs: Sequence[RunResults]) -> str:
     )
 
 
-def _count(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _range(numbers: Sequence[int]) -> str:
+def _format_range(numbers: Sequence[int]) -> str:
     return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]}–{numbers[-1]}"

@@ -141,7 +141,7 @@ def test_runs_of_several_methods_end_with_a_verdict(more, tables):
     assert all(of.gain.low is not None and of.gain.low < of.gain.mean < of.gain.high for of in found.methods)
     said = str(found)
     assert "Metrics left the clients with noise" in said and "Privacy of each row" in said
-    assert ("The mean over all clients is known alone" in said) == bool(more) == (not found.sites)
+    assert ("Only the mean over all clients is known" in said) == bool(more) == (not found.sites)
     assert len(ledger(tables / "at-north")) == 3
 
 
