@@ -15,7 +15,7 @@ from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.sites.deploy.candidates import all_allowed, candidate_runs, mixes, weights_allowed
 from perfed.sites.deploy.part import Part, asked, facts_by, make_schema_of_one_site, table_options, told_by
-from perfed.sites.flower.allowed import Allowed
+from perfed.sites.flower.allowed import AllowList
 from perfed.sites.flower.audit_log import OutgoingLog
 from perfed.sites.flower.checks import Entry
 from perfed.sites.flower.hash_chain import LOG
@@ -107,7 +107,7 @@ class Preview:
         return {**named, **left, **summed, "metrics": list(self.metrics), "consent": self.digest}
 
 
-def _allowed(part: Part) -> list[Allowed]:
+def _allowed(part: Part) -> list[AllowList]:
     """What the site answers in each run of its study."""
     study, task = part.experiment, part.agreement.task
     if not mixes(study):

@@ -46,7 +46,7 @@ from perfed.sites.deploy.opening import AGREED, Opening, made
 from perfed.sites.deploy.spending import secret_in
 from perfed.sites.deploy.submit import JOURNAL, LINE
 from perfed.sites.deploy.trial import allowed_in
-from perfed.sites.flower.allowed import Allowed
+from perfed.sites.flower.allowed import AllowList
 from perfed.sites.flower.engine import RATIO, FlowerEngine, Limits, RealTimeServer
 from perfed.sites.flower.journal import Journal
 from perfed.sites.flower.transport import Transport
@@ -228,7 +228,7 @@ class Submitted:
         return clients, agreement, opening.doubts
 
     def _server(
-        self, study: str, out: Path, journal: Journal, allowed: Allowed | None
+        self, study: str, out: Path, journal: Journal, allowed: AllowList | None
     ) -> Callable[..., RealTimeServer]:
         """What makes the server of a run in ``out``."""
         settings = self.settings

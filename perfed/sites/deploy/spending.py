@@ -27,9 +27,9 @@ from perfed.method.declared import FederationInfo
 from perfed.privacy.accountant import Releases, epsilon
 from perfed.privacy.apply import PrivateMethod
 from perfed.rng import Noise
-from perfed.sites.flower.refusal import Refused, Said
+from perfed.sites.flower.refusal import RefusalReason, Refused
 from perfed.sites.flower.site import metrics_of_round
-from perfed.sites.flower.store import Stored
+from perfed.sites.flower.store import StoredExchanges
 from perfed.system import lock_folder, read_secret, sync_folder, write_atomic
 from perfed.training.private import ReleaseCounter
 
@@ -67,7 +67,7 @@ class Told:
             them, which counted what a study plans.
         releases: releases of training rows by what they were for: the number of an exchange, an evaluation
             (:func:`~perfed.sites.flower.site.metrics_of_round`), the model that the site keeps
-            (:data:`~perfed.sites.flower.site.OWN_MODEL`), or a number of rows whose noise the run draws once.
+            (:data:`~perfed.sites.flower.site.SITE_MODEL`), or a number of rows whose noise the run draws once.
         metrics: releases of test rows by the number of the round: metrics that left with noise.
         metrics_noise: of these.
         answers: by exchange the hash of the state and the message that was answered.
@@ -115,7 +115,7 @@ def ledger(folder: Path) -> list[Told]:
         answered.setdefault(line.run, set()).update(line.answers)
     for secret in sorted((folder / RUNS).glob(f"*/{SECRET}")):
         run = secret.parent.name
-        sequences = set(map(str, Stored(folder / RUNS, run).sequences()))
+        sequences = set(map(str, StoredExchanges(folder / RUNS, run).sequences()))
         if not sequences <= answered.get(run, set()):
             raise PerfedError(
                 f"{file}: lacks what run '{run}' was told, whose exchanges this site has answered; restore the file "
@@ -141,7 +141,7 @@ def _locked_ledger(folder: Path) -> Iterator[Path]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise Refused(Said.BUDGET, f"{file}: another process is changing the ledger") from None
+                    raise Refused(RefusalReason.BUDGET, f"{file}: another process is changing the ledger") from None
                 time.sleep(0.01)
         yield file
 
@@ -215,7 +215,7 @@ class SiteBudget:
         with self._line_to_write(exchange) as line:
             if line.answers.setdefault(exchange, message.hex()) != message.hex():
                 raise Refused(
-                    Said.MESSAGE,
+                    RefusalReason.MESSAGE,
                     f"the server's message: exchange {exchange} was asked with another payload already; a server that "
                     "goes on asks the same again",
                 )
@@ -275,7 +275,7 @@ class SiteBudget:
             spent = total([line], settings.unit, settings.delta)
             if budget is not None and spent > budget * _SLACK:
                 beyond = f"exchange {exchange} would make epsilon {spent:.4g}; privacy.epsilon is {budget:g}"
-                raise Refused(Said.BUDGET, beyond)
+                raise Refused(RefusalReason.BUDGET, beyond)
             check_most(lines, self._most, self._delta)
             if line != before or not file.exists():
                 write_atomic(file, json.dumps([seal(asdict(each)) for each in lines], indent=1) + "\n", mode=0o600)
@@ -325,4 +325,4 @@ def check_most(told: Sequence[Told], most: float | None, delta: float) -> None:
     spent = 0.0 if most is None else total(told, "sample", delta)
     if spent > (inf if most is None else most * _SLACK):
         why = f"all runs of this site would make epsilon {spent:.4g} at delta {delta:g}; allowed: at most {most:g}"
-        raise Refused(Said.POLICY, f"epsilon: {why}", "epsilon")
+        raise Refused(RefusalReason.POLICY, f"epsilon: {why}", "epsilon")

@@ -15,8 +15,8 @@ from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.method.method import Method
 from perfed.privacy.apply import PrivateMethod
-from perfed.sites.flower.allowed import Allowed
-from perfed.sites.flower.dry_run import Protocol, allowed_by
+from perfed.sites.flower.allowed import AllowList
+from perfed.sites.flower.dry_run import Protocol, derive_allow_list
 
 _ROWS, _COLUMNS = 40, 4
 
@@ -81,7 +81,7 @@ def entries_sent(study: Experiment) -> list[str]:
 
 
 @lru_cache(maxsize=4)
-def allowed_in(study: str, task: Task | None = None) -> Allowed:
+def allowed_in(study: str, task: Task | None = None) -> AllowList:
     """What a site answers in the study, a TOML text, where its table has four columns, and two classes if any.
 
     ``task``: in place of what the study says.
@@ -95,7 +95,7 @@ def allowed_in(study: str, task: Task | None = None) -> Allowed:
     initialiser = Initialiser(method_of(experiment), model, experiment.seed, experiment.torch_dtype, secure=secure)
     protocol = protocol_of(experiment, federation.num_domains)
     try:
-        return allowed_by(federation.clients[0], initialiser.info(federation), initialiser, protocol)
+        return derive_allow_list(federation.clients[0], initialiser.info(federation), initialiser, protocol)
     except PerfedError as error:
         raise PerfedError(f"tried on made-up tables: {error}") from None
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from perfed.errors import PerfedError
-from perfed.sites.flower.letters import EXCHANGE, HELLO, body_of, error_of, record_of
+from perfed.sites.flower.letters import EXCHANGE, HELLO, make_record, read_body, read_error
 from perfed.sites.flower.processes import check_flower
-from perfed.sites.flower.transport import Delivery, Node, PostTransport, Transport
+from perfed.sites.flower.transport import Node, QueueTransport, ReceivedMessage, Transport
 
 try:
     from flwr.app import Context, Message
@@ -37,7 +37,7 @@ _MEANING = {
 _AGAIN = (3, 4, 5)  # the site may come back and answer
 
 
-class FlowerTransport(PostTransport):
+class FlowerTransport(QueueTransport):
     """The sites of a run, as a :class:`~perfed.sites.flower.transport.Transport`.
 
     A site is known by the name that its key was registered under. Where the server does not authenticate SuperNodes
@@ -48,10 +48,10 @@ class FlowerTransport(PostTransport):
     """
 
     def __init__(self, grid: Grid) -> None:
-        super().__init__(_GridOffice(grid))
+        super().__init__(_GridQueue(grid))
 
 
-class _GridOffice:
+class _GridQueue:
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self._said: dict[int, tuple[str, str]] = {}  # SuperNode -> site and place, as it said itself
@@ -76,7 +76,7 @@ class _GridOffice:
             node = self._hellos.pop(reply.metadata.reply_to_message_id, None)
             if node is not None and not reply.has_error():
                 with suppress(PerfedError, ValueError, TypeError):  # else it is asked again
-                    site, place = json.loads(body_of(reply))
+                    site, place = json.loads(read_body(reply))
                     self._said[node] = (str(site), str(place))
         now = time.monotonic()
         for node in unknown:
@@ -93,24 +93,24 @@ class _GridOffice:
             raise PerfedError("the SuperLink does not take a message, which may be too large for it")
         return str(numbers[0])
 
-    def collect(self, letters: Sequence[str]) -> list[Delivery]:
+    def collect(self, letters: Sequence[str]) -> list[ReceivedMessage]:
         return [_delivery(reply) for reply in self._grid.pull_messages(list(letters))]
 
 
 def _message(body: bytes, node: int, kind: str, seconds: float) -> Message:
-    return Message(record_of(body), node, kind, ttl=seconds)
+    return Message(make_record(body), node, kind, ttl=seconds)
 
 
-def _delivery(reply: Message) -> Delivery:
+def _delivery(reply: Message) -> ReceivedMessage:
     letter = reply.metadata.reply_to_message_id
     if reply.has_error():
         said = " ".join((reply.error.reason or f"error {reply.error.code}").split())
-        return Delivery(letter, None, _MEANING.get(reply.error.code, said), again=reply.error.code in _AGAIN)
+        return ReceivedMessage(letter, None, _MEANING.get(reply.error.code, said), again=reply.error.code in _AGAIN)
     try:
-        error = error_of(reply)
-        return Delivery(letter, body_of(reply)) if error is None else Delivery(letter, None, error)
+        error = read_error(reply)
+        return ReceivedMessage(letter, read_body(reply)) if error is None else ReceivedMessage(letter, None, error)
     except PerfedError as nonsense:
-        return Delivery(letter, None, str(nonsense))
+        return ReceivedMessage(letter, None, str(nonsense))
 
 
 def server_app(main: Callable[[Transport, dict[str, object]], None]) -> ServerApp:
@@ -128,7 +128,7 @@ def server_app(main: Callable[[Transport, dict[str, object]], None]) -> ServerAp
     return app
 
 
-def bundle_hash(files: Mapping[str, str]) -> str:
+def hash_bundle(files: Mapping[str, str]) -> str:
     """SHA-256 of the bundle that Flower makes of an app's files, by their paths in its folder."""
     from flwr.cli.build import build_fab_from_files
 

@@ -13,8 +13,8 @@ from perfed.engine.executor import Exchange
 from perfed.engine.secure_aggregation import ALWAYS
 from perfed.errors import shorten_list
 from perfed.maths.sums import Term
-from perfed.sites.flower.checks import Entry, Spec, like, short, wrong_header, wrong_tree
-from perfed.sites.flower.wire import LOSS, MASKED, MEASURED, REPLY, exchange_of, sequence_of
+from perfed.sites.flower.checks import Entry, TreeSpec, find_header_problem, find_tree_problem, like, short
+from perfed.sites.flower.wire import LOSS, MASKED, MEASURED, REPLY, exchange_from_header, get_sequence_number
 from perfed.tree import Tree
 
 
@@ -50,7 +50,7 @@ class Form(NamedTuple):
         bytes: of its largest.
     """
 
-    spec: Spec
+    spec: TreeSpec
     bytes: int
 
     @classmethod
@@ -61,7 +61,7 @@ class Form(NamedTuple):
 
     def wrong(self, tree: Tree) -> str | None:
         """What is wrong with a tree, in one line."""
-        return wrong_tree(tree, self.spec, self.bytes)
+        return find_tree_problem(tree, self.spec, self.bytes)
 
     def joined(self, other: Form) -> Form | None:
         """The form of both, where they differ in the length of axes alone."""
@@ -77,7 +77,7 @@ class Form(NamedTuple):
         return Form(spec, max(self.bytes, other.bytes))
 
 
-def with_form(forms: tuple[Form, ...], new: Form) -> tuple[Form, ...]:
+def add_form(forms: tuple[Form, ...], new: Form) -> tuple[Form, ...]:
     """``forms`` and a further one, which may widen one of them."""
     for place, form in enumerate(forms):
         if (both := form.joined(new)) is not None:
@@ -86,7 +86,7 @@ def with_form(forms: tuple[Form, ...], new: Form) -> tuple[Form, ...]:
 
 
 @dataclass(frozen=True)
-class Answered:
+class ExchangeForms:
     """What goes in and out in an exchange.
 
     Attributes:
@@ -100,8 +100,8 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Allowed:
-    """All that a site answers of a run; made by :func:`perfed.sites.flower.dry_run.allowed_by`.
+class AllowList:
+    """All that a site answers of a run; made by :func:`perfed.sites.flower.dry_run.derive_allow_list`.
 
     Attributes:
         rounds: of the study.
@@ -122,7 +122,7 @@ class Allowed:
     metrics: tuple[str, ...]
     held: bool
     measured: tuple[str, ...]
-    exchanges: Mapping[Asked, Answered]
+    exchanges: Mapping[Asked, ExchangeForms]
     asked: int = 1
     discreet: bool = False
     noisy: tuple[str, str] | tuple[()] = ()
@@ -153,7 +153,7 @@ class Allowed:
         found = [(name, entry) for answered in self.exchanges.values() for name, entry in self._sent(answered)]
         return list(dict.fromkeys((name, entry) for name, entry in found if 0 not in entry.shape))
 
-    def _sent(self, answered: Answered) -> Iterator[tuple[str, Entry]]:
+    def _sent(self, answered: ExchangeForms) -> Iterator[tuple[str, Entry]]:
         for form in answered.replies:
             if not self.masked:
                 yield from ((name, entry) for name, entry in form.spec.items() if not (self.discreet and name == LOSS))
@@ -181,18 +181,18 @@ class Allowed:
         """Of all tensors of the largest reply."""
         return max((form.bytes for answered in self.exchanges.values() for form in answered.replies), default=0)
 
-    def wrong_request(self, header: Mapping[str, Any], tree: Tree, run: str) -> str | None:
+    def find_request_problem(self, header: Mapping[str, Any], tree: Tree, run: str) -> str | None:
         """Why a message of the server is not answered, in one line.
 
         Args:
             header, tree: of the message.
             run: id of the run that the site is in.
         """
-        problem = wrong_header(header, {"kind": "work", "run": run}) or self._wrong_header(header)
+        problem = find_header_problem(header, {"kind": "work", "run": run}) or self._wrong_header(header)
         problem = problem or _wrong_form(tree, self.exchanges[_asked(header)].payloads)
         return problem and f"the server's message: {problem}"
 
-    def wrong_reply(self, header: Mapping[str, Any], tree: Tree) -> str | None:
+    def find_reply_problem(self, header: Mapping[str, Any], tree: Tree) -> str | None:
         """Why a reply to the message with ``header`` does not leave, in one line."""
         problem = _wrong_form(tree, self.exchanges[_asked(header)].replies)
         return problem and f"the reply: {problem}"
@@ -205,7 +205,7 @@ class Allowed:
                 return f"{name} is {short(header[name])}; {needed} is needed"
         if strange := sorted(header.keys() - _FIELDS.keys()):
             return f"has {shorten_list([short(name) for name in strange], 3)}, which nobody needs"
-        exchange = exchange_of(header)
+        exchange = exchange_from_header(header)
         if exchange.round > self.rounds:
             return f"round is {short(exchange.round)}; the study has {self.rounds}"
         if not exchange.lasting and exchange.round == 0:
@@ -217,7 +217,7 @@ class Allowed:
     def _wrong_numbers(self, header: Mapping[str, Any], exchange: Exchange) -> str | None:
         metrics, held = header["scoring"]["metrics"], header["scoring"]["held"]
         for name, fits, needed in (
-            ("sequence", header["sequence"] == sequence_of(exchange), sequence_of(exchange)),
+            ("sequence", header["sequence"] == get_sequence_number(exchange), get_sequence_number(exchange)),
             ("base", header["base"] < header["sequence"], f"a number below {header['sequence']}"),
             ("clients", header["clients"] == self.clients, self.clients),
             ("domains", header["domains"] == self.domains, self.domains),
@@ -275,4 +275,4 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "measure": (lambda value: value is None or isinstance(value, str), "a text or null"),
     "scoring": (_is_scoring, "names of metrics, and whether classes are held,"),
 }
-"""Of a message of work (:func:`perfed.sites.flower.wire.work_message`): what each must be, in words too."""
+"""Of a message of work (:func:`perfed.sites.flower.wire.pack_task`): what each must be, in words too."""

@@ -19,7 +19,7 @@ from typing import Any, Self
 from perfed.codec import flatten
 from perfed.errors import PerfedError
 from perfed.sites.flower.checks import short
-from perfed.sites.flower.hash_chain import BEGINNING, line_of, walk
+from perfed.sites.flower.hash_chain import BEGINNING, format_line, walk
 from perfed.sites.flower.message import unframe, unpack
 from perfed.system import lock_folder, sync_folder
 
@@ -159,7 +159,7 @@ class OutgoingLog:
             entries.insert(0, {"note": f"the clock has jumped back: a line before this one says {self._last}"})
         head, lines = self.head, b""
         for entry in entries:
-            head, line = line_of({**entry, "time": now, "previous": head})
+            head, line = format_line({**entry, "time": now, "previous": head})
             lines += line
         try:
             os.ftruncate(self._handle, self._end)  # of what an attempt that failed may have left

@@ -1,7 +1,7 @@
 """What came over a wire is checked before it is used: trees of tensors, and replies on the server.
 
 Each function that checks returns one line of what is wrong, or ``None``. What is expected is declared by who asks; of
-what others have sent, :func:`too_large` alone learns.
+what others have sent, :func:`find_oversized_entry` alone learns.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def short(value: Any, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-Spec = Mapping[str, Entry]
+TreeSpec = Mapping[str, Entry]
 """Path of a tensor (names joined by "/") -> what it must be like; all of them must be there, and no other."""
 
 
@@ -67,7 +67,7 @@ def like(tree: Tree) -> dict[str, Entry]:
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedReply:
     """What a reply must be, of the exchange that is going on.
 
     Attributes:
@@ -82,7 +82,7 @@ class Expected:
     sequence: int
     program: str
     sites: Collection[str]
-    spec: Spec
+    spec: TreeSpec
     most_bytes: int
     samples: int | None = None
 
@@ -108,29 +108,29 @@ def usable(answer: Answer, wrong: Callable[[dict[str, Any], Tree], str | None]) 
     return Answer(answer.site, None, problem, answer.seconds) if problem else answer
 
 
-def wrong_reply(site: str, header: Mapping[str, Any], tree: Tree, expected: Expected) -> str | None:
+def find_reply_problem(site: str, header: Mapping[str, Any], tree: Tree, expected: ExpectedReply) -> str | None:
     """What is wrong with a reply, on the server; ``site`` is the name that the transport has authenticated.
 
     The header must name site, run, sequence and program of the exchange.
 
     Example:
         >>> bias = {"bias": torch.tensor([0.0, float("nan")])}
-        >>> expected = Expected("flic-1", 20_000, "train", ["north"], like(bias), 1000)
+        >>> expected = ExpectedReply("flic-1", 20_000, "train", ["north"], like(bias), 1000)
         >>> header = {"site": "north", "run": "flic-1", "sequence": 20_000, "program": "train"}
-        >>> wrong_reply("north", header, bias, expected)
+        >>> find_reply_problem("north", header, bias, expected)
         "the reply of site 'north': entry 'bias' has 1 value that is not finite"
-        >>> wrong_reply("north", {**header, "sequence": 10_000}, bias, expected)
+        >>> find_reply_problem("north", {**header, "sequence": 10_000}, bias, expected)
         "the reply of site 'north': sequence is 10000; 20000 is expected"
     """
     if site not in expected.sites:
         return f"a reply of site '{site}', which was not asked; asked: {shorten_list(sorted(expected.sites))}"
     fields = {"site": site, "run": expected.run, "sequence": expected.sequence, "program": expected.program}
-    problem = wrong_header(header, fields) or wrong_tree(tree, expected.spec, expected.most_bytes)
+    problem = find_header_problem(header, fields) or find_tree_problem(tree, expected.spec, expected.most_bytes)
     problem = problem or _wrong_counts(tree, expected)
     return problem and f"the reply of site '{site}': {problem}"
 
 
-def wrong_header(header: Mapping[str, Any], expected: Mapping[str, Any]) -> str | None:
+def find_header_problem(header: Mapping[str, Any], expected: Mapping[str, Any]) -> str | None:
     """Whether each field of ``expected`` is there with its value; others may be there too."""
     for name, value in expected.items():
         if name not in header:
@@ -140,7 +140,7 @@ def wrong_header(header: Mapping[str, Any], expected: Mapping[str, Any]) -> str 
     return None
 
 
-def wrong_tree(tree: Tree, spec: Spec, most: int) -> str | None:
+def find_tree_problem(tree: Tree, spec: TreeSpec, most: int) -> str | None:
     """Return what is wrong with a tree that must have at most ``most`` bytes and exactly the entries of ``spec``."""
     found = flatten(tree)
     size = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
@@ -159,7 +159,7 @@ def wrong_tree(tree: Tree, spec: Spec, most: int) -> str | None:
     return None
 
 
-def _wrong_counts(tree: Tree, expected: Expected) -> str | None:
+def _wrong_counts(tree: Tree, expected: ExpectedReply) -> str | None:
     """Whether numbers of samples are some that the site can have."""
     found, samples = flatten(tree), expected.samples
     if samples is None:
@@ -172,7 +172,7 @@ def _wrong_counts(tree: Tree, expected: Expected) -> str | None:
     return None
 
 
-def norms(tree: Tree) -> dict[str, float]:
+def compute_norms(tree: Tree) -> dict[str, float]:
     """Euclidean norm of the finite floating-point values of each entry; infinite where squares overflow."""
     return {
         name: math.sqrt(float(tensor[torch.isfinite(tensor)].double().square().sum()))
@@ -181,22 +181,22 @@ def norms(tree: Tree) -> dict[str, float]:
     }
 
 
-def too_large(
+def find_oversized_entry(
     site: str, found: Mapping[str, Mapping[str, float]], scales: Mapping[str, float], ratio: float
 ) -> str | None:
     """Which entry of a site's reply is out of all proportion to the others' and to what the site was sent.
 
     Args:
         site: whose reply it is.
-        found: :func:`norms` of all replies of the exchange, by site.
+        found: :func:`compute_norms` of all replies of the exchange, by site.
         scales: of each site what its entries may always be compared with, at least.
         ratio: the largest norm of an entry in such units.
 
     Example:
         >>> found = {"north": {"bias": 1.0}, "south": {"bias": 2.0}, "west": {"bias": 1e30}}
-        >>> too_large("west", found, {"west": 5.0}, 1e6)
+        >>> find_oversized_entry("west", found, {"west": 5.0}, 1e6)
         "the reply of site 'west': the norm of entry 'bias' is 1e+30; at most 5e+06 is allowed"
-        >>> too_large("north", found, {"north": 5.0}, 1e6)
+        >>> find_oversized_entry("north", found, {"north": 5.0}, 1e6)
     """
     for name, norm in found[site].items():
         others = [of[name] for other, of in found.items() if other != site and name in of]

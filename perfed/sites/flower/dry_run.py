@@ -28,9 +28,9 @@ from perfed.maths.sums import Term
 from perfed.method.declared import FederationInfo
 from perfed.participation.settings import Participation
 from perfed.rng import key, uniform
-from perfed.sites.flower.allowed import Allowed, Answered, Asked, Form, with_form
+from perfed.sites.flower.allowed import AllowList, Asked, ExchangeForms, Form, add_form
 from perfed.sites.flower.checks import Entry, like
-from perfed.sites.flower.wire import LOSS, MEASURED, reply_tree
+from perfed.sites.flower.wire import LOSS, MEASURED, make_reply_tree
 from perfed.training.plan import Plan
 
 _MEASURING = "personalise"  # the program after which a site's own model is measured
@@ -90,8 +90,8 @@ class _Noting(InProcessEngine):
                 done = noted.done[known] = self.executor.attempt(work)
                 for row, form in enumerate([] if done.diverged else sent):
                     reply: dict[str, Any] = {"reply": done.reply(row), LOSS: done.losses[row].double()}
-                    noted.payloads[asked] = with_form(noted.payloads.get(asked, ()), form)
-                    noted.replies[asked] = with_form(noted.replies.get(asked, ()), Form.of(reply, finite=False))
+                    noted.payloads[asked] = add_form(noted.payloads.get(asked, ()), form)
+                    noted.replies[asked] = add_form(noted.replies.get(asked, ()), Form.of(reply, finite=False))
             yield noted.done[known]
 
     def make_secure_sums(self) -> ExchangeStep:
@@ -101,7 +101,7 @@ class _Noting(InProcessEngine):
         return SecureSums(numbers, lambda exchange: self._noted.terms.setdefault(Asked.of(exchange), {}))
 
 
-def allowed_by(client: Client, info: FederationInfo, initialiser: Initialiser, protocol: Protocol) -> Allowed:
+def derive_allow_list(client: Client, info: FederationInfo, initialiser: Initialiser, protocol: Protocol) -> AllowList:
     """What the site with ``client`` answers in a run of its study.
 
     The study's server is rehearsed in this process with sites whose rows are made up, all of them taking part and few:
@@ -135,7 +135,7 @@ def allowed_by(client: Client, info: FederationInfo, initialiser: Initialiser, p
         )
         server.measure(Scoring(names))
         _rehearse(server, numbers if everyone else numbers[:2], splits)
-    return Allowed(
+    return AllowList(
         protocol.rounds,
         protocol.sites,
         protocol.domains,
@@ -160,7 +160,7 @@ def _rehearse(server: Server, rounds: Sequence[int], splits: Sequence[str]) -> N
     server.settle(ids, rounds[-1])
 
 
-def _answered(notes: _Notes, split: str, summed: Sequence[str]) -> Iterator[tuple[Asked, Answered]]:
+def _answered(notes: _Notes, split: str, summed: Sequence[str]) -> Iterator[tuple[Asked, ExchangeForms]]:
     """What was noted; a round's own exchanges may end with a score of the model that they leave.
 
     ``summed``: metrics on the split whose sums over sites leave, and no site's own.
@@ -169,7 +169,7 @@ def _answered(notes: _Notes, split: str, summed: Sequence[str]) -> Iterator[tupl
         terms = [term for term in notes.terms.get(asked, {}) if term not in ALWAYS]
         if asked.index < 0 and (asked.program, asked.measure) == (_MEASURING, split):
             terms += [(f"{MEASURED}/{name}",) for name in summed]
-        answered = Answered(payloads, notes.replies[asked], (*ALWAYS, *sorted(terms)) if terms else ())
+        answered = ExchangeForms(payloads, notes.replies[asked], (*ALWAYS, *sorted(terms)) if terms else ())
         yield asked, answered
         if not asked.preparation and 0 <= asked.index < FIRST_EXCHANGE["finish"]:
             yield replace(asked, measure=split), answered
@@ -201,7 +201,9 @@ def _rounds(initialiser: Initialiser, rounds: int) -> list[int]:
 _EACH = 2  # samples of each class
 
 
-def rehearsed(work: ChunkTask, client: Client, background: Background, initialiser: Initialiser) -> dict[str, Entry]:
+def rehearse_reply(
+    work: ChunkTask, client: Client, background: Background, initialiser: Initialiser
+) -> dict[str, Entry]:
     """Names, shapes and dtypes of what the site ``client`` replies to ``work``, which is done for a made-up client.
 
     Shapes of replies depend on classes, domains and shapes of inputs, never on the number of samples. An entry that is
@@ -214,10 +216,10 @@ def rehearsed(work: ChunkTask, client: Client, background: Background, initialis
         initialiser: method, model, seed.
     """
     host = LocalExecutor(
-        [made_up(client, background, initialiser)], background, initialiser, Plan("sequential", threads=1)
+        [make_up_client(client, background, initialiser)], background, initialiser, Plan("sequential", threads=1)
     )
     done = host.run(replace(work, exchange=replace(work.exchange, measure=None), states={}))
-    reply = reply_tree(done)
+    reply = make_reply_tree(done)
     rows = len(host.clients[client.id].train)
     finite = {name: bool(torch.isfinite(value).all()) for name, value in flatten(reply).items()}
     finite[LOSS] = False  # there is none where nothing was trained
@@ -231,7 +233,7 @@ def _counts(name: str, value: Tensor, rows: int) -> bool:
     return called and value.numel() > 0 and bool(((value >= 0) & (value <= rows)).all())
 
 
-def made_up(client: Client, background: Background, initialiser: Initialiser) -> Client:
+def make_up_client(client: Client, background: Background, initialiser: Initialiser) -> Client:
     """A client with the facts of ``client``, but two samples of each class (or four), whose inputs are 0 and 1."""
     info, train = background.info, client.train
     labels = [label for label, count in enumerate(train.held_classes) if count]

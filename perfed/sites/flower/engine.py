@@ -30,26 +30,35 @@ from perfed.errors import PerfedError
 from perfed.maths.sums import SingleReplies, Term
 from perfed.participation.invitation import Invitation, invite, take
 from perfed.participation.selection import Choice
-from perfed.sites.flower.allowed import Allowed
-from perfed.sites.flower.checks import REFUSED, Entry, Expected, Spec, norms, too_large, usable, wrong_reply
-from perfed.sites.flower.dry_run import rehearsed
+from perfed.sites.flower.allowed import AllowList
+from perfed.sites.flower.checks import (
+    REFUSED,
+    Entry,
+    ExpectedReply,
+    TreeSpec,
+    compute_norms,
+    find_oversized_entry,
+    find_reply_problem,
+    usable,
+)
+from perfed.sites.flower.dry_run import rehearse_reply
 from perfed.sites.flower.journal import Journal
 from perfed.sites.flower.message import unpack
 from perfed.sites.flower.steps.journal_step import JournalStep
 from perfed.sites.flower.steps.late_replies import LateReplies, NobodyReplied, ReplyTimes
 from perfed.sites.flower.steps.masked_sums import MaskedSums
-from perfed.sites.flower.sum_form import NOTHING, Form, Void, masked_spec
+from perfed.sites.flower.sum_form import EMPTY_REPLY, Form, SumFailed, make_masked_spec
 from perfed.sites.flower.transport import Answer, Transport
 from perfed.sites.flower.wire import (
     MEASURED,
     REPLY,
-    done_of,
-    payload_hash,
-    request_hash,
-    sequence_of,
-    summed_of,
-    work_message,
-    wrong_metrics,
+    find_metrics_problem,
+    hash_common_request,
+    hash_payload,
+    pack_task,
+    get_sequence_number,
+    unpack_masked_result,
+    unpack_result,
 )
 from perfed.training.cohort import Cohort
 from perfed.training.plan import Plan
@@ -107,7 +116,7 @@ class FlowerEngine(Engine):
         journal: Journal,
         run: str,
         limits: Limits | None = None,
-        allowed: Allowed | None = None,
+        allowed: AllowList | None = None,
     ) -> None:
         self._masked_sums = MaskedSums()
         super().__init__(federation, initialiser, plan)
@@ -115,7 +124,7 @@ class FlowerEngine(Engine):
         self.kept: Callable[[str], Collection[int]] = lambda site: ()
         self._transport, self._journal, self._run = transport, journal, run
         self._limits = limits or Limits()
-        self._specs: dict[Any, Spec] = {}
+        self._specs: dict[Any, TreeSpec] = {}
         self._allowed = allowed
         self.times = ReplyTimes()
         self._journal_step = JournalStep(
@@ -146,7 +155,7 @@ class FlowerEngine(Engine):
         answers = self._journal_step.answers
         if answers is None:
             least = self._limits.least if task.invitation or not exchange.lasting else 0
-            answers = self._ask_sites(tasks, sequence_of(exchange), invitation, least)
+            answers = self._ask_sites(tasks, get_sequence_number(exchange), invitation, least)
             failed = [answer.error for answer in answers if answer.body is None]
             spared = 0 < least <= len(answers) - len(failed)
             if invitation.strict and failed and not spared:
@@ -155,7 +164,7 @@ class FlowerEngine(Engine):
         self.times.seconds, self.times.lost = _find_arrival_times(answers), _find_lost_sites(answers)
         bodies = {answer.site: answer.body for answer in answers if answer.body is not None}
         for site in sorted(invitation.choose(self.times.seconds)[0]):
-            yield done_of(*unpack(bodies[site]))
+            yield unpack_result(*unpack(bodies[site]))
 
     def _find_masked_terms(self, exchange: Exchange) -> tuple[Term, ...]:
         """Return the terms that sites sum under masks in an exchange; none where they reply without masks."""
@@ -172,7 +181,7 @@ class FlowerEngine(Engine):
         from perfed.sites.flower.secure_sum import SecureSum  # which needs perfed[flower]
 
         assert self._allowed is not None and self.initialiser.secure is not None
-        sequence, where = sequence_of(exchange), f"round {exchange.round}"
+        sequence, where = get_sequence_number(exchange), f"round {exchange.round}"
         needed = self.initialiser.secure.needed(len(tasks), self._allowed.asked)
         confirms = self.initialiser.secure.keys is not None
         secure = SecureSum(
@@ -183,7 +192,7 @@ class FlowerEngine(Engine):
         if answers is None:
             site, work = next(iter(tasks.items()))
             request = unpack(self._make_message(site, work, sequence))
-            hashes = {"request": request_hash(*request), "payload": payload_hash(*request)}
+            hashes = {"request": hash_common_request(*request), "payload": hash_payload(*request)}
 
             def make_message(site: str, fields: Mapping[str, Any]) -> bytes:
                 return self._make_message(site, tasks[site], sequence, fields)
@@ -197,7 +206,7 @@ class FlowerEngine(Engine):
         self.times.seconds, self.times.lost = {}, _find_lost_sites(answers)
         try:
             vector = secure.opened(answers, len(tasks))
-        except Void as void:
+        except SumFailed as void:
             if needs_all and exchange.lasting:  # an evaluation is lost, and the run goes on
                 raise PerfedError(f"{where}: {void}; {_WAY}") from None
             self._add_note(f"{where} is void: {void}")
@@ -211,7 +220,7 @@ class FlowerEngine(Engine):
         loss = mean_loss(*(totals[term] for term in ALWAYS))[None]
         pooled = _pool_metrics(totals, self.times.seconds)
         for answer in sorted((a for a in answers if a.site in self.times.seconds), key=lambda a: a.site):
-            yield summed_of(*unpack(answer.body or b""), sequence, loss, pooled)
+            yield unpack_masked_result(*unpack(answer.body or b""), sequence, loss, pooled)
 
     def _add_note(self, line: str) -> None:
         self.notes.append(line)
@@ -219,7 +228,7 @@ class FlowerEngine(Engine):
 
     def _expect_masked_replies(
         self, tasks: Mapping[str, ChunkTask], sequence: int, terms: tuple[Term, ...]
-    ) -> tuple[dict[str, Expected], Form]:
+    ) -> tuple[dict[str, ExpectedReply], Form]:
         """Return what masked replies must be like, and what they contain.
 
         Raises:
@@ -234,8 +243,8 @@ class FlowerEngine(Engine):
             raise SingleReplies(f"replies of other shapes of site '{odd[0]}' than of site '{first}'")
         self._masked_sums.spec, self._masked_sums.totals = specs[first], {}
         most, program = self._limits.bytes, tasks[first].exchange.program
-        spec = masked_spec(forms[first])
-        return {site: Expected(self._run, sequence, program, [site], spec, most) for site in tasks}, forms[first]
+        spec = make_masked_spec(forms[first])
+        return {site: ExpectedReply(self._run, sequence, program, [site], spec, most) for site in tasks}, forms[first]
 
     def cohorts(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> Iterator[Cohort]:
         """Raise an error: sites keep their models.
@@ -275,29 +284,29 @@ class FlowerEngine(Engine):
             return checked
         scales = {site: self._find_scale(tasks[site]) for site in sizes}
         for row, answer in enumerate(answers):
-            if answer.body is not None and (problem := too_large(answer.site, sizes, scales, ratio)):
+            if answer.body is not None and (problem := find_oversized_entry(answer.site, sizes, scales, ratio)):
                 checked[row] = Answer(answer.site, None, f"{REFUSED}{problem} (--max-ratio)", answer.seconds)
         return checked
 
     def _find_scale(self, work: ChunkTask) -> float:
         """Return a size with which entries of the reply to ``work`` may be compared, whatever others reply."""
         (site,) = work.ids
-        sent = norms({"shared": work.shared, "row": work.rows.get(site, {})})
+        sent = compute_norms({"shared": work.shared, "row": work.rows.get(site, {})})
         return max(math.hypot(*sent.values()), len(self.clients[site].train))
 
     def _make_message(
         self, site: str, work: ChunkTask, sequence: int, secure: Mapping[str, Any] | None = None
     ) -> bytes:
-        return work_message(work, self._run, sequence, _find_base(site, work), self.kept(site), self.background, secure)
+        return pack_task(work, self._run, sequence, _find_base(site, work), self.kept(site), self.background, secure)
 
-    def _expect_reply(self, work: ChunkTask, sequence: int) -> Expected:
+    def _expect_reply(self, work: ChunkTask, sequence: int) -> ExpectedReply:
         """Return what the reply to ``work`` must be like: what the program replies for made-up clients."""
         (site,) = work.ids
         spec = self._rehearse_reply(work)
         if self._allowed is not None:  # nothing is summed, so that nothing of the reply leaves
-            self._masked_sums.spec, self._masked_sums.totals, spec = spec, {}, NOTHING
+            self._masked_sums.spec, self._masked_sums.totals, spec = spec, {}, EMPTY_REPLY
         samples = None if self._is_discreet else len(self.clients[site].train)
-        return Expected(self._run, sequence, work.exchange.program, [site], spec, self._limits.bytes, samples)
+        return ExpectedReply(self._run, sequence, work.exchange.program, [site], spec, self._limits.bytes, samples)
 
     @property
     def _is_discreet(self) -> bool:
@@ -313,7 +322,7 @@ class FlowerEngine(Engine):
         why = "" if self._allowed is not None else next(filter(None, found), "")
         return why and f"the reply of site '{site}': {why}"
 
-    def _rehearse_reply(self, work: ChunkTask) -> Spec:
+    def _rehearse_reply(self, work: ChunkTask) -> TreeSpec:
         """Return the entries of what the program of ``work`` replies."""
         (site,) = work.ids
         exchange = work.exchange
@@ -321,7 +330,7 @@ class FlowerEngine(Engine):
         shapes = tuple((name, tuple(tensor.shape)) for name, tensor in payload.items())
         kind = exchange.program, exchange.extensions, self.clients[site].input_shape, shapes
         if kind not in self._specs:
-            self._specs[kind] = rehearsed(work, self.clients[site], self.background, self.initialiser)
+            self._specs[kind] = rehearse_reply(work, self.clients[site], self.background, self.initialiser)
         return self._specs[kind]
 
 
@@ -354,7 +363,7 @@ def _find_arrival_times(answers: Sequence[Answer]) -> dict[str, float]:
 
 def _check_answer(
     answer: Answer,
-    expected: Mapping[str, Expected],
+    expected: Mapping[str, ExpectedReply],
     sizes: dict[str, dict[str, float]],
     refused: Callable[[Tree], str],
     noisy: bool,
@@ -365,10 +374,12 @@ def _check_answer(
     """
 
     def wrong(header: dict[str, Any], tree: Tree) -> str | None:
-        problem = wrong_reply(answer.site, header, tree, expected[answer.site]) or wrong_metrics(header, noisy)
+        problem = find_reply_problem(answer.site, header, tree, expected[answer.site]) or find_metrics_problem(
+            header, noisy
+        )
         problem = problem or refused(tree)
         if not problem:
-            sizes[answer.site] = norms({"reply": tree["reply"]})
+            sizes[answer.site] = compute_norms({"reply": tree["reply"]})
         return problem
 
     return usable(answer, wrong)

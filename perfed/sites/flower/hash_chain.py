@@ -77,7 +77,7 @@ def _problem(line: bytes, previous: str) -> str:
     try:
         entry = json.loads(line)
         entry.pop("hash")
-        if line_of(entry)[1] != line:
+        if format_line(entry)[1] != line:
             return "has been changed"
         found = entry["previous"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -87,7 +87,7 @@ def _problem(line: bytes, previous: str) -> str:
     return ""
 
 
-def line_of(entry: Mapping[str, Any]) -> tuple[str, bytes]:
+def format_line(entry: Mapping[str, Any]) -> tuple[str, bytes]:
     """The hash of an entry, and its line."""
     digest = hashlib.sha256(_text(entry)).hexdigest()
     return digest, _text({**entry, "hash": digest}) + b"\n"

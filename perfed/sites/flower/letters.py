@@ -17,17 +17,17 @@ EXCHANGE, HELLO = "query.exchange", "query.hello"
 _BODY, _ERROR = "body", "error"
 
 
-def record_of(body: bytes) -> RecordDict:
+def make_record(body: bytes) -> RecordDict:
     """Bytes as a message's content: one object on the wire, for each array would cost Flower 10 ms."""
     return RecordDict({_BODY: ArrayRecord({_BODY: Array("uint8", (len(body),), "bytes", body)})})
 
 
-def error_record(line: str) -> RecordDict:
+def make_error_record(line: str) -> RecordDict:
     """An error as a message's content."""
     return RecordDict({_ERROR: ConfigRecord({_ERROR: line})})
 
 
-def body_of(message: Message) -> bytes:
+def read_body(message: Message) -> bytes:
     """The bytes in a message.
 
     Raises:
@@ -39,7 +39,7 @@ def body_of(message: Message) -> bytes:
         raise PerfedError("a message without a body") from None
 
 
-def error_of(message: Message) -> str | None:
+def read_error(message: Message) -> str | None:
     """The error that a site has replied with; ``None``: it is none."""
     found = message.content.config_records.get(_ERROR)
     return None if found is None else str(found.get(_ERROR))

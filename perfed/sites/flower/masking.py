@@ -43,12 +43,19 @@ from perfed.engine.executor import ChunkResult, Exchange
 from perfed.engine.secure_aggregation import SecureAggregation, with_loss
 from perfed.errors import PerfedError, shorten_list
 from perfed.maths.sums import CountedSums, Term
-from perfed.sites.flower.allowed import Allowed
+from perfed.sites.flower.allowed import AllowList
 from perfed.sites.flower.checks import short
 from perfed.sites.flower.message import pack
-from perfed.sites.flower.refusal import Said, refusing
+from perfed.sites.flower.refusal import RefusalReason, refusing
 from perfed.sites.flower.store import SiteStore
-from perfed.sites.flower.wire import MASKED, SUM, done_header, exchange_of, payload_hash, request_hash
+from perfed.sites.flower.wire import (
+    MASKED,
+    SUM,
+    exchange_from_header,
+    hash_common_request,
+    hash_payload,
+    make_reply_header,
+)
 from perfed.tree import Tree
 
 KINDS = ("keys", "shares", "confirm", "unmask")
@@ -120,7 +127,7 @@ class Masking:
         secure: SecureAggregation,
         site: str,
         run: str,
-        allowed: Allowed,
+        allowed: AllowList,
         store: SiteStore,
         study: str,
         signer: Signer | None = None,
@@ -128,7 +135,7 @@ class Masking:
         self._secure, self._site, self._run, self._allowed, self._store = secure, site, run, allowed, store
         self._study, self._signer = study, signer
         if secure.keys is not None:
-            with refusing(Said.SUM):
+            with refusing(RefusalReason.SUM):
                 secure.check_key(site, "" if signer is None else signer.public)
                 if len(secure.keys) != allowed.clients:
                     listed = f"secure_aggregation.keys lists {len(secure.keys)}"
@@ -142,7 +149,7 @@ class Masking:
             Refused: what is not of the protocol, or a second sum of an exchange.
         """
         asked = hashlib.sha256(data).hexdigest()
-        with refusing(Said.SUM):
+        with refusing(RefusalReason.SUM):
             self._check(header)
             sequence, kind = header["sequence"], header["kind"]
             known = self._store.opened(sequence)
@@ -179,12 +186,12 @@ class Masking:
                 members have agreed on, other sites were asked before for this exchange or payload, other members
                 than this site start from another state than before, or the message holds too large numbers.
         """
-        with refusing(Said.SUM):
+        with refusing(RefusalReason.SUM):
             if self._allowed.discreet:
                 self._check_room(tree)
             attempt = secure.get("attempt") if isinstance(secure, dict) else None
             now = self._going_on({"sequence": header["sequence"], "attempt": attempt})
-            if (request_hash(header, tree), payload_hash(header, tree)) != (now.request, now.payload):
+            if (hash_common_request(header, tree), hash_payload(header, tree)) != (now.request, now.payload):
                 raise PerfedError("the message is not the one that the sites' keys were made for")
             if header["base"] != now.base:
                 raise PerfedError(f"it starts from exchange {header['base']}, and its keys were made for {now.base}")
@@ -210,16 +217,16 @@ class Masking:
         Raises:
             Refused: the payload was that of another exchange of the round, or of other trained domains.
         """
-        exchange = exchange_of(header)
+        exchange = exchange_from_header(header)
         fixed = {"index": exchange.index, "extensions": exchange.extensions, "trained": header["trained"]}
         holds_numbers = any(tensor.numel() for tensor in flatten(state or {}).values())
-        with refusing(Said.STATE):
+        with refusing(RefusalReason.STATE):
             if holds_numbers and self._allowed.discreet:
                 start = f"history {self._store.history(header['base']).hex()}"
             else:
                 start = hashlib.sha256(encode(state) if state is not None and holds_numbers else b"").hexdigest()
-        name = f"first-{self._with_study(f'{payload_hash(header, tree)} {start}')}"
-        with refusing(Said.SUM):
+        name = f"first-{self._with_study(f'{hash_payload(header, tree)} {start}')}"
+        with refusing(RefusalReason.SUM):
             first = self._store.read_note(name, in_all_runs=True)
             if first is None:
                 self._store.write_note(name, {**fixed, "round": exchange.round}, in_all_runs=True)
@@ -239,7 +246,7 @@ class Masking:
         The state follows from the state before, the payload and, where no reply leaves under masks, the exchange;
         replies that do are the same in all rounds (:meth:`repeat_exchange`), and so is the state after them.
         """
-        before, payload = self._store.history(header["base"]), bytes.fromhex(payload_hash(header, tree))
+        before, payload = self._store.history(header["base"]), bytes.fromhex(hash_payload(header, tree))
         settings = [] if masked else [header[name] for name in ("round", "index", "extensions", "trained")]
         return hashlib.sha256(before + payload + json.dumps(settings).encode()).digest()
 
@@ -249,8 +256,8 @@ class Masking:
         Raises:
             Refused: shares that are not of the members, or values that do not fit into a sum.
         """
-        with refusing(Said.SUM):
-            vector = vector_of(done, terms, self._secure, self._allowed.clients)
+        with refusing(RefusalReason.SUM):
+            vector = encode_reply(done, terms, self._secure, self._allowed.clients)
             sealed = _numbered(given.get("sealed"))
             values = going.member.masked(vector.numpy().view(np.uint64), sealed)
         return torch.from_numpy(values.view(np.int64))
@@ -300,9 +307,9 @@ class Masking:
         if type(base) is not int or base < 0:
             raise PerfedError(f"base is {short(base)}; the number of an exchange is needed")
         self._check_asked(sequence, payload, asked)  # before any other site would take part in vain
-        with refusing(Said.STATE):
+        with refusing(RefusalReason.STATE):
             history = self._store.history(base)
-        context = context_of(self._run, sequence, attempt, request, asked)
+        context = encode_context(self._run, sequence, attempt, request, asked)
         sign = self._signer.sign if self._secure.keys is not None and self._signer is not None else _leave_unsigned
         member = Member(context, self._secure.needed(len(asked), allowed.asked), self._site, sign, history)
         self._now = _Sum(sequence, attempt, sorted(asked), request, payload, context, member, base)
@@ -365,14 +372,14 @@ class Masking:
 
     def _check_confirmations(self, now: _Sum, arrived: list[int], signatures: Any) -> None:
         """Refuse a sum of which too few members have signed whose replies are in it."""
-        from perfed.sites.flower.masks import unhex
+        from perfed.sites.flower.masks import decode_hex
         from perfed.sites.flower.signing import is_signed
 
         content = _confirmation(now, arrived)
         signers = [
             int(number)
             for number, text in _texts(signatures).items()
-            if is_signed(now.public_keys.get(int(number), ""), unhex(text, "confirmations"), content)
+            if is_signed(now.public_keys.get(int(number), ""), decode_hex(text, "confirmations"), content)
         ]
         if len(set(signers)) < now.member.needed:
             raise PerfedError(f"{len(signers)} members have signed for this sum; {now.member.needed} are needed")
@@ -430,12 +437,12 @@ class Masking:
         return hashlib.sha256(f"{self._study} {payload}".encode()).hexdigest()
 
 
-def context_of(run: str, sequence: int, attempt: str, request: str, asked: Sequence[str]) -> bytes:
+def encode_context(run: str, sequence: int, attempt: str, request: str, asked: Sequence[str]) -> bytes:
     """Return what names a sum, its request and the sites that are asked; all its keys are derived with it."""
     return json.dumps([run, sequence, attempt, request, sorted(asked)]).encode()
 
 
-def vector_of(done: ChunkResult, terms: tuple[Term, ...], secure: SecureAggregation, clients: int) -> torch.Tensor:
+def encode_reply(done: ChunkResult, terms: tuple[Term, ...], secure: SecureAggregation, clients: int) -> torch.Tensor:
     """What one site puts into a sum, int64: its products of entries as fixed-point numbers, one after the other.
 
     Raises:
@@ -446,20 +453,20 @@ def vector_of(done: ChunkResult, terms: tuple[Term, ...], secure: SecureAggregat
     return torch.cat([counted.encode(term).flatten() for term in terms]).cpu()
 
 
-def masked_message(vector: torch.Tensor, done: ChunkResult, header: Mapping[str, Any], attempt: str) -> bytes:
+def pack_masked_reply(vector: torch.Tensor, done: ChunkResult, header: Mapping[str, Any], attempt: str) -> bytes:
     """What a site replies to the message with ``header``: a vector that tells nothing without those of the others."""
-    return pack({**done_header(done, header), SUM: attempt}, {MASKED: vector})
+    return pack({**make_reply_header(done, header), SUM: attempt}, {MASKED: vector})
 
 
-def without_reply(done: ChunkResult) -> ChunkResult:
+def drop_reply(done: ChunkResult) -> ChunkResult:
     """A reply of which no sum is needed: nothing of it leaves, but what was measured."""
     return replace(done, content={}, losses=torch.full_like(done.losses, torch.nan))
 
 
 def _numbered(value: Any) -> dict[int, bytes]:
-    from perfed.sites.flower.masks import unhex
+    from perfed.sites.flower.masks import decode_hex
 
-    return {int(other): unhex(text, "sealed shares") for other, text in _texts(value).items()}
+    return {int(other): decode_hex(text, "sealed shares") for other, text in _texts(value).items()}
 
 
 def _member_numbers(header: Mapping[str, Any]) -> list[int]:

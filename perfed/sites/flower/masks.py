@@ -97,7 +97,7 @@ class Keys:
         """
         if not isinstance(fields, dict) or not isinstance(fields.get("site"), str):
             raise PerfedError("keys of a member are a table with the name of its site")
-        keys = unhex(fields.get("keys"), "keys of a member")
+        keys = decode_hex(fields.get("keys"), "keys of a member")
         if len(keys) != 2 * _KEY + 32:
             raise PerfedError(f"keys of a member are {len(keys)} bytes; {2 * _KEY + 32} are needed")
         try:
@@ -105,8 +105,8 @@ class Keys:
                 X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
         except ValueError:
             raise PerfedError("keys of a member are of low order") from None
-        signature = unhex(fields.get("signature"), "signature of a member")
-        history = unhex(fields.get("history", ""), "history of a member")
+        signature = decode_hex(fields.get("signature"), "signature of a member")
+        history = decode_hex(fields.get("history", ""), "history of a member")
         return cls(keys[:_KEY], keys[_KEY : 2 * _KEY], keys[2 * _KEY :], fields["site"], signature, history)
 
 
@@ -246,7 +246,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Recovery:
+class RecoveredSecrets:
     """What the shares of a sum give.
 
     Attributes:
@@ -263,7 +263,7 @@ class Recovery:
 
 def recover_secrets(
     needed: int, keys: Mapping[int, Keys], arrived: Collection[int], shares: Mapping[int, Mapping[int, bytes]]
-) -> Recovery:
+) -> RecoveredSecrets:
     """Return the members' secrets, where some members may have given wrong shares.
 
     Args:
@@ -277,7 +277,7 @@ def recover_secrets(
     """
     if len(shares) < needed:
         raise PerfedError(f"{len(shares)} of {len(keys)} gave their shares, and a sum needs {needed}")
-    recovery, givers = Recovery({}, [], {}), frozenset[int]()
+    recovery, givers = RecoveredSecrets({}, [], {}), frozenset[int]()
     for member, public in sorted(keys.items()):
         of_member = {giver: given_shares.get(member, b"") for giver, given_shares in shares.items()}
         fits = _is_seed_of(public) if member in arrived else _is_mask_key_of(public)
@@ -364,7 +364,7 @@ def _owed(
     return total
 
 
-def unhex(text: object, what: str) -> bytes:
+def decode_hex(text: object, what: str) -> bytes:
     """Bytes of a hexadecimal text that came over a wire.
 
     Raises:

@@ -17,10 +17,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from perfed.errors import PerfedError
-from perfed.sites.flower.letters import EXCHANGE, HELLO, body_of, error_record, record_of
+from perfed.sites.flower.letters import EXCHANGE, HELLO, make_error_record, make_record, read_body
 from perfed.sites.flower.probe import Server, Unreachable, authority, private_key, probe
 from perfed.sites.flower.processes import check_flower
-from perfed.sites.flower.refusal import Refused, Said, detail, refusing, said_of
+from perfed.sites.flower.refusal import RefusalReason, Refused, describe_for_server, detail, refusing
 
 try:
     import httpx
@@ -62,7 +62,7 @@ _NO_KEY, _NOT_ACTIVATED = 2001, 2004  # Flower's codes
 
 
 @dataclass(frozen=True)
-class Attendant:
+class MessageHandler:
     """Who answers at a site.
 
     Attributes:
@@ -83,7 +83,7 @@ class Attendant:
     heard: Callable[[str], None] = lambda line: None
 
 
-def attend(server: Server, at: Attendant, stop: threading.Event) -> None:
+def attend(server: Server, at: MessageHandler, stop: threading.Event) -> None:
     """Answer the server's messages until ``stop``, whatever becomes of the server meanwhile.
 
     The same line is noted only once in a row.
@@ -136,7 +136,7 @@ class _Stopped(Exception):
 class _Connection:
     """One activation of the site at the server; on exit it is given back, so that the next one need not wait."""
 
-    def __init__(self, server: Server, at: Attendant, say: Callable[[str], None], stop: threading.Event) -> None:
+    def __init__(self, server: Server, at: MessageHandler, say: Callable[[str], None], stop: threading.Event) -> None:
         self._server, self._at, self._say, self._stop = server, at, say, stop
         if server.key is None:
             private, public = generate_key_pairs()
@@ -279,17 +279,17 @@ class _Connection:
         try:
             if kind == HELLO:
                 self._at.heard("the server has asked for this site's name, and is told it")
-                return record_of(json.dumps([self._at.site, self._at.place]).encode())
+                return make_record(json.dumps([self._at.site, self._at.place]).encode())
             if kind != EXCHANGE:
-                raise Refused(Said.MESSAGE, f"a message of type {kind!r:.60}; allowed: {EXCHANGE}, {HELLO}")
-            with refusing(Said.MESSAGE):
-                body = body_of(message)
-            return record_of(self._at.answer(body))
+                raise Refused(RefusalReason.MESSAGE, f"a message of type {kind!r:.60}; allowed: {EXCHANGE}, {HELLO}")
+            with refusing(RefusalReason.MESSAGE):
+                body = read_body(message)
+            return make_record(self._at.answer(body))
         except Exception as error:  # whatever failed, its words may say something of the rows
             self._at.note(detail(error))
-            said = said_of(error)
+            said = describe_for_server(error)
         self._at.heard(f"a message is refused, and the server is told: {said}")
-        return error_record(said)
+        return make_error_record(said)
 
 
 def _code(error: httpx.HTTPStatusError) -> int | None:

@@ -18,8 +18,8 @@ from perfed.errors import PerfedError
 from perfed.sites.flower import guard
 from perfed.system import extra_command
 
-OLDEST, BEFORE = (1, 41), (1, 43)
-RANGE = f"flwr >={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, BEFORE))}"
+MIN_VERSION, NEXT_VERSION = (1, 41), (1, 43)
+VERSION_RANGE = f"flwr >={'.'.join(map(str, MIN_VERSION))},<{'.'.join(map(str, NEXT_VERSION))}"
 """The same for people, and for pip."""
 
 
@@ -32,15 +32,15 @@ def check_flower() -> None:
     try:
         version = metadata.version("flwr")
     except metadata.PackageNotFoundError:
-        raise PerfedError(f"a federation of sites needs {RANGE}: {extra_command('flower')}") from None
-    if not OLDEST <= tuple(int(part) for part in version.split(".")[:2]) < BEFORE:
-        raise PerfedError(f"flwr {version} is installed, but perfed needs {RANGE}: {extra_command('flower')}")
+        raise PerfedError(f"a federation of sites needs {VERSION_RANGE}: {extra_command('flower')}") from None
+    if not MIN_VERSION <= tuple(int(part) for part in version.split(".")[:2]) < NEXT_VERSION:
+        raise PerfedError(f"flwr {version} is installed, but perfed needs {VERSION_RANGE}: {extra_command('flower')}")
 
 
 STOP = guard.GRACE + 3
 """Seconds in which a process has ended after it was told so."""
 
-SWITCHES = {
+FLOWER_SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -68,7 +68,7 @@ def environment(home: Path) -> dict[str, str]:
     home.mkdir(parents=True, exist_ok=True)
     here = str(Path(sys.executable).parent)  # Flower starts its own programs by name
     path = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])
-    return {**os.environ, **SWITCHES, "PATH": path, "FLWR_HOME": str(home.resolve())}
+    return {**os.environ, **FLOWER_SETTINGS, "PATH": path, "FLWR_HOME": str(home.resolve())}
 
 
 class Process:

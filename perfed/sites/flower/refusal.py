@@ -9,7 +9,7 @@ from enum import StrEnum
 from perfed.errors import ClientsDiverged, PerfedError
 
 
-class Said(StrEnum):
+class RefusalReason(StrEnum):
     """All that the server may be told: no row's content, no count of rows, no name of a class, no path."""
 
     MESSAGE = "the site does not answer such a message; its administrator sees why"
@@ -40,7 +40,7 @@ class Refused(PerfedError):
         key: of the site's policy, which the server is told too; never a value.
     """
 
-    def __init__(self, said: Said, why: object = None, key: str = "") -> None:
+    def __init__(self, said: RefusalReason, why: object = None, key: str = "") -> None:
         super().__init__(" ".join(str(said if why is None else why).split()))
         self.said, self.key = said, key
 
@@ -51,7 +51,7 @@ class Refused(PerfedError):
 
 
 @contextmanager
-def refusing(said: Said) -> Iterator[None]:
+def refusing(said: RefusalReason) -> Iterator[None]:
     """Let the server be told ``said`` of what is wrong here, unless what failed says otherwise itself."""
     try:
         yield
@@ -61,12 +61,16 @@ def refusing(said: Said) -> Iterator[None]:
         raise Refused(said, detail(error)) from error
 
 
-def said_of(error: Exception) -> str:
+def describe_for_server(error: Exception) -> str:
     """What the server is told of an error."""
-    kinds = ((ClientsDiverged, Said.DIVERGED), (OSError, Said.DISK), (MemoryError, Said.MEMORY))
+    kinds = (
+        (ClientsDiverged, RefusalReason.DIVERGED),
+        (OSError, RefusalReason.DISK),
+        (MemoryError, RefusalReason.MEMORY),
+    )
     if isinstance(error, Refused):
         return error.told
-    return str(next((said for kind, said in kinds if isinstance(error, kind)), Said.FAILED))
+    return str(next((said for kind, said in kinds if isinstance(error, kind)), RefusalReason.FAILED))
 
 
 def detail(error: Exception) -> str:

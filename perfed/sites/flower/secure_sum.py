@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from perfed.errors import PerfedError, shorten_list
-from perfed.sites.flower.checks import Expected, usable, wrong_header, wrong_reply
+from perfed.sites.flower.checks import ExpectedReply, find_header_problem, find_reply_problem, usable
 from perfed.sites.flower.journal import Journal
-from perfed.sites.flower.masking import context_of
-from perfed.sites.flower.masks import Keys, Recovery, recover_secrets, unhex, unmask_sum
+from perfed.sites.flower.masking import encode_context
+from perfed.sites.flower.masks import Keys, RecoveredSecrets, decode_hex, recover_secrets, unmask_sum
 from perfed.sites.flower.message import pack, unpack
-from perfed.sites.flower.sum_form import Void
+from perfed.sites.flower.sum_form import SumFailed
 from perfed.sites.flower.transport import Answer, Transport
-from perfed.sites.flower.wire import MASKED, SUM, wrong_metrics
+from perfed.sites.flower.wire import MASKED, SUM, find_metrics_problem
 from perfed.tree import Tree
 
 OPENING = 5000
@@ -66,7 +66,7 @@ class SecureSum:
         bases: Mapping[str, int],
         hashes: Mapping[str, str],
         message: Message,
-        expected: Mapping[str, Expected],
+        expected: Mapping[str, ExpectedReply],
     ) -> list[Answer]:
         """An answer for each site: its masked reply, or why it has dropped out; then one that names the members.
 
@@ -97,7 +97,7 @@ class SecureSum:
             mine = {str(numbers[other]): of.get(str(numbers[site])) for other, of in sealed.items() if other != site}
             messages[site] = message(site, {"attempt": attempt, "sealed": mine})
         answers = [_usable(answer, expected[answer.site], attempt) for answer in self._exchange(messages)]
-        context = context_of(self._run, self._sequence, attempt, hashes["request"], [*bases]).hex()
+        context = encode_context(self._run, self._sequence, attempt, hashes["request"], [*bases]).hex()
         named = {"attempt": attempt, "numbers": numbers, "keys": keys, "context": context}
         return [*failed, *answers, Answer(_MEMBERS, pack(named, {}), "", 0.0)]
 
@@ -105,19 +105,19 @@ class SecureSum:
         """The sum of the masked replies in ``answers`` of ``asked`` sites, int64.
 
         Raises:
-            Void: too few replies, or too few of the sites that have replied help to open the sum.
+            SumFailed: too few replies, or too few of the sites that have replied help to open the sum.
         """
         bodies = {a.site: a.body for a in answers if a.body is not None and a.site != _MEMBERS}
         if len(bodies) < self._needed:
             gone = [answer.error for answer in answers if answer.body is None]
             left = f"{asked - len(gone)} of {asked} sites are left, and a sum needs {self._needed}"
-            raise Void(f"{left}: {shorten_list(gone, 3)}")
+            raise SumFailed(f"{left}: {shorten_list(gone, 3)}")
         named = unpack(next(a.body for a in answers if a.site == _MEMBERS and a.body is not None))[0]
         numbers: dict[str, int] = named["numbers"]
         keys = {int(number): Keys.from_fields(fields) for number, fields in named["keys"].items()}
         recovery = self._recovery(named["attempt"], keys, numbers, bodies)
         if recovery.lacking:
-            raise Void(_describe_wrong_shares(keys, recovery))
+            raise SumFailed(_describe_wrong_shares(keys, recovery))
         if recovery.wrong:
             self.notes.append(f"{_describe_wrong_shares(keys, recovery)}; the sum was opened without these")
         masked = {numbers[site]: unpack(body)[1][MASKED].numpy().view(np.uint64) for site, body in bodies.items()}
@@ -126,13 +126,13 @@ class SecureSum:
 
     def _recovery(
         self, attempt: str, keys: Mapping[int, Keys], numbers: Mapping[str, int], arrived: Collection[str]
-    ) -> Recovery:
+    ) -> RecoveredSecrets:
         """Return the secrets of all who have shared; sites are asked once, whatever becomes of the server.
 
         They are asked until the shares of enough of them fit together.
 
         Raises:
-            Void: too few sites give shares.
+            SumFailed: too few sites give shares.
         """
         members = {numbers[site] for site in arrived}
         answers, shares = self._journal.answers(self._sequence + OPENING), dict[int, dict[int, bytes]]()
@@ -147,7 +147,7 @@ class SecureSum:
             if answers[-1].body is None:
                 continue
             plain = unpack(answers[-1].body)[0]["shares"]
-            shares[numbers[answer.site]] = {int(other): unhex(text, "shares") for other, text in plain.items()}
+            shares[numbers[answer.site]] = {int(other): decode_hex(text, "shares") for other, text in plain.items()}
             if len(shares) >= self._needed:
                 recovery = recover_secrets(self._needed, keys, members, shares)
                 if not recovery.lacking:
@@ -155,14 +155,14 @@ class SecureSum:
         if not journaled:
             self._journal.write(self._sequence + OPENING, answers)
         if recovery is None:
-            raise Void(f"{len(shares)} of {len(keys)} gave their shares, and a sum needs {self._needed}")
+            raise SumFailed(f"{len(shares)} of {len(keys)} gave their shares, and a sum needs {self._needed}")
         return recovery
 
     def _confirmations(self, attempt: str, numbers: Mapping[str, int], arrived: Collection[str]) -> dict[str, str]:
         """Return what each site has signed of whose replies are in the sum, by number of the member.
 
         Raises:
-            Void: too few sites have.
+            SumFailed: too few sites have.
         """
         answers = self._journal.answers(self._sequence + CONFIRMING)
         if answers is None:
@@ -172,7 +172,7 @@ class SecureSum:
             self._journal.write(self._sequence + CONFIRMING, answers)
         signed = {str(numbers[a.site]): unpack(a.body)[0]["confirmation"] for a in answers if a.body is not None}
         if len(signed) < self._needed:
-            raise Void(f"{len(signed)} of {len(arrived)} confirmed the sum, and it needs {self._needed}")
+            raise SumFailed(f"{len(signed)} of {len(arrived)} confirmed the sum, and it needs {self._needed}")
         return signed
 
     def _said(
@@ -191,7 +191,7 @@ class SecureSum:
         return self._transport.exchange(messages, self._seconds, self._needed)
 
 
-def _describe_wrong_shares(keys: Mapping[int, Keys], recovery: Recovery) -> str:
+def _describe_wrong_shares(keys: Mapping[int, Keys], recovery: RecoveredSecrets) -> str:
     """Return which sites gave wrong shares, and of whose secrets the shares do not fit together."""
     lines = [
         f"site '{keys[giver].site}' gave wrong shares of the secrets of "
@@ -208,7 +208,7 @@ def _said(answer: Answer, run: str, field: str) -> Answer:
     """The answer, or a failure in its place where its header lacks ``field``, or it holds what none should."""
 
     def wrong(header: dict[str, Any], tree: Tree) -> str | None:
-        found = wrong_header(header, {"site": answer.site, "run": run}) or _wrong_field(header, field)
+        found = find_header_problem(header, {"site": answer.site, "run": run}) or _wrong_field(header, field)
         return f"the reply of site '{answer.site}': {found}" if found else None
 
     return usable(answer, wrong)
@@ -229,13 +229,13 @@ def _wrong_field(header: Mapping[str, Any], field: str) -> str | None:
     return None if good else f"{field} are texts by number of member"
 
 
-def _usable(answer: Answer, expected: Expected, attempt: str) -> Answer:
+def _usable(answer: Answer, expected: ExpectedReply, attempt: str) -> Answer:
     """The answer, or a failure in its place where it is no masked reply of this attempt."""
 
     def wrong(header: dict[str, Any], tree: Tree) -> str | None:
-        found = wrong_header(header, {SUM: attempt})
+        found = find_header_problem(header, {SUM: attempt})
         if found:
             return f"the reply of site '{answer.site}': {found}"
-        return wrong_reply(answer.site, header, tree, expected) or wrong_metrics(header)
+        return find_reply_problem(answer.site, header, tree, expected) or find_metrics_problem(header)
 
     return usable(answer, wrong)

@@ -21,12 +21,12 @@ from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo
 from perfed.rng import Noise
-from perfed.sites.flower.allowed import Allowed
-from perfed.sites.flower.masking import KINDS, Masking, Signer, masked_message, without_reply
+from perfed.sites.flower.allowed import AllowList
+from perfed.sites.flower.masking import KINDS, Masking, Signer, drop_reply, pack_masked_reply
 from perfed.sites.flower.message import frame, unframe, unpack
-from perfed.sites.flower.refusal import Refused, Said, refusing
+from perfed.sites.flower.refusal import RefusalReason, Refused, refusing
 from perfed.sites.flower.store import TRIES, SiteStore
-from perfed.sites.flower.wire import MEASURED, done_message, exchange_of, reply_tree, work_of
+from perfed.sites.flower.wire import MEASURED, exchange_from_header, make_reply_tree, pack_result, unpack_task
 from perfed.system import write_atomic
 from perfed.training.plan import Plan
 from perfed.training.private import ReleaseCounter
@@ -38,7 +38,7 @@ MODEL = "model.message"
 _OLDER = 6  # states before the newest base that stay, for a server that comes back from an older checkpoint
 
 
-OWN_MODEL = "the site's model"
+SITE_MODEL = "the site's model"
 """Name under which a ledger counts the fine-tuning of the model that the site keeps."""
 
 
@@ -112,7 +112,7 @@ class Site:
         info: FederationInfo,
         scale: TargetScale | None,
         store: SiteStore,
-        allowed: Allowed,
+        allowed: AllowList,
         budget: Budget | None = None,
         study: str = "",
         signer: Signer | None = None,
@@ -134,12 +134,12 @@ class Site:
             PerfedError: a message that is none or that the study does not ask for, a state that is not here, or
                 training that diverged.
         """
-        with refusing(Said.MESSAGE):
+        with refusing(RefusalReason.MESSAGE):
             header, tree = unpack(data)
             if self._masking is not None and header.get("kind") in KINDS:
                 return self._masking.answer(header, data)
             secure = header.pop("secure", None)
-            if problem := self._allowed.wrong_request(header, tree, self._store.run):
+            if problem := self._allowed.find_request_problem(header, tree, self._store.run):
                 raise PerfedError(problem)
         asked, sequence = hashlib.sha256(data).hexdigest(), header["sequence"]
         stored = self._store.reply(sequence)
@@ -147,18 +147,18 @@ class Site:
             return stored
         if self._last is not None and self._last[0] == asked:  # an evaluation, which leaves no state
             return self._last[1]
-        content, lasting = content_of(header, data), header["index"] >= 0
-        with refusing(Said.STATE):
+        content, lasting = describe_request(header, data), header["index"] >= 0
+        with refusing(RefusalReason.STATE):
             state = self._store.state(header["base"])
         if self._budget is not None and (lasting or self._tells_metrics(header)):
             self._budget.accept_message(self._ledger_name(header), hash_request(content, state))
         if not (self._budget is not None and lasting) and not self._store.admit(sequence, content):
             why = "a server that goes on asks the same again"
             said = f"the server's message: exchange {sequence} was asked with {TRIES} payloads already; {why}"
-            raise Refused(Said.MESSAGE, said)
+            raise Refused(RefusalReason.MESSAGE, said)
         done, reply = self._done(header, tree, secure, asked, content, state)
         if done.states:
-            masked = bool(self._allowed.terms(exchange_of(header)))
+            masked = bool(self._allowed.terms(exchange_from_header(header)))
             history = None if self._masking is None else self._masking.continue_history(header, tree, masked=masked)
             self._store.put(sequence, done.states[self.client.id], reply, history)
             self._store.forget({*header["keep"], *self._needed(header["base"], sequence)})
@@ -177,7 +177,7 @@ class Site:
         state: dict[str, Any] | None,
     ) -> tuple[ChunkResult, bytes]:
         """Return what was done, and the reply that leaves; under masks these are added last."""
-        work = work_of(header, tree, self.client.id, state, self._scale)
+        work = unpack_task(header, tree, self.client.id, state, self._scale)
         terms = self._allowed.terms(work.exchange) if self._masking is not None else ()
         going = None
         if self._masking is not None and terms:
@@ -188,17 +188,17 @@ class Site:
         noisy = self._tells_metrics(header)
         exact = self._run(header, replace(work, keep_outputs=noisy), hash_request(content, state))
         done = self._told(header, exact)
-        if problem := self._allowed.wrong_reply(header, reply_tree(done)):
-            raise Refused(Said.MESSAGE, problem)
+        if problem := self._allowed.find_reply_problem(header, make_reply_tree(done)):
+            raise Refused(RefusalReason.MESSAGE, problem)
         if noisy and exact.outputs:
             done = self._measured(header["round"], hash_request(content, state), done, exact.outputs[0])
         fields = {**header, "asked": asked}
         if self._masking is None:
-            return done, done_message(done, fields)
+            return done, pack_result(done, fields)
         if going is None:
-            return done, done_message(without_reply(done), fields)
+            return done, pack_result(drop_reply(done), fields)
         vector = self._masking.masked(going, secure, done, terms)
-        return done, masked_message(vector, done, fields, going.attempt)
+        return done, pack_masked_reply(vector, done, fields, going.attempt)
 
     def _run(self, header: Mapping[str, Any], work: ChunkTask, message: bytes) -> ChunkResult:
         """Return what was done, with what it has released in the ledger, also where it failed."""
@@ -214,7 +214,7 @@ class Site:
 
     def _tells_metrics(self, header: Mapping[str, Any]) -> bool:
         """Return whether metrics with noise leave after the exchange of a message."""
-        return self._allowed.discreet and self._allowed.tells(exchange_of(header))
+        return self._allowed.discreet and self._allowed.tells(exchange_from_header(header))
 
     def _ledger_name(self, header: Mapping[str, Any]) -> str:
         """Return under which name the ledger counts what the exchange of a message releases of training rows.
@@ -223,7 +223,7 @@ class Site:
         """
         if header["index"] >= 0:
             return str(header["sequence"])
-        return metrics_of_round(header["round"]) if self._tells_metrics(header) else OWN_MODEL
+        return metrics_of_round(header["round"]) if self._tells_metrics(header) else SITE_MODEL
 
     def _told(self, header: Mapping[str, Any], done: ChunkResult) -> ChunkResult:
         """What of it is told: of a private study no loss and no metric, which are kept here."""
@@ -253,7 +253,7 @@ class Site:
 
     def _at(self, header: Mapping[str, Any]) -> LocalExecutor:
         """The host, which knows of the federation what the message says."""
-        background = background_of(self.client, header, self._info)
+        background = make_background(self.client, header, self._info)
         if self._host is None or self._host.background != background:
             self._host = LocalExecutor([self.client], background, self.initialiser, self.plan)
             if self._allowed.discreet:
@@ -267,27 +267,32 @@ class Site:
 
 
 def hash_request(content: str, state: Mapping[str, Any] | None) -> bytes:
-    """Return the SHA-256 of a request: of the message's content (:func:`content_of`) and the state it starts from."""
+    """Return the SHA-256 of a request, which covers the content of the message and the state that the site starts from.
+
+    Args:
+        content: what is asked (:func:`describe_request`).
+        state: the state that the site starts from; ``None`` for the initial one.
+    """
     digest = hashlib.sha256(content.encode())
     digest.update(b"" if state is None else hashlib.sha256(encode(state)).digest())
     return digest.digest()
 
 
-def content_of(header: Mapping[str, Any], data: bytes) -> str:
+def describe_request(header: Mapping[str, Any], data: bytes) -> str:
     """Names what is asked, whatever states the server wants kept."""
     asked = {name: value for name, value in header.items() if name not in ("keep", "secure")}
     body = unframe(data)[1]
     return f"{header['program']} {header['measure']} {hashlib.sha256(frame(asked, body)).hexdigest()}"
 
 
-def background_of(client: Client, header: Mapping[str, Any], info: FederationInfo) -> Background:
+def make_background(client: Client, header: Mapping[str, Any], info: FederationInfo) -> Background:
     """What a site's client knows of the federation: ``info``, and what the server's message says anew."""
     ids = (client.id, *["another"] * (header["clients"] - 1))  # how many there are, and not who
     info = replace(info, ids=ids, num_domains=header["domains"])
     return Background(info, (client.input_shape,), tuple(header["trained"]), None)
 
 
-def model_message(path: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
+def load_model_message(path: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
     """Header and tree of the last message by which the site in ``path`` has made its own model, and what names it.
 
     Raises:
@@ -298,7 +303,7 @@ def model_message(path: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
         header, tree = unpack(data)
         if header.get("run") != path.name:
             raise PerfedError(f"it is of run '{header.get('run')}'")
-        return header, tree, content_of(header, data)
+        return header, tree, describe_request(header, data)
     except PerfedError as error:
         raise PerfedError(f"{path / MODEL} is damaged ({error})") from None
     except FileNotFoundError:

@@ -35,7 +35,7 @@ _NOT_AGAIN = (
 )
 
 
-class Stored:
+class StoredExchanges:
     """States and replies of one run, in the folder ``run`` below ``path``, to read, whoever writes there meanwhile.
 
     An exchange is called by its sequence number, from 1; 0 stands for the initial state, which is nowhere stored.
@@ -143,7 +143,7 @@ class Stored:
         return header, body
 
 
-class SiteStore(Stored):
+class SiteStore(StoredExchanges):
     """States and replies of one run, in the folder ``run`` below ``path``; held by this process until it is closed.
 
     Raises:

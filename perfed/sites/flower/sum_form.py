@@ -11,17 +11,17 @@ from torch import Tensor
 from perfed.engine.secure_aggregation import ALWAYS
 from perfed.errors import PerfedError
 from perfed.maths.sums import FixedPoint, Term
-from perfed.sites.flower.checks import Entry, Spec, like
+from perfed.sites.flower.checks import Entry, TreeSpec, like
 from perfed.sites.flower.wire import LOSS, MASKED, REPLY
 
-NOTHING: Spec = {
+EMPTY_REPLY: TreeSpec = {
     name: entry._replace(finite=False)
     for name, entry in like({"reply": {}, LOSS: torch.zeros((), dtype=torch.float64)}).items()
 }
 """What a reply holds of which no sum is needed."""
 
 
-class Void(PerfedError):
+class SumFailed(PerfedError):
     """Too few sites are left: nothing comes of the sum."""
 
 
@@ -38,7 +38,7 @@ class Form:
     shapes: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, terms: tuple[Term, ...], spec: Spec) -> Form:
+    def of(cls, terms: tuple[Term, ...], spec: TreeSpec) -> Form:
         """That of replies with the entries of ``spec``.
 
         Raises:
@@ -63,6 +63,6 @@ class Form:
         return {term: part.view(shape) for term, part, shape in zip(self.terms, parts, self.shapes, strict=True)}
 
 
-def masked_spec(form: Form) -> Spec:
+def make_masked_spec(form: Form) -> TreeSpec:
     """What a masked reply holds."""
     return {MASKED: Entry((form.length,), torch.int64)}

@@ -91,7 +91,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Delivery:
+class ReceivedMessage:
     """A reply or an error for the letter with this number.
 
     Attributes:
@@ -107,8 +107,8 @@ class Delivery:
     again: bool = False
 
 
-class Office(Protocol):
-    """What delivers letters; :class:`~perfed.sites.flower.transport.PostTransport` calls it from one thread only."""
+class MessageQueue(Protocol):
+    """What delivers letters; :class:`~perfed.sites.flower.transport.QueueTransport` calls it from one thread only."""
 
     def nodes(self) -> Sequence[Node]:
         """All connections that are alive."""
@@ -116,7 +116,7 @@ class Office(Protocol):
     def send(self, node: int, body: bytes, seconds: float) -> str:
         """Post a letter that expires after ``seconds``; its number."""
 
-    def collect(self, letters: Sequence[str]) -> Sequence[Delivery]:
+    def collect(self, letters: Sequence[str]) -> Sequence[ReceivedMessage]:
         """What has come for these letters since the last call; does not wait for more."""
 
 
@@ -150,8 +150,8 @@ class _Letter:
     why: str = ""  # what became of it the last time
 
 
-class PostTransport:
-    """A :class:`~perfed.sites.flower.transport.Transport` over an :class:`Office`.
+class QueueTransport:
+    """A :class:`~perfed.sites.flower.transport.Transport` over an :class:`MessageQueue`.
 
     Args:
         office: what delivers letters.
@@ -160,7 +160,7 @@ class PostTransport:
         note: gets a line, now and then, while no answer comes.
     """
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: MessageQueue) -> None:
         self.note: Callable[[str], None] = lambda line: None
         self._office = office
         self._changed = threading.Condition()  # guards what follows; the thread changes it, the caller waits for it
@@ -325,7 +325,7 @@ class PostTransport:
                 now_at = found.get(letter.site)
                 silent = now - letter.sent > AGAIN * 2 ** (letter.times - 1) and self._is_open(letter)
                 if now_at is not None and now_at.number != letter.node:
-                    self._arrived(Delivery(number, None, "it was started again before it answered", again=True))
+                    self._arrived(ReceivedMessage(number, None, "it was started again before it answered", again=True))
                 elif now_at is not None and silent:
                     self._waiting[letter.site] = letter
             self._changed.notify_all()
@@ -365,7 +365,7 @@ class PostTransport:
                     self._arrived(delivery)
                 self._changed.notify_all()
 
-    def _arrived(self, delivery: Delivery) -> None:
+    def _arrived(self, delivery: ReceivedMessage) -> None:
         """An answer counts if its exchange is the one that is running; what was posted to its site before it is done,
         or lost, for a site takes one letter after the other.
 

@@ -36,7 +36,7 @@ MASKED, SUM = "masked", "sum"
 """Entry of a reply under masks, and the field of its header that says in which attempt at a sum."""
 
 
-def sequence_of(exchange: Exchange) -> int:
+def get_sequence_number(exchange: Exchange) -> int:
     """The number of an exchange; one that is done again after a crash has the same.
 
     0 is the initial state. Exchanges on copies have one number in a round, the last: no state is called so.
@@ -44,7 +44,7 @@ def sequence_of(exchange: Exchange) -> int:
     return exchange.round * ROUND + (1 + exchange.index if exchange.lasting else ROUND - 1)
 
 
-def work_message(
+def pack_task(
     work: ChunkTask,
     run: str,
     sequence: int,
@@ -82,7 +82,7 @@ def work_message(
     return pack(header, {"shared": work.shared, "row": work.rows.get(site, {})})
 
 
-def request_hash(header: Mapping[str, Any], tree: Mapping[str, Any]) -> str:
+def hash_common_request(header: Mapping[str, Any], tree: Mapping[str, Any]) -> str:
     """Return the SHA-256 of what a message of work asks of all sites alike: its header and the shared payload.
 
     What may differ between sites is left out: the state that each starts from, and entries that only one of them gets.
@@ -91,7 +91,7 @@ def request_hash(header: Mapping[str, Any], tree: Mapping[str, Any]) -> str:
     return _hash(json.dumps(common, sort_keys=True).encode(), encode(tree["shared"]))
 
 
-def payload_hash(header: Mapping[str, Any], tree: Mapping[str, Any]) -> str:
+def hash_payload(header: Mapping[str, Any], tree: Mapping[str, Any]) -> str:
     """Return the SHA-256 of program and shared payload: a site's replies to two messages with one hash are alike."""
     return _hash(header["program"].encode(), encode(tree["shared"]))
 
@@ -100,40 +100,40 @@ def _hash(*parts: bytes) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
-def exchange_of(header: Mapping[str, Any]) -> Exchange:
+def exchange_from_header(header: Mapping[str, Any]) -> Exchange:
     """Which exchange a message of work is of, by its header."""
     return Exchange(*(header[name] for name in ("program", "round", "index", "measure", "extensions")))
 
 
-def work_of(
+def unpack_task(
     header: Mapping[str, Any], tree: Mapping[str, Any], site: str, state: Tree | None, scale: TargetScale | None
 ) -> ChunkTask:
-    """The inverse of :func:`work_message` at ``site``, whose state is ``state``."""
-    exchange = exchange_of(header)
+    """The inverse of :func:`pack_task` at ``site``, whose state is ``state``."""
+    exchange = exchange_from_header(header)
     scoring = Scoring(tuple(header["scoring"]["metrics"]), header["scoring"]["held"], scale)
     states = {} if state is None else {site: state}
     return ChunkTask(exchange, (site,), tree["shared"], {site: tree["row"]}, states, scoring, keep_outputs=False)
 
 
-def done_message(done: ChunkResult, header: Mapping[str, Any]) -> bytes:
+def pack_result(done: ChunkResult, header: Mapping[str, Any]) -> bytes:
     """What a site replies to the message with ``header``: no model of its own, no word on single samples."""
-    return pack(done_header(done, header), reply_tree(done))
+    return pack(make_reply_header(done, header), make_reply_tree(done))
 
 
-def done_header(done: ChunkResult, header: Mapping[str, Any]) -> dict[str, Any]:
+def make_reply_header(done: ChunkResult, header: Mapping[str, Any]) -> dict[str, Any]:
     """What a reply to the message with ``header`` says beside its tensors."""
     (site,) = done.ids
     fields = {name: header[name] for name in ("run", "sequence", "program", "round", "asked")}
     return {"kind": "done", "site": site, **fields, "metrics": done.metrics.get(site)}
 
 
-def reply_tree(done: ChunkResult) -> dict[str, Any]:
+def make_reply_tree(done: ChunkResult) -> dict[str, Any]:
     """What a reply holds: the program's, and the mean training loss."""
     return {"reply": done.reply(0), LOSS: done.losses[0].double()}
 
 
-def done_of(header: Mapping[str, Any], tree: Mapping[str, Any]) -> ChunkResult:
-    """The inverse of :func:`done_message`; in the place of the site's new state is the number of the exchange."""
+def unpack_result(header: Mapping[str, Any], tree: Mapping[str, Any]) -> ChunkResult:
+    """The inverse of :func:`pack_result`; in the place of the site's new state is the number of the exchange."""
     site, measured = header["site"], header["metrics"]
     content = {name: [value] for name, value in tree["reply"].items()}
     state = {"sequence": torch.tensor(header["sequence"])}
@@ -142,7 +142,7 @@ def done_of(header: Mapping[str, Any], tree: Mapping[str, Any]) -> ChunkResult:
     )
 
 
-def summed_of(
+def unpack_masked_result(
     header: Mapping[str, Any], tree: Mapping[str, Any], sequence: int, loss: Tensor, pooled: Metrics | None = None
 ) -> ChunkResult:
     """What was done at a site whose reply is known in a sum alone.
@@ -160,7 +160,7 @@ def summed_of(
     return ChunkResult((site,), content, ({},), loss, metrics, [], {site: state})
 
 
-def wrong_metrics(header: Mapping[str, Any], noisy: bool = False) -> str:
+def find_metrics_problem(header: Mapping[str, Any], noisy: bool = False) -> str:
     """What is wrong with the metrics of a reply; empty if nothing is. ``noisy``: they may be out of their range."""
     where = f"the reply of site '{header['site']}'"
     if "metrics" not in header:

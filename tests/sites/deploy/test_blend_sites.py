@@ -26,7 +26,7 @@ from perfed.sites.deploy.preview import Preview
 from perfed.sites.deploy.study import study_of
 from perfed.sites.flower.hash_chain import LOG, read
 from perfed.sites.flower.message import unpack
-from perfed.sites.flower.wire import payload_hash
+from perfed.sites.flower.wire import hash_payload
 
 FOLDS = 2
 CANDIDATES = ["flic-hl", "local", "sklearn:logistic", "sklearn:gradient-boosting"]
@@ -303,7 +303,7 @@ def test_under_masks_a_payload_is_one_and_the_same_in_all_runs_of_a_blend(tables
         for site, message in messages.items():
             header, tree = unpack(message)
             if "secure" in header:
-                payloads[site].add(payload_hash(header, tree))
+                payloads[site].add(hash_payload(header, tree))
         return ask(messages, deadline, least)
 
     stations.exchange = exchange

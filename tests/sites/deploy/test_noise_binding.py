@@ -27,7 +27,7 @@ from perfed.sites.deploy.site_agent import SiteSettings, Station, check_site
 from perfed.sites.deploy.spending import LEDGER, ledger, total
 from perfed.sites.flower.message import pack, unpack
 from perfed.sites.flower.probe import Server
-from perfed.sites.flower.refusal import Said
+from perfed.sites.flower.refusal import RefusalReason
 
 PRIVATE = {
     "method": "fedrod",  # which sends noisy class counts, besides parameters
@@ -85,7 +85,7 @@ def test_a_second_agreement_of_a_run_is_refused_and_the_first_is_answered_again(
         path, text, agreement, with_agreement(agreement, classes=classes[::-1]), work
     )
     assert again["kind"] == "facts" and worked["kind"] == "done"
-    assert reversed_classes["error"] == Said.JOINED
+    assert reversed_classes["error"] == RefusalReason.JOINED
     assert (path / "at-north" / LEDGER).read_bytes() == before
 
 
@@ -118,7 +118,7 @@ def test_an_agreement_that_is_not_what_data_public_says_is_refused_before_the_ru
     change(other["agreement"])
     told = pack({**header, "kind": "study", "run": "another"}, {})
     _, refused, accepted = replies_of(tables, private, told, pack(other, {}), plain)
-    assert refused["error"] == Said.DATA and accepted["kind"] == "facts"
+    assert refused["error"] == RefusalReason.DATA and accepted["kind"] == "facts"
     assert ledger(tables / "at-north") == []
 
 
@@ -132,7 +132,7 @@ def test_one_run_id_for_several_studies_is_answered_for_the_first_only(finished)
         assert other != text
         messages = [pack({**unpack(data)[0], "study": other}, {}) for data in (told, agreement)]
         found = replies_of(path, other, *messages, policy=Policy(epsilon=100.0))
-        assert [reply["error"] for reply in found] == [Said.JOINED, Said.JOINED]
+        assert [reply["error"] for reply in found] == [RefusalReason.JOINED, RefusalReason.JOINED]
     assert total(ledger(path / "at-north"), "sample", 1e-3) == spent
 
 
@@ -144,7 +144,7 @@ def test_other_studies_under_other_run_ids_add_up(finished):
     one, two = ledger(path / "at-north")
     assert one.run != two.run and one.noise_of != two.noise_of and one.squares == two.squares
     refused = replies_of(path, text, stations.first("study"), policy=Policy(epsilon=7.0))
-    assert refused[0]["error"].startswith(Said.POLICY)  # the other study counts, whatever the run id
+    assert refused[0]["error"].startswith(RefusalReason.POLICY)  # the other study counts, whatever the run id
 
 
 def test_a_site_that_takes_any_study_refuses_private_ones(finished):
@@ -152,7 +152,7 @@ def test_a_site_that_takes_any_study_refuses_private_ones(finished):
     path, text, stations = finished
     spent = (path / "at-north" / LEDGER).read_bytes()
     messages = [stations.first(kind) for kind in ("study", "agreement", "work")]
-    assert [reply["error"] for reply in replies_of(path, None, *messages)] == [Said.ANY_STUDY] * 3
+    assert [reply["error"] for reply in replies_of(path, None, *messages)] == [RefusalReason.ANY_STUDY] * 3
     assert (path / "at-north" / LEDGER).read_bytes() == spent
     assert [reply["kind"] for reply in replies_of(path, text, *messages)] == ["told", "facts", "done"]
 
@@ -170,7 +170,7 @@ def test_rows_that_change_end_a_private_run_at_the_site(finished):
     messages = [stations.first(kind) for kind in ("study", "agreement", "work")]
     change_a_label(path / "north.csv")
     told, agreed, worked = replies_of(path, text, *messages)
-    assert told["kind"] == "told" and agreed["error"] == Said.ROWS and worked["error"] == Said.ROWS
+    assert told["kind"] == "told" and agreed["error"] == RefusalReason.ROWS and worked["error"] == RefusalReason.ROWS
     assert (path / "at-north" / LEDGER).read_bytes() == before
     with closing(Stations(path, text)) as again:
         answer_all(path, text, again, "run-2")
@@ -189,7 +189,9 @@ def test_a_private_run_does_not_go_on_with_other_versions(package, finished, mon
         monkeypatch.setattr("perfed.sites.deploy.part.installed_version", lambda: "9.9")
     with closing(Station(path / "at-north", "north", path / "north.csv", text, noted.append)) as site:
         told, agreed, worked = (unpack(site.answer(message))[0] for message in messages)
-    assert told["kind"] == "told" and agreed["error"] == Said.VERSION and worked["error"] == Said.VERSION
+    assert (
+        told["kind"] == "told" and agreed["error"] == RefusalReason.VERSION and worked["error"] == RefusalReason.VERSION
+    )
     assert f"{package} 9.9" in noted[-1] and "submit the study again with another --out" in noted[-1]
     assert (path / "at-north" / LEDGER).read_bytes() == before
     with closing(Stations(path, text)) as again:
@@ -270,7 +272,7 @@ def test_where_a_policy_bounds_epsilon_no_row_is_read_for_a_study_that_bounds_no
     folder = tables / "other"
     with closing(Station(folder, "north", tables / "north.csv", policy=policy)) as site:
         reply = unpack(site.answer(pack({**header, "run": "another"}, {})))[0]
-    assert reply["error"] == f"{Said.POLICY} (epsilon)"
+    assert reply["error"] == f"{RefusalReason.POLICY} (epsilon)"
     with pytest.raises(PerfedError, match=r"--any-study: a policy with epsilon allows studies with .privacy. only"):
         check_site(SiteSettings("north", tables / "north.csv", Server("127.0.0.1:9"), folder, None, policy))
 

@@ -12,7 +12,7 @@ from perfed.sites.deploy.policy import Policy
 from perfed.sites.deploy.site_agent import SiteSettings, Station, check_site
 from perfed.sites.flower.message import unpack
 from perfed.sites.flower.probe import Server
-from perfed.sites.flower.refusal import Said
+from perfed.sites.flower.refusal import RefusalReason
 
 ENOUGH = """\
 programs = ["train", "anchors.pretrain", "personalise"]
@@ -79,7 +79,7 @@ def test_a_site_that_starts_again_with_less_does_not_go_on_with_more(tables, cha
     again = Station(tables / "at-north", "north", tables / "north.csv", given, policy=narrow)
     header = unpack(again.answer(asked[-1]))[0]
     again.close()
-    said = {"nothing": None, "study": Said.STUDY, "policy": f"{Said.POLICY} (rounds)"}[change]
+    said = {"nothing": None, "study": RefusalReason.STUDY, "policy": f"{RefusalReason.POLICY} (rounds)"}[change]
     assert (header["kind"], header.get("error")) == (("done", None) if said is None else ("error", said))
 
 

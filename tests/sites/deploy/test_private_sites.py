@@ -25,7 +25,7 @@ from perfed.sites.deploy.spending import LEDGER, SECRET, Told, ledger, secret_in
 from perfed.sites.deploy.study import study_of
 from perfed.sites.flower.message import pack, unpack
 from perfed.sites.flower.probe import Server
-from perfed.sites.flower.refusal import Said
+from perfed.sites.flower.refusal import RefusalReason
 from perfed.sites.flower.site import METRICS
 
 ROWS = {"privacy": {"epsilon": 6.0, "delta": 1e-3}}
@@ -127,7 +127,7 @@ def test_a_message_that_comes_again_gets_the_same_and_another_one_of_the_exchang
         first, second = north.answer(message), north.answer(message)
         refused = [unpack(north.answer(other))[0] for other in (payload, measured)]
     assert first == second and unpack(first)[0]["kind"] == "done"
-    assert [found.get("error") for found in refused] == [Said.MESSAGE, Said.MESSAGE]
+    assert [found.get("error") for found in refused] == [RefusalReason.MESSAGE, RefusalReason.MESSAGE]
     assert any("exchange 10001 was asked with another payload already" in line for line in noted)
     assert (tables / "at-north" / LEDGER).read_text() == before
 

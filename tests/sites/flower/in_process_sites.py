@@ -21,7 +21,7 @@ from perfed.method.method import Method
 from perfed.model.chain import Model
 from perfed.participation.settings import Participation
 from perfed.rng import Noise
-from perfed.sites.flower.dry_run import Protocol, allowed_by
+from perfed.sites.flower.dry_run import Protocol, derive_allow_list
 from perfed.sites.flower.engine import FlowerEngine, Limits, RealTimeServer
 from perfed.sites.flower.journal import Journal
 from perfed.sites.flower.message import pack, unpack
@@ -122,7 +122,8 @@ class Sites:
         protocol = Protocol(rounds, len(federation), federation.num_domains, who, validated=validated, metrics=metrics)
         self.stores = {c.id: SiteStore(path / c.id, run) for c in federation}
         answered = [
-            allowed_by(c, s.info(federation), s, protocol) for c, s in zip(federation, initialisers, strict=False)
+            derive_allow_list(c, s.info(federation), s, protocol)
+            for c, s in zip(federation, initialisers, strict=False)
         ]
         self.transport = Direct(
             {

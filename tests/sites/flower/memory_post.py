@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
-from perfed.sites.flower.transport import Delivery, Node
+from perfed.sites.flower.transport import Node, ReceivedMessage
 
 Handler = Callable[[bytes], bytes]
 
 
-class MemoryOffice:
+class MemoryQueue:
     """Sites by name; one message at a time at each, as sites have it.
 
     Attributes:
@@ -37,7 +37,7 @@ class MemoryOffice:
         self.extra: list[Node] = []
         self.numbers = {site: number for number, site in enumerate(sorted(handlers), start=1)}
         self._letters = count(1)
-        self._came: dict[str, Delivery] = {}
+        self._came: dict[str, ReceivedMessage] = {}
         self._queues: dict[str, queue.Queue[tuple[str, bytes]]] = {}
         for site, handler in handlers.items():
             self._queues[site] = queue.Queue()
@@ -56,7 +56,7 @@ class MemoryOffice:
         self._queues[sites[node]].put((letter, body))
         return letter
 
-    def collect(self, letters: Sequence[str]) -> list[Delivery]:
+    def collect(self, letters: Sequence[str]) -> list[ReceivedMessage]:
         self.wait_while_hung()
         return [self._came.pop(letter) for letter in letters if letter in self._came]
 
@@ -70,8 +70,8 @@ class MemoryOffice:
             self.got[site].append(body)
             time.sleep(self.delay.get(site, 0))
             if site in self.fail:
-                self._came[letter] = Delivery(letter, None, self.fail[site])
+                self._came[letter] = ReceivedMessage(letter, None, self.fail[site])
             elif site in self.gone:
-                self._came[letter] = Delivery(letter, None, "it is gone", again=True)
+                self._came[letter] = ReceivedMessage(letter, None, "it is gone", again=True)
             elif site not in self.drop:
-                self._came[letter] = Delivery(letter, handler(body))
+                self._came[letter] = ReceivedMessage(letter, handler(body))

@@ -16,7 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from perfed.errors import PerfedError
 from perfed.sites.flower import transport as module
 from perfed.sites.flower.adapter import FlowerTransport
-from perfed.sites.flower.letters import HELLO, body_of, error_record, record_of
+from perfed.sites.flower.letters import HELLO, make_error_record, make_record, read_body
 
 
 class Grid:
@@ -48,8 +48,8 @@ def by_sites(sites: dict[int, str]) -> Callable[[Message], Message]:
 
     def reply(message: Message) -> Message:
         said = json.dumps([sites[message.metadata.dst_node_id], "here"]).encode()
-        body = said if message.metadata.message_type == HELLO else body_of(message).upper()
-        content = error_record("north.csv: no column 'age'") if body == b"BAD" else record_of(body)
+        body = said if message.metadata.message_type == HELLO else read_body(message).upper()
+        content = make_error_record("north.csv: no column 'age'") if body == b"BAD" else make_record(body)
         return Message(content, reply_to=message)
 
     return reply
@@ -123,5 +123,5 @@ def test_a_reply_that_is_none_is_an_error_of_its_site(open_transport):
 
 
 def test_a_site_that_says_no_name_is_not_connected(open_transport):
-    transport = open_transport(Grid({1: ""}, lambda message: Message(record_of(b"{}"), reply_to=message)))
+    transport = open_transport(Grid({1: ""}, lambda message: Message(make_record(b"{}"), reply_to=message)))
     assert transport.wait_for(["north"], 0.2) == ["north"]

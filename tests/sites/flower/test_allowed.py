@@ -23,7 +23,7 @@ from perfed.participation.settings import Participation
 from perfed.sites.flower.engine import Limits
 from perfed.sites.flower.message import pack, unpack
 from perfed.sites.flower.store import TRIES, SiteStore
-from perfed.sites.flower.wire import sequence_of, work_message
+from perfed.sites.flower.wire import pack_task, get_sequence_number
 from perfed.training.plan import Plan
 
 PROJECTS = "fedrep-tsne"  # cannot be deployed
@@ -129,7 +129,7 @@ def test_crafted_weights_bring_rows_back_from_a_gradient_which_no_site_of_fedavg
     found = rows_in(done.content["gradient"])
     near = (client.train.x[:, None] - found.nan_to_num(1e9)[None]).abs().amax(2).amin(1)
     assert int((near < 1e-3).sum()) > ROWS / 2
-    message = work_message(work, RUN, sequence_of(exchange), 0, (), engine.background)
+    message = pack_task(work, RUN, get_sequence_number(exchange), 0, (), engine.background)
     with pytest.raises(PerfedError, match="program is ':gradient', which the study does not ask for"):
         sites.transport.at["c0"].answer(message)
 

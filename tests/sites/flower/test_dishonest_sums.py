@@ -15,12 +15,12 @@ from perfed.engine.secure_aggregation import SecureAggregation
 from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.participation.settings import Participation
-from perfed.sites.flower.masking import context_of
+from perfed.sites.flower.masking import encode_context
 from perfed.sites.flower.masks import Keys, Member, recover_secrets, unmask_sum
 from perfed.sites.flower.message import pack, unpack
-from perfed.sites.flower.refusal import Said
+from perfed.sites.flower.refusal import RefusalReason
 from perfed.sites.flower.signing import SigningKey
-from perfed.sites.flower.wire import payload_hash, request_hash
+from perfed.sites.flower.wire import hash_common_request, hash_payload
 from perfed.tree import map_leaves
 
 Request = tuple[dict[str, Any], dict[str, Any]]
@@ -110,9 +110,9 @@ class Sum:
         self.server, self.refused = server, dict[str, PerfedError]()
         header, self.numbers = requests[names[0]][0], {name: n for n, name in enumerate(names, start=1)}
         fields = {"run": header["run"], "sequence": header["sequence"], "attempt": attempt}
-        self.fields, hashes = fields, {name: request_hash(*requests[name]) for name in names}
-        self.context = context_of(header["run"], header["sequence"], attempt, hashes[names[0]], asked)
-        payloads = {name: payload_hash(*requests[name]) for name in names}
+        self.fields, hashes = fields, {name: hash_common_request(*requests[name]) for name in names}
+        self.context = encode_context(header["run"], header["sequence"], attempt, hashes[names[0]], asked)
+        payloads = {name: hash_payload(*requests[name]) for name in names}
         wanted = {
             n: {
                 **{"kind": "keys", **fields, "asked": asked, "request": hashes[n], "payload": payloads[n]},
@@ -220,7 +220,7 @@ def test_five_overlapping_sums_do_not_reveal_a_reply(rounds, tmp_path):
         arrived = sorted(going.vectors)
         if len(arrived) >= 3 and going.opened(arrived, arrived) is not None:
             sums.append(arrived)
-        assert {error.said for error in going.refused.values()} <= {Said.SUM}
+        assert {error.said for error in going.refused.values()} <= {RefusalReason.SUM}
     assert sums == [sorted(sets[0])]
 
 
@@ -271,7 +271,7 @@ def other_arrivals(server: Server, *, confirmed: bool) -> np.ndarray | None:
             fields["confirmations"] = dict.fromkeys("12345", *signed.values())
         replies |= going.ask({name: {"kind": "unmask", **fields}})
     if not replies:
-        assert {error.said for error in going.refused.values()} == {Said.SUM}
+        assert {error.said for error in going.refused.values()} == {RefusalReason.SUM}
         return None
     shares = {
         going.numbers[name]: {int(n): bytes.fromhex(text) for n, text in reply["shares"].items()}
@@ -351,8 +351,8 @@ def swapped(server: Server, victim: str) -> tuple[PerfedError | None, np.ndarray
     """Let the server play all members but ``victim``, with keys of its own; return what it reads."""
     names, request = sorted(server.names), server.request
     number, fields = names.index(victim) + 1, {"run": "run", "sequence": request[0]["sequence"], "attempt": "swapped"}
-    digest, payload = request_hash(*request), payload_hash(*request)
-    context = context_of("run", fields["sequence"], "swapped", digest, names)
+    digest, payload = hash_common_request(*request), hash_payload(*request)
+    context = encode_context("run", fields["sequence"], "swapped", digest, names)
     try:
         hashes = {"request": digest, "payload": payload}
         reply = server.ask(victim, {"kind": "keys", **fields, **hashes, "asked": names, "base": request[0]["base"]})
@@ -382,7 +382,7 @@ def test_a_server_with_keys_of_its_own_reads_a_reply_unless_the_study_has_the_ke
     assert error is None and read is not None and np.abs(read.view(np.int64)).max() < 2**40  # no mask is left
     server = Server(tmp_path / "with", 4, **signed(["c0", "c1", "c2", "c3"]))
     error, read = swapped(server, "c2")
-    assert read is None and error is not None and error.said == Said.SUM
+    assert read is None and error is not None and error.said == RefusalReason.SUM
     assert "are not signed with its key in secure_aggregation.keys" in str(error)
 
 
@@ -404,7 +404,7 @@ def test_a_site_whose_key_is_not_that_of_the_study_does_not_begin(signer, tmp_pa
     signers = {**options["signers"], "c0": options["signers"].get(signer)}
     with pytest.raises(PerfedError, match=r"secure_aggregation.keys.c0 of the study is .*'perfed site key'") as error:
         Sites(tmp_path, make("fedavg"), federation, secure=options["secure"], signers=signers)
-    assert error.value.said == Said.SUM
+    assert error.value.said == RefusalReason.SUM
 
 
 @pytest.mark.parametrize("keys", [True, False])
@@ -415,7 +415,7 @@ def test_other_models_for_other_sites_make_the_sum_fail(keys, tmp_path):
     header, tree = server.request
     other = header, {**tree, "shared": map_leaves(tree["shared"], lambda _, tensor: tensor + 1)}
     going = server.masked(names, {name: other if name == "c0" else server.request for name in names})
-    assert len(going.vectors) < 3 and {error.said for error in going.refused.values()} == {Said.SUM}
+    assert len(going.vectors) < 3 and {error.said for error in going.refused.values()} == {RefusalReason.SUM}
     assert "c0" in going.refused or "c0" not in going.vectors
 
 
@@ -428,7 +428,7 @@ def test_a_site_refuses_another_model_than_the_one_that_its_keys_were_made_for(t
     mine = {str(going.numbers[n]): of[number] for n, of in going.sealed.items() if n != "c0"}
     with pytest.raises(PerfedError, match="not the one that the sites' keys were made for") as error:
         server.tell("c0", {**header, "secure": {"attempt": going.fields["attempt"], "sealed": mine}}, other)
-    assert error.value.said == Said.SUM
+    assert error.value.said == RefusalReason.SUM
 
 
 class Liar:
@@ -528,7 +528,7 @@ def sum_again(
     assert before is not None
     going = server.masked(names, second_requests(server, later, change), shown=shown)
     if going.vectors.keys() < {*names}:
-        assert {error.said for error in going.refused.values()} == {Said.SUM}
+        assert {error.said for error in going.refused.values()} == {RefusalReason.SUM}
         return None
     after = going.opened(names, names, confirmed=confirmed)
     return None if after is None else float((after - before).view(np.int64)[0]) / 2**24  # the loss is the first term

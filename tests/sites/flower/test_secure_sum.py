@@ -18,7 +18,7 @@ from perfed.method.registry import known_names
 from perfed.methods.fedavg import FedAvg
 from perfed.participation.settings import Participation
 from perfed.sites.flower.message import pack, unpack
-from perfed.sites.flower.refusal import Said
+from perfed.sites.flower.refusal import RefusalReason
 
 SECURE = SecureAggregation()
 SINGLE = ["boost", "fedamp", "feddar-sa", "fedfomo", "fedpac", "fedpac-cc", "forest", "hypcluster", "mixed", "pfedhn"]
@@ -278,7 +278,7 @@ def test_a_site_opens_one_sum_of_an_exchange_and_no_second_one(tmp_path):
     train(sites.server, 1)
     with pytest.raises(PerfedError, match="has been opened") as error:
         Asking(sites).ask("c0", "keys", asked=["c0", "c1"], request="")
-    assert error.value.said == Said.SUM
+    assert error.value.said == RefusalReason.SUM
 
 
 def test_a_site_gives_its_reply_to_no_server_that_asks_without_a_sum(tmp_path):
@@ -290,7 +290,7 @@ def test_a_site_gives_its_reply_to_no_server_that_asks_without_a_sum(tmp_path):
         changed = {k: v for k, v in header.items() if k != "secure"} | ({} if secure is None else {"secure": secure})
         with pytest.raises(PerfedError) as error:
             sites.transport.at[name].answer(pack(changed, tree))
-        assert error.value.said == Said.SUM
+        assert error.value.said == RefusalReason.SUM
 
 
 @pytest.mark.parametrize(

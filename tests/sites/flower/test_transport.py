@@ -6,11 +6,11 @@ import re
 import time
 
 import pytest
-from memory_post import MemoryOffice
+from memory_post import MemoryQueue
 
 from perfed.errors import PerfedError
 from perfed.sites.flower import transport as module
-from perfed.sites.flower.transport import Node, PostTransport
+from perfed.sites.flower.transport import Node, QueueTransport
 
 NAMES = ["north", "south", "west"]
 ALL = {name: name.encode() for name in NAMES}
@@ -18,14 +18,14 @@ ALL = {name: name.encode() for name in NAMES}
 
 @pytest.fixture
 def office():
-    return MemoryOffice(dict.fromkeys(NAMES, bytes.upper))
+    return MemoryQueue(dict.fromkeys(NAMES, bytes.upper))
 
 
 @pytest.fixture
 def transport(office, monkeypatch):
     monkeypatch.setattr(module, "POLL", 0.005)
     monkeypatch.setattr(module, "REFRESH", 0.02)
-    transport = PostTransport(office)
+    transport = QueueTransport(office)
     yield transport
     office.hang.clear()
     transport.close()

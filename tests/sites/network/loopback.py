@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from perfed.experiment.config import Experiment
 from perfed.experiment.start import start
-from perfed.sites.flower.node import Attendant, attend
+from perfed.sites.flower.node import MessageHandler, attend
 from perfed.sites.flower.probe import Server
 from perfed.sites.flower.submission import Submitter
 
@@ -110,7 +110,7 @@ class Site:
         folder.mkdir(parents=True)
         self.stop, self.notes, self.apps, self.heard, self.problem = threading.Event(), [], [], [], None
         told = (self.apps.append, self.notes.append, self.heard.append)
-        attendant = Attendant(as_name or name, str(folder), handler, *told)
+        attendant = MessageHandler(as_name or name, str(folder), handler, *told)
 
         def work() -> None:
             try:

@@ -42,10 +42,10 @@ from perfed.sites.deploy.policy import Policy
 from perfed.sites.deploy.site_agent import Station
 from perfed.sites.deploy.spending import ledger, total
 from perfed.sites.deploy.study import study_of
-from perfed.sites.flower.adapter import bundle_hash
-from perfed.sites.flower.node import Attendant, attend
+from perfed.sites.flower.adapter import hash_bundle
+from perfed.sites.flower.node import MessageHandler, attend
 from perfed.sites.flower.probe import Server, Unreachable, probe
-from perfed.sites.flower.refusal import Said
+from perfed.sites.flower.refusal import RefusalReason
 from perfed.sites.flower.submission import Submitter
 from perfed.sites.flower.transport import Answer
 
@@ -132,7 +132,7 @@ def test_an_exchange_over_tls_with_names_from_keys(federation):
 
 def test_an_error_of_a_site_is_one_line_and_the_others_count(federation):
     found = federation.exchange(HEARD | {"north": "fail"}, PATIENT)
-    assert found["north"][:2] == ["", f"site 'north': {Said.FAILED}"]  # what failed, its own terminal says
+    assert found["north"][:2] == ["", f"site 'north': {RefusalReason.FAILED}"]  # what failed, its own terminal says
     assert [found["south"][0], found["west"][0]] == ["S", "W"]
 
 
@@ -306,7 +306,7 @@ def test_a_run_in_which_a_key_is_rotated_ends_with_the_bits_of_a_simulation(fede
         before.close()
         station.close()
         home = folder / "server" / "home"
-        words = [sys.executable, "-m", "perfed.sites.flower.bar", "perfed", "north"]
+        words = [sys.executable, "-m", "perfed.sites.flower.revoke_keys", "perfed", "north"]
         done = subprocess.run(words, env={**os.environ, "FLWR_HOME": str(home)}, capture_output=True, text=True)
         said.append(done.stdout or done.stderr)
         with pytest.raises(PerfedError, match="does not know the key"):
@@ -366,14 +366,14 @@ def test_an_app_that_is_submitted_runs_at_no_site(federation, folder):
     assert federation.submitter.follow(run, lines.append, 120) == "finished:completed"
     heard = [line.partition("evil heard: ")[2] for line in lines if "evil heard: " in line]
     assert not witness.exists()
-    assert heard == [Said.MESSAGE] * 4 * len(NAMES)
+    assert heard == [RefusalReason.MESSAGE] * 4 * len(NAMES)
     sources = [path for path in app.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     files = {path.relative_to(app).as_posix(): path.read_text() for path in sources}
     for site in federation.sites.values():
-        assert site.heard[-4:] == [f"a message is refused, and the server is told: {Said.MESSAGE}"] * 4
+        assert site.heard[-4:] == [f"a message is refused, and the server is told: {RefusalReason.MESSAGE}"] * 4
         kinds = [f"a message of type '{kind}'" for kind in ("train", "evaluate", "query")]
         assert [note.partition(";")[0] for note in site.notes[-4:]] == [*kinds, "a message without a body"]
-    assert all(site.apps[-1] == bundle_hash(files) != site.apps[0] for site in federation.sites.values())
+    assert all(site.apps[-1] == hash_bundle(files) != site.apps[0] for site in federation.sites.values())
     assert {site: text for site, (text, _, _) in federation.exchange(HEARD, PATIENT).items()} == {
         "north": "N", "south": "S", "west": "W",
     }  # fmt: skip
@@ -393,8 +393,8 @@ def test_a_superlink_that_is_killed_and_started_again_interrupts_nothing(federat
     assert federation.submitter.status(federation.run) == "running"
 
 
-def nobody(notes: list[str]) -> Attendant:
-    return Attendant("x", "nowhere", handle, print, notes.append)
+def nobody(notes: list[str]) -> MessageHandler:
+    return MessageHandler("x", "nowhere", handle, print, notes.append)
 
 
 def refusal(server: Server) -> str:

@@ -8,7 +8,7 @@ from perfed.engine.executor import Exchange
 from perfed.engine.steps.step import ExchangeStep, ExchangeTask
 from perfed.sites.flower.journal import Journal
 from perfed.sites.flower.transport import Answer
-from perfed.sites.flower.wire import sequence_of
+from perfed.sites.flower.wire import get_sequence_number
 
 
 class JournalStep(ExchangeStep):
@@ -34,7 +34,7 @@ class JournalStep(ExchangeStep):
 
     def send(self, task: ExchangeTask) -> ExchangeTask:
         """Look for the answers in the journal."""
-        self._sequence, self._is_kept = sequence_of(task.exchange), self._is_needed(task.exchange)
+        self._sequence, self._is_kept = get_sequence_number(task.exchange), self._is_needed(task.exchange)
         self.answers = self._journal.answers(self._sequence) if self._is_kept else None
         self._notes += self._journal.notes
         self._journal.notes.clear()

@@ -10,7 +10,7 @@ from perfed.engine.steps.secure_sums import refuse_folds
 from perfed.engine.steps.step import ExchangeStep, ExchangeTask
 from perfed.maths.sums import KnownSums, Term, make_hidden_entries
 from perfed.method.exchange import Replies
-from perfed.sites.flower.checks import Spec
+from perfed.sites.flower.checks import TreeSpec
 from perfed.sites.flower.wire import REPLY
 
 
@@ -23,7 +23,7 @@ class MaskedSums(ExchangeStep):
     """
 
     def __init__(self) -> None:
-        self.spec: Spec = {}
+        self.spec: TreeSpec = {}
         self.totals: Mapping[Term, Tensor] = {}
 
     def send(self, task: ExchangeTask) -> ExchangeTask:

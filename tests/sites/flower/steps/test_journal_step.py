@@ -10,11 +10,11 @@ from perfed.engine.steps.step import ExchangeStep
 from perfed.sites.flower.journal import Journal
 from perfed.sites.flower.steps.journal_step import JournalStep
 from perfed.sites.flower.transport import Answer
-from perfed.sites.flower.wire import sequence_of
+from perfed.sites.flower.wire import get_sequence_number
 
 ANSWERS = [Answer("a", b"reply", "", 1.5), Answer("b", None, "no answer", 30.0)]
 TASK = task_of("ab")
-SEQUENCE = sequence_of(TASK.exchange)
+SEQUENCE = get_sequence_number(TASK.exchange)
 
 
 class Ask(ExchangeStep):

@@ -1,4 +1,4 @@
-"""``python -m perfed.sites.flower.bar CONNECTION NAME ...``: the SuperLink bars all keys of these sites.
+"""``python -m perfed.sites.flower.revoke_keys CONNECTION NAME ...``: the SuperLink bars all keys of these sites.
 
 Flower's own command asks for a SuperNode's number, and none of its commands tells a number's name.
 """
