@@ -25,7 +25,7 @@ from perfed.run.settings import Evaluation
 from perfed.sites.deploy.part import asked
 from perfed.sites.deploy.trial import allowed_in, made_up_site, task_of
 from perfed.sites.flower.allowed import AllowList
-from perfed.sites.flower.dry_run import Protocol, derive_allow_list
+from perfed.sites.flower.dry_run import ExchangeSettings, derive_allow_list
 
 
 @dataclass(frozen=True)
@@ -164,10 +164,10 @@ def weights_evaluation(study: Experiment) -> Evaluation:
     return study.evaluation.model_copy(update={"every": EXCHANGES, "last": 1, "stop": "last", "targets": ()})
 
 
-def weights_protocol(study: Experiment) -> Protocol:
+def weights_protocol(study: Experiment) -> ExchangeSettings:
     """What the study says of the exchange of weights."""
     evaluation, sites = study.evaluation, study.data.options["files"]
-    return Protocol(EXCHANGES, len(sites), metrics=evaluation.measured, held=evaluation.classes == "held")
+    return ExchangeSettings(EXCHANGES, len(sites), metrics=evaluation.measured, held=evaluation.classes == "held")
 
 
 def weights_allowed(study: Experiment, task: Task, outputs: int = 1) -> AllowList:

@@ -38,7 +38,7 @@ class Here(Server):
         stored = part.stored(folder)
         self.header, self._tree, self._content = load_model_message(stored.path)
         self.budget = part.budget(folder)
-        self._state = stored.state(self.header["base"])
+        self._state = stored.load_state(self.header["base"])
 
     def own_models(self, ids: Sequence[str], round_: int) -> Iterator[Cohort]:
         """The site's own, by the last message that was of it."""
@@ -67,7 +67,7 @@ class Here(Server):
         background = make_background(client, self.header, self.initialiser.info(self.federation))
         executor = LocalExecutor([client], background, self.initialiser, self.plan)
         if self.budget is not None:
-            executor.noise = self.budget.noise(hash_request(self._content, self._state))
+            executor.noise = self.budget.make_noise(hash_request(self._content, self._state))
             executor.counter = ReleaseCounter()
         return work, executor
 

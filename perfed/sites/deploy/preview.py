@@ -17,7 +17,7 @@ from perfed.sites.deploy.candidates import all_allowed, candidate_runs, mixes, w
 from perfed.sites.deploy.part import Part, asked, facts_by, make_schema_of_one_site, table_options, told_by
 from perfed.sites.flower.allowed import AllowList
 from perfed.sites.flower.audit_log import OutgoingLog
-from perfed.sites.flower.checks import Entry
+from perfed.sites.flower.checks import TensorSpec
 from perfed.sites.flower.hash_chain import LOG
 from perfed.system import write_atomic
 from perfed.tables.site_data import read_site_data
@@ -116,7 +116,7 @@ def _allowed(part: Part) -> list[AllowList]:
     return [*runs, weights_allowed(study, task, len(part.agreement.classes or (0,)))]
 
 
-def _plain(name: str, entry: Entry) -> dict[str, Any]:
+def _plain(name: str, entry: TensorSpec) -> dict[str, Any]:
     """An entry as the site's log has it."""
     return {"name": name, "shape": list(entry.shape), "dtype": str(entry.dtype).removeprefix("torch.")}
 
@@ -144,6 +144,6 @@ def consent(folder: Path, digest: str) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with OutgoingLog(folder / LOG) as log:
-        log.consent(digest)
+        log.record_consent(digest)
     content = {"consent": digest, "time": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
     write_atomic(folder / CONSENT, json.dumps(content) + "\n")

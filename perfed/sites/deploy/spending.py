@@ -115,7 +115,7 @@ def ledger(folder: Path) -> list[Told]:
         answered.setdefault(line.run, set()).update(line.answers)
     for secret in sorted((folder / RUNS).glob(f"*/{SECRET}")):
         run = secret.parent.name
-        sequences = set(map(str, StoredExchanges(folder / RUNS, run).sequences()))
+        sequences = set(map(str, StoredExchanges(folder / RUNS, run).list_sequences()))
         if not sequences <= answered.get(run, set()):
             raise PerfedError(
                 f"{file}: lacks what run '{run}' was told, whose exchanges this site has answered; restore the file "
@@ -200,7 +200,7 @@ class SiteBudget:
         """Name of the ledger's line that counts what is told with this budget (:attr:`Told.noise_of`)."""
         return self._unspent.noise_of
 
-    def noise(self, message: bytes) -> Noise:
+    def make_noise(self, message: bytes) -> Noise:
         """Return the source of the noise in the answer to ``message``, the hash of a state and a message."""
         return Noise(self._secret, message)
 
@@ -235,7 +235,7 @@ class SiteBudget:
                 if releases > line.releases.get(name, 0):
                     line.releases[name] = releases
 
-    def measured(
+    def release_metrics(
         self, round_: int, message: bytes, outputs: Outputs, info: FederationInfo, scale: TargetScale | None
     ) -> dict[str, float]:
         """Return the metrics that leave after a round, with noise, and note them before; a round counts once.
@@ -254,7 +254,7 @@ class SiteBudget:
         assert metrics is not None
         with self._line_to_write(metrics_of_round(round_)) as line:
             line.metrics.setdefault(str(round_), metrics.each)
-        return metrics.told(outputs, metrics.bounds(info.task, info.num_classes, scale), self.noise(message))
+        return metrics.told(outputs, metrics.bounds(info.task, info.num_classes, scale), self.make_noise(message))
 
     @contextmanager
     def _line_to_write(self, exchange: str) -> Iterator[Told]:

@@ -16,7 +16,7 @@ from perfed.experiment.config import Experiment, read
 from perfed.method.method import Method
 from perfed.privacy.apply import PrivateMethod
 from perfed.sites.flower.allowed import AllowList
-from perfed.sites.flower.dry_run import Protocol, derive_allow_list
+from perfed.sites.flower.dry_run import ExchangeSettings, derive_allow_list
 
 _ROWS, _COLUMNS = 40, 4
 
@@ -100,10 +100,10 @@ def allowed_in(study: str, task: Task | None = None) -> AllowList:
         raise PerfedError(f"tried on made-up tables: {error}") from None
 
 
-def protocol_of(study: Experiment, domains: int) -> Protocol:
+def protocol_of(study: Experiment, domains: int) -> ExchangeSettings:
     """What the study says of exchanges besides its method, where there are so many domains."""
     evaluation = study.evaluation
-    return Protocol(
+    return ExchangeSettings(
         rounds=study.rounds,
         sites=len(study.data.options["files"]),
         domains=domains,

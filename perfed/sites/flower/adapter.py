@@ -17,7 +17,7 @@ from contextlib import suppress
 from perfed.errors import PerfedError
 from perfed.sites.flower.letters import EXCHANGE, HELLO, make_record, read_body, read_error
 from perfed.sites.flower.processes import check_flower
-from perfed.sites.flower.transport import Node, QueueTransport, ReceivedMessage, Transport
+from perfed.sites.flower.transport import Connection, QueueTransport, ReceivedMessage, Transport
 
 try:
     from flwr.app import Context, Message
@@ -58,14 +58,14 @@ class _GridQueue:
         self._hellos: dict[str, int] = {}  # unanswered hello -> SuperNode
         self._asked: dict[int, float] = {}  # when a SuperNode was asked last
 
-    def nodes(self) -> list[Node]:
+    def connections(self) -> list[Connection]:
         found, unknown = [], []
         for info in self._grid.get_nodes():
             if info.name:
-                found.append(Node(info.node_id, info.name, since=info.last_activated_at))
+                found.append(Connection(info.node_id, info.name, since=info.last_activated_at))
             elif info.node_id in self._said:
                 site, place = self._said[info.node_id]
-                found.append(Node(info.node_id, site, place, info.last_activated_at))
+                found.append(Connection(info.node_id, site, place, info.last_activated_at))
             else:
                 unknown.append(info.node_id)
         self._greet(unknown)
@@ -93,7 +93,7 @@ class _GridQueue:
             raise PerfedError("the SuperLink does not take a message, which may be too large for it")
         return str(numbers[0])
 
-    def collect(self, letters: Sequence[str]) -> list[ReceivedMessage]:
+    def collect_replies(self, message_ids: Sequence[str]) -> list[ReceivedMessage]:
         return [_delivery(reply) for reply in self._grid.pull_messages(list(letters))]
 
 

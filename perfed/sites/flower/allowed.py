@@ -13,13 +13,20 @@ from perfed.engine.executor import Exchange
 from perfed.engine.secure_aggregation import ALWAYS
 from perfed.errors import shorten_list
 from perfed.maths.sums import Term
-from perfed.sites.flower.checks import Entry, TreeSpec, find_header_problem, find_tree_problem, like, short
+from perfed.sites.flower.checks import (
+    TensorSpec,
+    TreeSpec,
+    find_header_problem,
+    find_tree_problem,
+    make_spec,
+    shorten_repr,
+)
 from perfed.sites.flower.wire import LOSS, MASKED, MEASURED, REPLY, exchange_from_header, get_sequence_number
 from perfed.tree import Tree
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExchangeKind:
     """What an exchange asks of a site, whatever the round.
 
     Attributes:
@@ -42,7 +49,7 @@ class Asked:
         return cls(exchange.round == 0, exchange.index, exchange.program, exchange.measure, exchange.extensions)
 
 
-class Form(NamedTuple):
+class TreeForm(NamedTuple):
     """What a tree is like.
 
     Attributes:
@@ -57,27 +64,27 @@ class Form(NamedTuple):
     def of(cls, tree: Tree, *, finite: bool) -> Self:
         """The form of one tree."""
         size = sum(tensor.numel() * tensor.element_size() for tensor in flatten(tree).values())
-        return cls({name: entry._replace(finite=finite) for name, entry in like(tree).items()}, size)
+        return cls({name: entry._replace(finite=finite) for name, entry in make_spec(tree).items()}, size)
 
     def wrong(self, tree: Tree) -> str | None:
         """What is wrong with a tree, in one line."""
         return find_tree_problem(tree, self.spec, self.bytes)
 
-    def joined(self, other: Form) -> Form | None:
+    def joined(self, other: TreeForm) -> TreeForm | None:
         """The form of both, where they differ in the length of axes alone."""
         if self.spec.keys() != other.spec.keys():
             return None
-        spec: dict[str, Entry] = {}
+        spec: dict[str, TensorSpec] = {}
         for name, entry in self.spec.items():
             shape, found = other.spec[name].shape, other.spec[name]
             if len(shape) != len(entry.shape) or found.dtype != entry.dtype:
                 return None
             both = tuple(a if a == b else None for a, b in zip(entry.shape, shape, strict=True))
             spec[name] = entry._replace(shape=both)
-        return Form(spec, max(self.bytes, other.bytes))
+        return TreeForm(spec, max(self.bytes, other.bytes))
 
 
-def add_form(forms: tuple[Form, ...], new: Form) -> tuple[Form, ...]:
+def add_form(forms: tuple[TreeForm, ...], new: TreeForm) -> tuple[TreeForm, ...]:
     """``forms`` and a further one, which may widen one of them."""
     for place, form in enumerate(forms):
         if (both := form.joined(new)) is not None:
@@ -94,8 +101,8 @@ class ExchangeForms:
         terms: whose sums over sites the server needs of the replies, where it sees sums alone.
     """
 
-    payloads: tuple[Form, ...]
-    replies: tuple[Form, ...]
+    payloads: tuple[TreeForm, ...]
+    replies: tuple[TreeForm, ...]
     terms: tuple[Term, ...] = ()
 
 
@@ -122,7 +129,7 @@ class AllowList:
     metrics: tuple[str, ...]
     held: bool
     measured: tuple[str, ...]
-    exchanges: Mapping[Asked, ExchangeForms]
+    exchanges: Mapping[ExchangeKind, ExchangeForms]
     asked: int = 1
     discreet: bool = False
     noisy: tuple[str, str] | tuple[()] = ()
@@ -133,7 +140,7 @@ class AllowList:
 
     def terms(self, exchange: Exchange) -> tuple[Term, ...]:
         """Whose sums over sites the server needs of the replies of an exchange, where it sees sums alone."""
-        found = self.exchanges.get(Asked.of(exchange))
+        found = self.exchanges.get(ExchangeKind.of(exchange))
         return () if found is None else found.terms
 
     @property
@@ -148,17 +155,17 @@ class AllowList:
         return list(dict.fromkeys(asked.program for asked in self.exchanges))
 
     @property
-    def sent(self) -> list[tuple[str, Entry]]:
+    def sent(self) -> list[tuple[str, TensorSpec]]:
         """What the replies hold, by the names that the site's log has; what is empty is left out."""
         found = [(name, entry) for answered in self.exchanges.values() for name, entry in self._sent(answered)]
         return list(dict.fromkeys((name, entry) for name, entry in found if 0 not in entry.shape))
 
-    def _sent(self, answered: ExchangeForms) -> Iterator[tuple[str, Entry]]:
+    def _sent(self, answered: ExchangeForms) -> Iterator[tuple[str, TensorSpec]]:
         for form in answered.replies:
             if not self.masked:
                 yield from ((name, entry) for name, entry in form.spec.items() if not (self.discreet and name == LOSS))
             elif answered.terms:
-                yield MASKED, Entry((None,), torch.int64)
+                yield MASKED, TensorSpec((None,), torch.int64)
             elif not self.discreet:
                 yield LOSS, form.spec[LOSS]
 
@@ -202,15 +209,15 @@ class AllowList:
             if name not in header:
                 return f"{name} is missing from the header"
             if not fits(header[name]):
-                return f"{name} is {short(header[name])}; {needed} is needed"
+                return f"{name} is {shorten_repr(header[name])}; {needed} is needed"
         if strange := sorted(header.keys() - _FIELDS.keys()):
-            return f"has {shorten_list([short(name) for name in strange], 3)}, which nobody needs"
+            return f"has {shorten_list([shorten_repr(name) for name in strange], 3)}, which nobody needs"
         exchange = exchange_from_header(header)
         if exchange.round > self.rounds:
-            return f"round is {short(exchange.round)}; the study has {self.rounds}"
+            return f"round is {shorten_repr(exchange.round)}; the study has {self.rounds}"
         if not exchange.lasting and exchange.round == 0:
             return "round is 0; models are measured from round 1 on"
-        if Asked.of(exchange) not in self.exchanges:
+        if ExchangeKind.of(exchange) not in self.exchanges:
             return f"{self._strange(exchange)}, which the study does not ask for"
         return self._wrong_numbers(header, exchange)
 
@@ -225,26 +232,26 @@ class AllowList:
             ("scoring", tuple(metrics) == self.metrics and (self.held or not held), list(self.metrics)),
         ):
             if not fits:
-                return f"{name} is {short(header[name])}; {needed} is needed"
+                return f"{name} is {shorten_repr(header[name])}; {needed} is needed"
         return None
 
     def _strange(self, exchange: Exchange) -> str:
         """What of an exchange is not of the study."""
         programs = {asked.program for asked in self.exchanges}
         if exchange.program not in programs:
-            return f"program is {short(exchange.program)}"
+            return f"program is {shorten_repr(exchange.program)}"
         splits = {asked.measure for asked in self.exchanges}
         if exchange.measure not in splits:
-            return f"measure is {short(exchange.measure)}"
-        return f"program is {short(exchange.program)} as exchange {exchange.index} of round {exchange.round}"
+            return f"measure is {shorten_repr(exchange.measure)}"
+        return f"program is {shorten_repr(exchange.program)} as exchange {exchange.index} of round {exchange.round}"
 
 
-def _asked(header: Mapping[str, Any]) -> Asked:
+def _asked(header: Mapping[str, Any]) -> ExchangeKind:
     index, program, measure, extensions = (header[name] for name in ("index", "program", "measure", "extensions"))
-    return Asked(header["round"] == 0, index, program, measure, extensions)
+    return ExchangeKind(header["round"] == 0, index, program, measure, extensions)
 
 
-def _wrong_form(tree: Tree, forms: tuple[Form, ...]) -> str | None:
+def _wrong_form(tree: Tree, forms: tuple[TreeForm, ...]) -> str | None:
     problems = [form.wrong(tree) for form in forms]
     return None if None in problems else problems[-1]
 

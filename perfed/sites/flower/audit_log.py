@@ -18,8 +18,8 @@ from typing import Any, Self
 
 from perfed.codec import flatten
 from perfed.errors import PerfedError
-from perfed.sites.flower.checks import short
-from perfed.sites.flower.hash_chain import BEGINNING, format_line, walk
+from perfed.sites.flower.checks import shorten_repr
+from perfed.sites.flower.hash_chain import BEGINNING, format_line, iterate_lines
 from perfed.sites.flower.message import unframe, unpack
 from perfed.system import lock_folder, sync_folder
 
@@ -29,7 +29,7 @@ _LONGEST = 100  # characters of a value that is written as it is
 
 
 class OutgoingLog:
-    """The log in the file ``path``, for one process at a time; its lines: :func:`perfed.sites.flower.hash_chain.read`.
+    """The log in the file ``path``, for one process at a time; its lines: :func:`perfed.sites.flower.hash_chain.read_log`.
 
     A last line that a crash has torn is removed when the log is opened, and a note says so: its message has not left.
 
@@ -48,7 +48,7 @@ class OutgoingLog:
         >>> message = pack({"run": "flic-1", "round": 2, "program": "train"}, {"bias": torch.zeros(3)})
         >>> with TemporaryDirectory() as folder, OutgoingLog(Path(folder, "outgoing.jsonl")) as log:
         ...     log.append(message)
-        ...     [(line["program"], line["entries"]) for line in read(log.path)]
+        ...     [(line["program"], line["entries"]) for line in read_log(log.path)]
         [('train', [{'dtype': 'float32', 'name': 'bias', 'shape': [3]}])]
     """
 
@@ -102,7 +102,7 @@ class OutgoingLog:
             }
         )
 
-    def arrived(self, body: bytes) -> None:
+    def record_arrival(self, body: bytes) -> None:
         """Write down that ``body`` has arrived, whatever it is; only then may it be looked at further.
 
         Raises:
@@ -121,7 +121,7 @@ class OutgoingLog:
             }
         )
 
-    def note(self, text: str) -> None:
+    def add_note(self, text: str) -> None:
         """Write down what has happened otherwise.
 
         Raises:
@@ -129,7 +129,7 @@ class OutgoingLog:
         """
         self._write({"note": text})
 
-    def consent(self, digest: str) -> None:
+    def record_consent(self, digest: str) -> None:
         """Write down that the site's administrator agrees to what leaves, whose hash is ``digest``.
 
         Raises:
@@ -140,7 +140,7 @@ class OutgoingLog:
     def _open(self) -> None:
         """Find the end of the chain, and mend a torn last line."""
         torn = 0
-        for number, line, problem in walk(self.path):
+        for number, line, problem in iterate_lines(self.path):
             if problem and line.endswith(b"\n"):
                 raise PerfedError(f"{self.path}: line {number} {problem}; the log is not continued: move it away first")
             if problem:
@@ -178,4 +178,4 @@ class OutgoingLog:
 def _shown(value: Any) -> Any:
     """``value``, or the beginning of how it is written where a sender made it long or nested."""
     plain = value is None or (isinstance(value, bool | int | str) and len(str(value)) <= _LONGEST)
-    return value if plain else short(value, _LONGEST)
+    return value if plain else shorten_repr(value, _LONGEST)

@@ -25,7 +25,7 @@ REFUSED = "refused: "
 """What the error of an answer begins with where a reply came and cannot be used."""
 
 
-class Entry(NamedTuple):
+class TensorSpec(NamedTuple):
     """What a tensor must be like.
 
     Attributes:
@@ -41,29 +41,29 @@ class Entry(NamedTuple):
     counts: bool = False
 
 
-def short(value: Any, most: int = 60) -> str:
+def shorten_repr(value: Any, most: int = 60) -> str:
     """``value`` as Python writes it, cut where a sender made it long.
 
     Example:
-        >>> short("x" * 100, most=4)
+        >>> shorten_repr("x" * 100, most=4)
         "'xxx..."
     """
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-TreeSpec = Mapping[str, Entry]
+TreeSpec = Mapping[str, TensorSpec]
 """Path of a tensor (names joined by "/") -> what it must be like; all of them must be there, and no other."""
 
 
-def like(tree: Tree) -> dict[str, Entry]:
+def make_spec(tree: Tree) -> dict[str, TensorSpec]:
     """The spec of trees with the names, shapes and dtypes of ``tree``, and finite values.
 
     Example:
-        >>> like({"head": {"bias": torch.zeros(2)}})
-        {'head/bias': Entry(shape=(2,), dtype=torch.float32, finite=True, counts=False)}
+        >>> make_spec({"head": {"bias": torch.zeros(2)}})
+        {'head/bias': TensorSpec(shape=(2,), dtype=torch.float32, finite=True, counts=False)}
     """
-    return {name: Entry(tuple(tensor.shape), tensor.dtype) for name, tensor in flatten(tree).items()}
+    return {name: TensorSpec(tuple(tensor.shape), tensor.dtype) for name, tensor in flatten(tree).items()}
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class ExpectedReply:
     samples: int | None = None
 
 
-def usable(answer: Answer, wrong: Callable[[dict[str, Any], Tree], str | None]) -> Answer:
+def reject_unusable(answer: Answer, wrong: Callable[[dict[str, Any], Tree], str | None]) -> Answer:
     """Return the answer, or a failure in its place where its body cannot be used.
 
     Args:
@@ -115,7 +115,7 @@ def find_reply_problem(site: str, header: Mapping[str, Any], tree: Tree, expecte
 
     Example:
         >>> bias = {"bias": torch.tensor([0.0, float("nan")])}
-        >>> expected = ExpectedReply("flic-1", 20_000, "train", ["north"], like(bias), 1000)
+        >>> expected = ExpectedReply("flic-1", 20_000, "train", ["north"], make_spec(bias), 1000)
         >>> header = {"site": "north", "run": "flic-1", "sequence": 20_000, "program": "train"}
         >>> find_reply_problem("north", header, bias, expected)
         "the reply of site 'north': entry 'bias' has 1 value that is not finite"
@@ -136,7 +136,7 @@ def find_header_problem(header: Mapping[str, Any], expected: Mapping[str, Any]) 
         if name not in header:
             return f"{name} is missing from the header; {value!r} is expected"
         if type(header[name]) is not type(value) or header[name] != value:
-            return f"{name} is {short(header[name])}; {value!r} is expected"
+            return f"{name} is {shorten_repr(header[name])}; {value!r} is expected"
     return None
 
 
@@ -152,7 +152,7 @@ def find_tree_problem(tree: Tree, spec: TreeSpec, most: int) -> str | None:
     if lacking := sorted(spec.keys() - found.keys()):
         return f"lacks {shorten_list([repr(name) for name in lacking])}"
     if strange := sorted(found.keys() - spec.keys()):
-        return f"has {shorten_list([short(name) for name in strange], 3)}, which nobody asked for"
+        return f"has {shorten_list([shorten_repr(name) for name in strange], 3)}, which nobody asked for"
     for name, entry in spec.items():
         if problem := _wrong_tensor(found[name], entry):
             return f"entry '{name}' {problem}"
@@ -207,7 +207,7 @@ def find_oversized_entry(
     return None
 
 
-def _wrong_tensor(tensor: Tensor, entry: Entry) -> str | None:
+def _wrong_tensor(tensor: Tensor, entry: TensorSpec) -> str | None:
     shape = tuple(tensor.shape)
     if len(shape) != len(entry.shape) or any(e not in (None, s) for s, e in zip(shape, entry.shape, strict=True)):
         needed = ", ".join("any" if size is None else str(size) for size in entry.shape)

@@ -28,8 +28,8 @@ from perfed.maths.sums import Term
 from perfed.method.declared import FederationInfo
 from perfed.participation.settings import Participation
 from perfed.rng import key, uniform
-from perfed.sites.flower.allowed import AllowList, Asked, ExchangeForms, Form, add_form
-from perfed.sites.flower.checks import Entry, like
+from perfed.sites.flower.allowed import AllowList, ExchangeForms, ExchangeKind, TreeForm, add_form
+from perfed.sites.flower.checks import TensorSpec, make_spec
 from perfed.sites.flower.wire import LOSS, MEASURED, make_reply_tree
 from perfed.training.plan import Plan
 
@@ -38,7 +38,7 @@ _ALL_ROUNDS = 50
 
 
 @dataclass(frozen=True)
-class Protocol:
+class ExchangeSettings:
     """What a study says of exchanges besides its method.
 
     Attributes:
@@ -68,9 +68,9 @@ class Protocol:
 class _Notes:
     """What was asked and replied so far."""
 
-    payloads: dict[Asked, tuple[Form, ...]] = field(default_factory=dict)
-    replies: dict[Asked, tuple[Form, ...]] = field(default_factory=dict)
-    terms: dict[Asked, dict[Term, None]] = field(default_factory=dict)
+    payloads: dict[ExchangeKind, tuple[TreeForm, ...]] = field(default_factory=dict)
+    replies: dict[ExchangeKind, tuple[TreeForm, ...]] = field(default_factory=dict)
+    terms: dict[ExchangeKind, dict[Term, None]] = field(default_factory=dict)
     done: dict[Any, ChunkResult] = field(default_factory=dict)
 
 
@@ -83,25 +83,27 @@ class _Noting(InProcessEngine):
 
     def perform(self, task: ExchangeTask) -> Iterator[ChunkResult]:
         for work in self.make_chunk_tasks(task):
-            asked, noted = Asked.of(work.exchange), self._noted
-            sent = [Form.of({"shared": work.shared, "row": work.rows.get(i, {})}, finite=True) for i in work.ids]
+            asked, noted = ExchangeKind.of(work.exchange), self._noted
+            sent = [TreeForm.of({"shared": work.shared, "row": work.rows.get(i, {})}, finite=True) for i in work.ids]
             known = asked, work.ids, *(tuple(form.spec.items()) for form in sent)
             if known not in noted.done:
                 done = noted.done[known] = self.executor.attempt(work)
                 for row, form in enumerate([] if done.diverged else sent):
                     reply: dict[str, Any] = {"reply": done.reply(row), LOSS: done.losses[row].double()}
                     noted.payloads[asked] = add_form(noted.payloads.get(asked, ()), form)
-                    noted.replies[asked] = add_form(noted.replies.get(asked, ()), Form.of(reply, finite=False))
+                    noted.replies[asked] = add_form(noted.replies.get(asked, ()), TreeForm.of(reply, finite=False))
             yield noted.done[known]
 
     def make_secure_sums(self) -> ExchangeStep:
         """Return the step of secure aggregation, which notes the sums that the method asks for."""
         assert self.initialiser.secure is not None
         numbers = self.initialiser.secure.numbers(len(self.clients))
-        return SecureSums(numbers, lambda exchange: self._noted.terms.setdefault(Asked.of(exchange), {}))
+        return SecureSums(numbers, lambda exchange: self._noted.terms.setdefault(ExchangeKind.of(exchange), {}))
 
 
-def derive_allow_list(client: Client, info: FederationInfo, initialiser: Initialiser, protocol: Protocol) -> AllowList:
+def derive_allow_list(
+    client: Client, info: FederationInfo, initialiser: Initialiser, protocol: ExchangeSettings
+) -> AllowList:
     """What the site with ``client`` answers in a run of its study.
 
     The study's server is rehearsed in this process with sites whose rows are made up, all of them taking part and few:
@@ -160,7 +162,7 @@ def _rehearse(server: Server, rounds: Sequence[int], splits: Sequence[str]) -> N
     server.settle(ids, rounds[-1])
 
 
-def _answered(notes: _Notes, split: str, summed: Sequence[str]) -> Iterator[tuple[Asked, ExchangeForms]]:
+def _answered(notes: _Notes, split: str, summed: Sequence[str]) -> Iterator[tuple[ExchangeKind, ExchangeForms]]:
     """What was noted; a round's own exchanges may end with a score of the model that they leave.
 
     ``summed``: metrics on the split whose sums over sites leave, and no site's own.
@@ -181,7 +183,7 @@ def _measured(notes: _Notes, held: bool) -> tuple[str, ...]:
     return (*told, *(f"{name}_all" for name in told if held))
 
 
-def _participations(protocol: Protocol, sites: int) -> Iterator[Participation]:
+def _participations(protocol: ExchangeSettings, sites: int) -> Iterator[Participation]:
     """Everyone, and fewer, as payloads may depend on who has taken part; then the study's own where that asks more."""
     own = protocol.participation
     for count in sorted({1, min(2, sites), max(1, sites - 1), sites}, reverse=True):
@@ -203,7 +205,7 @@ _EACH = 2  # samples of each class
 
 def rehearse_reply(
     work: ChunkTask, client: Client, background: Background, initialiser: Initialiser
-) -> dict[str, Entry]:
+) -> dict[str, TensorSpec]:
     """Names, shapes and dtypes of what the site ``client`` replies to ``work``, which is done for a made-up client.
 
     Shapes of replies depend on classes, domains and shapes of inputs, never on the number of samples. An entry that is
@@ -224,7 +226,7 @@ def rehearse_reply(
     finite = {name: bool(torch.isfinite(value).all()) for name, value in flatten(reply).items()}
     finite[LOSS] = False  # there is none where nothing was trained
     counts = {name: _counts(name, value, rows) for name, value in flatten(reply).items()}
-    return {name: entry._replace(finite=finite[name], counts=counts[name]) for name, entry in like(reply).items()}
+    return {name: entry._replace(finite=finite[name], counts=counts[name]) for name, entry in make_spec(reply).items()}
 
 
 def _counts(name: str, value: Tensor, rows: int) -> bool:

@@ -33,13 +33,13 @@ from perfed.participation.selection import Choice
 from perfed.sites.flower.allowed import AllowList
 from perfed.sites.flower.checks import (
     REFUSED,
-    Entry,
     ExpectedReply,
+    TensorSpec,
     TreeSpec,
     compute_norms,
     find_oversized_entry,
     find_reply_problem,
-    usable,
+    reject_unusable,
 )
 from perfed.sites.flower.dry_run import rehearse_reply
 from perfed.sites.flower.journal import Journal
@@ -47,16 +47,16 @@ from perfed.sites.flower.message import unpack
 from perfed.sites.flower.steps.journal_step import JournalStep
 from perfed.sites.flower.steps.late_replies import LateReplies, NobodyReplied, ReplyTimes
 from perfed.sites.flower.steps.masked_sums import MaskedSums
-from perfed.sites.flower.sum_form import EMPTY_REPLY, Form, SumFailed, make_masked_spec
+from perfed.sites.flower.sum_form import EMPTY_REPLY, SumFailed, SumLayout, make_masked_spec
 from perfed.sites.flower.transport import Answer, Transport
 from perfed.sites.flower.wire import (
     MEASURED,
     REPLY,
     find_metrics_problem,
+    get_sequence_number,
     hash_common_request,
     hash_payload,
     pack_task,
-    get_sequence_number,
     unpack_masked_result,
     unpack_result,
 )
@@ -64,7 +64,7 @@ from perfed.training.cohort import Cohort
 from perfed.training.plan import Plan
 from perfed.tree import Tree
 
-RATIO = 1e6
+MAX_RATIO = 1e6
 """No proper reply comes near: entries differ with the number of samples, and with what a site has learnt alone."""
 _WAY = "mend it and submit again, and the run goes on where it was; 'perfed submit --at-least N' goes on without a site"
 
@@ -84,7 +84,7 @@ class Limits:
 
     seconds: float = 600.0
     bytes: int = 2**30
-    ratio: float | None = RATIO
+    ratio: float | None = MAX_RATIO
     least: int = 0
 
 
@@ -121,7 +121,7 @@ class FlowerEngine(Engine):
         self._masked_sums = MaskedSums()
         super().__init__(federation, initialiser, plan)
         self.strict = True
-        self.kept: Callable[[str], Collection[int]] = lambda site: ()
+        self.list_states_to_keep: Callable[[str], Collection[int]] = lambda site: ()
         self._transport, self._journal, self._run = transport, journal, run
         self._limits = limits or Limits()
         self._specs: dict[Any, TreeSpec] = {}
@@ -160,7 +160,7 @@ class FlowerEngine(Engine):
             spared = 0 < least <= len(answers) - len(failed)
             if invitation.strict and failed and not spared:
                 raise PerfedError(f"round {exchange.round}: {'; '.join(failed[:3])}; {_WAY}")
-            self._journal_step.keep(answers)
+            self._journal_step.record_answers(answers)
         self.times.seconds, self.times.lost = _find_arrival_times(answers), _find_lost_sites(answers)
         bodies = {answer.site: answer.body for answer in answers if answer.body is not None}
         for site in sorted(invitation.choose(self.times.seconds)[0]):
@@ -202,7 +202,7 @@ class FlowerEngine(Engine):
             failed = [answer.error for answer in answers if answer.body is None]
             if needs_all and failed:
                 raise PerfedError(f"{where}: {'; '.join(failed[:3])}; {_WAY}")
-            self._journal_step.keep(answers)  # before the sum is opened
+            self._journal_step.record_answers(answers)  # before the sum is opened
         self.times.seconds, self.times.lost = {}, _find_lost_sites(answers)
         try:
             vector = secure.opened(answers, len(tasks))
@@ -228,16 +228,16 @@ class FlowerEngine(Engine):
 
     def _expect_masked_replies(
         self, tasks: Mapping[str, ChunkTask], sequence: int, terms: tuple[Term, ...]
-    ) -> tuple[dict[str, ExpectedReply], Form]:
+    ) -> tuple[dict[str, ExpectedReply], SumLayout]:
         """Return what masked replies must be like, and what they contain.
 
         Raises:
             SingleReplies: replies whose shapes differ between sites.
         """
-        scalar = Entry((), torch.float64)
+        scalar = TensorSpec((), torch.float64)
         metrics = {REPLY + path: scalar for (path, *_) in terms if path.startswith(f"{MEASURED}/")}
         specs = {site: {**self._rehearse_reply(work), **metrics} for site, work in tasks.items()}
-        forms = {site: Form.of(terms, spec) for site, spec in specs.items()}
+        forms = {site: SumLayout.of(terms, spec) for site, spec in specs.items()}
         first = next(iter(tasks))
         if odd := [site for site, form in forms.items() if form != forms[first]]:
             raise SingleReplies(f"replies of other shapes of site '{odd[0]}' than of site '{first}'")
@@ -297,7 +297,9 @@ class FlowerEngine(Engine):
     def _make_message(
         self, site: str, work: ChunkTask, sequence: int, secure: Mapping[str, Any] | None = None
     ) -> bytes:
-        return pack_task(work, self._run, sequence, _find_base(site, work), self.kept(site), self.background, secure)
+        return pack_task(
+            work, self._run, sequence, _find_base(site, work), self.list_states_to_keep(site), self.background, secure
+        )
 
     def _expect_reply(self, work: ChunkTask, sequence: int) -> ExpectedReply:
         """Return what the reply to ``work`` must be like: what the program replies for made-up clients."""
@@ -382,7 +384,7 @@ def _check_answer(
             sizes[answer.site] = compute_norms({"reply": tree["reply"]})
         return problem
 
-    return usable(answer, wrong)
+    return reject_unusable(answer, wrong)
 
 
 class RealTimeServer(Server):
@@ -394,9 +396,9 @@ class RealTimeServer(Server):
         super().__init__(*args, **kwargs)
         self.engine.strict = self.selection.policy.strict
 
-    def keep(self, kept: Callable[[str], Collection[int]]) -> None:
+    def keep_states(self, list_states: Callable[[str], Collection[int]]) -> None:
         """Let sites keep the states after the exchanges whose numbers ``kept`` returns for a site."""
-        self.engine.kept = kept
+        self.engine.list_states_to_keep = list_states
 
     @property
     def speeds(self) -> str:

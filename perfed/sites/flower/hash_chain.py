@@ -19,8 +19,8 @@ LOG = "outgoing.jsonl"
 """File of a site's folder that has the lines."""
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log in their order, up to the first that is broken (see :func:`verify`).
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log in their order, up to the first that is broken (see :func:`verify_log`).
 
     A line of a message has ``run``, ``round`` and ``program``, ``header`` (the other fields that went with it),
     ``entries`` (``name``, ``shape`` and ``dtype`` of each tensor), ``bytes`` and ``sha256`` of the message as it left.
@@ -31,10 +31,10 @@ def read(path: Path) -> list[dict[str, Any]]:
     Raises:
         PerfedError: there is no log.
     """
-    return [json.loads(line) for _, line, problem in walk(path) if not problem]
+    return [json.loads(line) for _, line, problem in iterate_lines(path) if not problem]
 
 
-def verify(path: Path, head: str | None = None) -> str | None:
+def verify_log(path: Path, head: str | None = None) -> str | None:
     """Where the chain is broken first, in one line; ``None`` where it is whole.
 
     That lines at the end were removed shows only to who gives a ``head`` that the log had.
@@ -43,7 +43,7 @@ def verify(path: Path, head: str | None = None) -> str | None:
         PerfedError: there is no log.
     """
     hashes = {BEGINNING}
-    for number, line, problem in walk(path):
+    for number, line, problem in iterate_lines(path):
         if problem:
             return f"{path}: line {number} {problem}"
         hashes.add(json.loads(line)["hash"])
@@ -52,7 +52,7 @@ def verify(path: Path, head: str | None = None) -> str | None:
     return None
 
 
-def walk(path: Path) -> Iterator[tuple[int, bytes, str]]:
+def iterate_lines(path: Path) -> Iterator[tuple[int, bytes, str]]:
     """Number, bytes and problem (empty if there is none) of every line; the first problem ends it.
 
     Raises:

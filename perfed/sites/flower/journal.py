@@ -32,7 +32,7 @@ class Journal:
         >>> answers = [Answer("north", b"reply", "", 1.5), Answer("south", None, "no answer", 30.0)]
         >>> with TemporaryDirectory() as folder:
         ...     Journal(Path(folder)).write(10_001, answers)
-        ...     print(Journal(Path(folder)).answers(10_001) == answers, Journal(Path(folder)).answers(20_000))
+        ...     print(Journal(Path(folder)).load_answers(10_001) == answers, Journal(Path(folder)).load_answers(20_000))
         True None
     """
 
@@ -57,7 +57,7 @@ class Journal:
         write_atomic(self._file(sequence), frame({"run": self.run, "sequence": sequence, "answers": rows}, *bodies))
         sync_folder(self.path)
 
-    def answers(self, sequence: int) -> list[Answer] | None:
+    def load_answers(self, sequence: int) -> list[Answer] | None:
         """The answers of exchange ``sequence`` in order of arrival; ``None`` where it must be asked (again)."""
         try:
             header, body = unframe(self._file(sequence).read_bytes())
@@ -76,10 +76,10 @@ class Journal:
             for (site, error, seconds, length), (start, end) in zip(header["answers"], pairwise(ends), strict=True)
         ]
 
-    def forget(self, before: int) -> None:
+    def remove_before(self, sequence: int) -> None:
         """Remove exchanges whose number is lower than ``before``: a checkpoint holds what came of them."""
         for file in self.path.glob(f"*{_SUFFIX}"):
-            if file.stem.isdecimal() and int(file.stem) < before:
+            if file.stem.isdecimal() and int(file.stem) < sequence:
                 file.unlink()
 
     def _file(self, sequence: int) -> Path:

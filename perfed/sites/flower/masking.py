@@ -44,9 +44,9 @@ from perfed.engine.secure_aggregation import SecureAggregation, with_loss
 from perfed.errors import PerfedError, shorten_list
 from perfed.maths.sums import CountedSums, Term
 from perfed.sites.flower.allowed import AllowList
-from perfed.sites.flower.checks import short
+from perfed.sites.flower.checks import shorten_repr
 from perfed.sites.flower.message import pack
-from perfed.sites.flower.refusal import RefusalReason, refusing
+from perfed.sites.flower.refusal import RefusalReason, refuse_as
 from perfed.sites.flower.store import SiteStore
 from perfed.sites.flower.wire import (
     MASKED,
@@ -66,7 +66,7 @@ class Signer(Protocol):
     """The site's signing key (:class:`perfed.sites.flower.signing.SigningKey`, which needs perfed[flower])."""
 
     @property
-    def public(self) -> str:
+    def public_key(self) -> str:
         """The public key as hexadecimal digits."""
 
     def sign(self, content: bytes) -> bytes:
@@ -80,11 +80,11 @@ class _Member(Protocol):
     needed: int
     history: bytes
 
-    def masked(self, values: NDArray[np.uint64], sealed: Mapping[int, bytes]) -> NDArray[np.uint64]: ...
+    def mask_values(self, values: NDArray[np.uint64], sealed: Mapping[int, bytes]) -> NDArray[np.uint64]: ...
 
-    def shares(self, number: int, keys: Mapping[int, Any]) -> dict[int, bytes]: ...
+    def share_secrets(self, number: int, keys: Mapping[int, Any]) -> dict[int, bytes]: ...
 
-    def unmask(self, arrived: Collection[int]) -> dict[int, bytes]: ...
+    def reveal_shares(self, arrived: Collection[int]) -> dict[int, bytes]: ...
 
 
 @dataclass
@@ -135,8 +135,8 @@ class Masking:
         self._secure, self._site, self._run, self._allowed, self._store = secure, site, run, allowed, store
         self._study, self._signer = study, signer
         if secure.keys is not None:
-            with refusing(RefusalReason.SUM):
-                secure.check_key(site, "" if signer is None else signer.public)
+            with refuse_as(RefusalReason.SUM):
+                secure.check_key(site, "" if signer is None else signer.public_key)
                 if len(secure.keys) != allowed.clients:
                     listed = f"secure_aggregation.keys lists {len(secure.keys)}"
                     raise PerfedError(f"the server's study is of {allowed.clients} sites, and {listed}")
@@ -149,10 +149,10 @@ class Masking:
             Refused: what is not of the protocol, or a second sum of an exchange.
         """
         asked = hashlib.sha256(data).hexdigest()
-        with refusing(RefusalReason.SUM):
+        with refuse_as(RefusalReason.SUM):
             self._check(header)
             sequence, kind = header["sequence"], header["kind"]
-            known = self._store.opened(sequence)
+            known = self._store.load_opening(sequence)
             if known is not None and known[0] == asked:
                 return known[1]
             if known is not None:
@@ -169,7 +169,7 @@ class Masking:
             fields = {"kind": kind, "site": self._site, "program": kind}
             reply = pack({**fields, **{name: header[name] for name in ("run", "sequence", "attempt")}, **found}, {})
             if kind == "unmask":
-                self._store.open(sequence, asked, reply)
+                self._store.record_opening(sequence, asked, reply)
         assert self._now is not None
         self._now.replies[asked] = reply
         return reply
@@ -186,7 +186,7 @@ class Masking:
                 members have agreed on, other sites were asked before for this exchange or payload, other members
                 than this site start from another state than before, or the message holds too large numbers.
         """
-        with refusing(RefusalReason.SUM):
+        with refuse_as(RefusalReason.SUM):
             if self._allowed.discreet:
                 self._check_room(tree)
             attempt = secure.get("attempt") if isinstance(secure, dict) else None
@@ -220,13 +220,13 @@ class Masking:
         exchange = exchange_from_header(header)
         fixed = {"index": exchange.index, "extensions": exchange.extensions, "trained": header["trained"]}
         holds_numbers = any(tensor.numel() for tensor in flatten(state or {}).values())
-        with refusing(RefusalReason.STATE):
+        with refuse_as(RefusalReason.STATE):
             if holds_numbers and self._allowed.discreet:
-                start = f"history {self._store.history(header['base']).hex()}"
+                start = f"history {self._store.load_history(header['base']).hex()}"
             else:
                 start = hashlib.sha256(encode(state) if state is not None and holds_numbers else b"").hexdigest()
         name = f"first-{self._with_study(f'{hash_payload(header, tree)} {start}')}"
-        with refusing(RefusalReason.SUM):
+        with refuse_as(RefusalReason.SUM):
             first = self._store.read_note(name, in_all_runs=True)
             if first is None:
                 self._store.write_note(name, {**fixed, "round": exchange.round}, in_all_runs=True)
@@ -235,7 +235,7 @@ class Masking:
                 if first[field_name] != value:
                     raise PerfedError(
                         f"the site has answered the same request from the same state with {field_name} "
-                        f"{short(first[field_name])}; with {short(value)} its reply could differ, and those of the "
+                        f"{shorten_repr(first[field_name])}; with {shorten_repr(value)} its reply could differ, and those of the "
                         "other sites could be the same"
                     )
             return replace(exchange, round=first["round"])
@@ -246,7 +246,7 @@ class Masking:
         The state follows from the state before, the payload and, where no reply leaves under masks, the exchange;
         replies that do are the same in all rounds (:meth:`repeat_exchange`), and so is the state after them.
         """
-        before, payload = self._store.history(header["base"]), bytes.fromhex(hash_payload(header, tree))
+        before, payload = self._store.load_history(header["base"]), bytes.fromhex(hash_payload(header, tree))
         settings = [] if masked else [header[name] for name in ("round", "index", "extensions", "trained")]
         return hashlib.sha256(before + payload + json.dumps(settings).encode()).digest()
 
@@ -256,10 +256,10 @@ class Masking:
         Raises:
             Refused: shares that are not of the members, or values that do not fit into a sum.
         """
-        with refusing(RefusalReason.SUM):
+        with refuse_as(RefusalReason.SUM):
             vector = encode_reply(done, terms, self._secure, self._allowed.clients)
             sealed = _numbered(given.get("sealed"))
-            values = going.member.masked(vector.numpy().view(np.uint64), sealed)
+            values = going.member.mask_values(vector.numpy().view(np.uint64), sealed)
         return torch.from_numpy(values.view(np.int64))
 
     def _check_room(self, received: Tree) -> None:
@@ -280,14 +280,14 @@ class Masking:
         needed = {"run": str, "sequence": int, "attempt": str}
         for name, kind in needed.items():
             if type(header.get(name)) is not kind:
-                raise PerfedError(f"the server's message: {name} is {short(header.get(name))}")
+                raise PerfedError(f"the server's message: {name} is {shorten_repr(header.get(name))}")
         if header["run"] != self._run:
-            raise PerfedError(f"the server's message: run is {short(header['run'])}; {self._run!r} is expected")
+            raise PerfedError(f"the server's message: run is {shorten_repr(header['run'])}; {self._run!r} is expected")
 
     def _going_on(self, header: Mapping[str, Any]) -> _Sum:
         now = self._now
         if now is None or (now.sequence, now.attempt) != (header["sequence"], header["attempt"]):
-            raise PerfedError(f"the sum of exchange {short(header['sequence'])} is not going on here")
+            raise PerfedError(f"the sum of exchange {shorten_repr(header['sequence'])} is not going on here")
         return now
 
     def _keys(self, header: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,20 +295,22 @@ class Masking:
 
         asked, request, allowed = header.get("asked"), header.get("request"), self._allowed
         if not isinstance(asked, list) or any(not isinstance(site, str) for site in asked):
-            raise PerfedError(f"asked is {short(asked)}; names of sites are needed")
+            raise PerfedError(f"asked is {shorten_repr(asked)}; names of sites are needed")
         if not 1 < len(set(asked)) == len(asked) <= allowed.clients:
             raise PerfedError(f"a sum of {len(asked)} sites; the study has {allowed.clients}, each counts once")
         if self._site not in asked:
-            raise PerfedError(f"a sum of {short(asked)}, without this site")
+            raise PerfedError(f"a sum of {shorten_repr(asked)}, without this site")
         payload, base = header.get("payload"), header.get("base")
         sequence, attempt = header["sequence"], header["attempt"]
         if not isinstance(request, str) or not isinstance(payload, str):
-            raise PerfedError(f"request and payload are {short(request)} and {short(payload)}; hashes are needed")
+            raise PerfedError(
+                f"request and payload are {shorten_repr(request)} and {shorten_repr(payload)}; hashes are needed"
+            )
         if type(base) is not int or base < 0:
-            raise PerfedError(f"base is {short(base)}; the number of an exchange is needed")
+            raise PerfedError(f"base is {shorten_repr(base)}; the number of an exchange is needed")
         self._check_asked(sequence, payload, asked)  # before any other site would take part in vain
-        with refusing(RefusalReason.STATE):
-            history = self._store.history(base)
+        with refuse_as(RefusalReason.STATE):
+            history = self._store.load_history(base)
         context = encode_context(self._run, sequence, attempt, request, asked)
         sign = self._signer.sign if self._secure.keys is not None and self._signer is not None else _leave_unsigned
         member = Member(context, self._secure.needed(len(asked), allowed.asked), self._site, sign, history)
@@ -316,20 +318,22 @@ class Masking:
         return {"keys": member.keys.to_fields()}
 
     def _shares(self, header: Mapping[str, Any]) -> dict[str, Any]:
-        from perfed.sites.flower.masks import Keys
+        from perfed.sites.flower.masks import MemberKeys
 
         now, number = self._going_on(header), header.get("number")
-        keys = {int(member): Keys.from_fields(fields) for member, fields in _texts(header.get("keys")).items()}
+        keys = {int(member): MemberKeys.from_fields(fields) for member, fields in _texts(header.get("keys")).items()}
         sites = {member: its_keys.site for member, its_keys in keys.items()}
         if type(number) is not int or sites.get(number) != self._site:
-            raise PerfedError(f"{len(keys)} members, of which this is said to be {short(number)}")
+            raise PerfedError(f"{len(keys)} members, of which this is said to be {shorten_repr(number)}")
         if len({*sites.values()}) < len(sites) or not {*sites.values()} <= {*now.asked}:
-            raise PerfedError(f"the members are {short(sorted(sites.values()))}; {short(now.asked)} were asked")
+            raise PerfedError(
+                f"the members are {shorten_repr(sorted(sites.values()))}; {shorten_repr(now.asked)} were asked"
+            )
         self._check_signatures(now.context, keys)
         histories = {its_keys.site: its_keys.history.hex() for its_keys in keys.values()}
         self._check_histories(now.payload, now.member, histories)
         now.histories = histories
-        sealed = now.member.shares(number, keys)
+        sealed = now.member.share_secrets(number, keys)
         now.sites = sites
         now.public_keys = {member: (self._secure.keys or {}).get(site, "") for member, site in sites.items()}
         return {"sealed": _plain(sealed)}
@@ -355,7 +359,9 @@ class Masking:
         """Sign whose replies are in the sum, once for each sum."""
         arrived, now = _member_numbers(header), self._going_on(header)
         if self._signer is None or (now.confirmed is not None and now.confirmed != arrived):
-            raise PerfedError(f"a sum of {short(arrived)}; this site has signed one of {short(now.confirmed)}")
+            raise PerfedError(
+                f"a sum of {shorten_repr(arrived)}; this site has signed one of {shorten_repr(now.confirmed)}"
+            )
         self._check_opened(now, arrived)
         now.confirmed = arrived
         return {"confirmation": self._signer.sign(_confirmation(now, arrived)).hex()}
@@ -365,7 +371,7 @@ class Masking:
         self._check_opened(now, arrived)
         if self._secure.keys is not None:
             self._check_confirmations(now, arrived, header.get("confirmations"))
-        shares = now.member.unmask(arrived)
+        shares = now.member.reveal_shares(arrived)
         sites = {now.sites[number] for number in arrived}
         self._store.write_note(f"opened-{self._with_study(now.payload)}", sorted(sites), in_all_runs=True)
         return {"shares": _plain(shares)}
@@ -387,7 +393,7 @@ class Masking:
     def _check_opened(self, now: _Sum, arrived: list[int]) -> None:
         """Refuse a sum of others than the members, or than those of an opened sum of the same payload."""
         if not {*arrived} <= now.sites.keys():
-            raise PerfedError(f"a sum of {short(arrived)}; members are {short(sorted(now.sites))}")
+            raise PerfedError(f"a sum of {shorten_repr(arrived)}; members are {shorten_repr(sorted(now.sites))}")
         sites, name = {now.sites[number] for number in arrived}, f"opened-{self._with_study(now.payload)}"
         self._check_sites(name, sites, "a sum of the same payload was opened, which was of", in_all_runs=True)
 
@@ -402,7 +408,7 @@ class Masking:
         fixed = self._store.read_note(name, in_all_runs=in_all_runs)
         if fixed is not None and fixed != sorted(sites):
             others = "a sum of others could show one reply"
-            raise PerfedError(f"a sum of {short(sorted(sites))}: {why} {short(fixed)}; {others}")
+            raise PerfedError(f"a sum of {shorten_repr(sorted(sites))}: {why} {shorten_repr(fixed)}; {others}")
 
     def _check_histories(self, payload: str, member: _Member, histories: Mapping[str, str]) -> dict[str, str]:
         """Return the histories of all sites that were members with this site in sums of a payload and state.
@@ -473,7 +479,7 @@ def _member_numbers(header: Mapping[str, Any]) -> list[int]:
     """Return the members whose replies have arrived, as the server says, in ascending order."""
     arrived = header.get("arrived")
     if not isinstance(arrived, list) or any(type(number) is not int for number in arrived):
-        raise PerfedError(f"arrived is {short(arrived)}; numbers of members are needed")
+        raise PerfedError(f"arrived is {shorten_repr(arrived)}; numbers of members are needed")
     return sorted({*arrived})
 
 
@@ -489,7 +495,7 @@ def _leave_unsigned(content: bytes) -> bytes:
 def _texts(value: Any) -> dict[str, Any]:
     """Return a dictionary of a message's header, whose names are numbers of members."""
     if not isinstance(value, dict) or any(not name.isdecimal() or len(name) > 9 for name in value):
-        raise PerfedError(f"members by number are needed, not {short(value)}")
+        raise PerfedError(f"members by number are needed, not {shorten_repr(value)}")
     return value
 
 

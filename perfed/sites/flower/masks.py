@@ -55,7 +55,7 @@ _SEAL, _MASK, _OWN = b"seal", b"mask", b"own"  # what a derived key is for
 
 
 @dataclass(frozen=True)
-class Keys:
+class MemberKeys:
     """What a member makes known to all others.
 
     Attributes:
@@ -89,7 +89,7 @@ class Keys:
         return {"keys": keys, "site": self.site, "signature": self.signature.hex(), **history}
 
     @classmethod
-    def from_fields(cls, fields: object) -> Keys:
+    def from_fields(cls, fields: object) -> MemberKeys:
         """Return the keys whose :meth:`to_fields` is ``fields``.
 
         Raises:
@@ -110,7 +110,7 @@ class Keys:
         return cls(keys[:_KEY], keys[_KEY : 2 * _KEY], keys[2 * _KEY :], fields["site"], signature, history)
 
 
-def bind_members(context: bytes, keys: Mapping[int, Keys]) -> bytes:
+def bind_members(context: bytes, keys: Mapping[int, MemberKeys]) -> bytes:
     """Return the context of a sum together with a hash of all members, by number, and their keys."""
     members = {str(number): keys[number].to_fields() for number in sorted(keys)}
     return context + hashlib.sha256(json.dumps(members, sort_keys=True).encode()).digest()
@@ -133,10 +133,10 @@ class Member:
     Example:
         >>> members = {number: Member(b"a sum", needed=2) for number in (1, 2, 3)}
         >>> keys = {number: member.keys for number, member in members.items()}
-        >>> sealed = {number: member.shares(number, keys) for number, member in members.items()}
+        >>> sealed = {number: member.share_secrets(number, keys) for number, member in members.items()}
         >>> for_one = {n: {k: sealed[k][n] for k in keys if k != n} for n in keys}
-        >>> arrived = {n: members[n].masked(np.array([n], np.uint64), for_one[n]) for n in (1, 2)}
-        >>> shares = {number: members[number].unmask([1, 2]) for number in (1, 2)}  # 3 has dropped out
+        >>> arrived = {n: members[n].mask_values(np.array([n], np.uint64), for_one[n]) for n in (1, 2)}
+        >>> shares = {number: members[number].reveal_shares([1, 2]) for number in (1, 2)}  # 3 has dropped out
         >>> recovery = recover_secrets(2, keys, arrived, shares)
         >>> unmask_sum(b"a sum", keys, arrived, recovery.secrets).tolist()
         [3]
@@ -152,19 +152,19 @@ class Member:
     def __post_init__(self) -> None:
         self._seal, self._mask = X25519PrivateKey.generate(), X25519PrivateKey.generate()
         self._seed = urandom(_SEED)
-        self._all: dict[int, Keys] = {}
+        self._all: dict[int, MemberKeys] = {}
         self._own: tuple[bytes, bytes] = (b"", b"")
         self._given: dict[int, tuple[bytes, bytes]] = {}
         self._arrived = self._opened = False
 
     @cached_property
-    def keys(self) -> Keys:
+    def keys(self) -> MemberKeys:
         """The keys that the others need, signed."""
         seal, mask = (key.public_key().public_bytes_raw() for key in (self._seal, self._mask))
-        keys = Keys(seal, mask, hashlib.sha256(self._seed).digest(), self.site, history=self.history)
+        keys = MemberKeys(seal, mask, hashlib.sha256(self._seed).digest(), self.site, history=self.history)
         return replace(keys, signature=self.sign(keys.signed_content(self.context)))
 
-    def shares(self, number: int, keys: Mapping[int, Keys]) -> dict[int, bytes]:
+    def share_secrets(self, number: int, keys: Mapping[int, MemberKeys]) -> dict[int, bytes]:
         """A sealed share of seed and mask key for each other member.
 
         Args:
@@ -189,7 +189,7 @@ class Member:
         self._own = pairs.pop(number)
         return {other: self._sealed(other, seed + key) for other, (seed, key) in pairs.items()}
 
-    def masked(self, values: Numbers, sealed: Mapping[int, bytes]) -> Numbers:
+    def mask_values(self, values: Numbers, sealed: Mapping[int, bytes]) -> Numbers:
         """Return ``values`` under the masks of all members; uniform for who does not know these.
 
         A sum needs the sealed shares of all its members. If a server could withhold some from one member only, the
@@ -214,7 +214,7 @@ class Member:
             total += _between(self.number, other, secret, self.context, len(values))
         return total
 
-    def unmask(self, arrived: Collection[int]) -> dict[int, bytes]:
+    def reveal_shares(self, arrived: Collection[int]) -> dict[int, bytes]:
         """Return a share of each member: of its seed where its numbers have ``arrived``, else of its mask key.
 
         It is given once.
@@ -262,7 +262,7 @@ class RecoveredSecrets:
 
 
 def recover_secrets(
-    needed: int, keys: Mapping[int, Keys], arrived: Collection[int], shares: Mapping[int, Mapping[int, bytes]]
+    needed: int, keys: Mapping[int, MemberKeys], arrived: Collection[int], shares: Mapping[int, Mapping[int, bytes]]
 ) -> RecoveredSecrets:
     """Return the members' secrets, where some members may have given wrong shares.
 
@@ -270,7 +270,7 @@ def recover_secrets(
         needed: how many shares give a secret.
         keys: of all members.
         arrived: members whose masked numbers have arrived.
-        shares: what each member that still answers has given (:meth:`Member.unmask`).
+        shares: what each member that still answers has given (:meth:`Member.reveal_shares`).
 
     Raises:
         PerfedError: fewer than ``needed`` have given shares.
@@ -318,7 +318,7 @@ def _agreeing_givers(
 
 
 def unmask_sum(
-    context: bytes, keys: Mapping[int, Keys], arrived: Mapping[int, Numbers], secrets: Mapping[int, bytes]
+    context: bytes, keys: Mapping[int, MemberKeys], arrived: Mapping[int, Numbers], secrets: Mapping[int, bytes]
 ) -> Numbers:
     """Return the sum of what the members in ``arrived`` have put in, modulo 2^64.
 
@@ -340,11 +340,11 @@ def unmask_sum(
     return total
 
 
-def _is_seed_of(keys: Keys) -> Callable[[bytes], bool]:
+def _is_seed_of(keys: MemberKeys) -> Callable[[bytes], bool]:
     return lambda secret: hashlib.sha256(secret).digest() == keys.commitment
 
 
-def _is_mask_key_of(keys: Keys) -> Callable[[bytes], bool]:
+def _is_mask_key_of(keys: MemberKeys) -> Callable[[bytes], bool]:
     def fits(secret: bytes) -> bool:
         if len(secret) != _KEY:
             return False
@@ -354,7 +354,12 @@ def _is_mask_key_of(keys: Keys) -> Callable[[bytes], bool]:
 
 
 def _owed(
-    member: int, key: X25519PrivateKey, keys: Mapping[int, Keys], arrived: Iterable[int], context: bytes, length: int
+    member: int,
+    key: X25519PrivateKey,
+    keys: Mapping[int, MemberKeys],
+    arrived: Iterable[int],
+    context: bytes,
+    length: int,
 ) -> Numbers:
     """The masks that ``member``, who has dropped out, would have added; they cancel what the others have added."""
     total = np.zeros(length, np.uint64)

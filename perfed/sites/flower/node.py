@@ -18,9 +18,9 @@ from typing import Any, Self
 
 from perfed.errors import PerfedError
 from perfed.sites.flower.letters import EXCHANGE, HELLO, make_error_record, make_record, read_body
-from perfed.sites.flower.probe import Server, Unreachable, authority, private_key, probe
+from perfed.sites.flower.probe import ServerAddress, Unreachable, load_private_key, make_tls_context, probe_server
 from perfed.sites.flower.processes import check_flower
-from perfed.sites.flower.refusal import RefusalReason, Refused, describe_for_server, detail, refusing
+from perfed.sites.flower.refusal import RefusalReason, Refused, describe_for_server, describe_for_site, refuse_as
 
 try:
     import httpx
@@ -46,15 +46,15 @@ except ImportError as error:
     check_flower()
     raise PerfedError(f"the installed flwr lacks what a site needs of it: {error}") from None
 
-LONGEST = 30.0
+MAX_CONNECT_PAUSE = 30.0
 """Seconds between two attempts to connect, at most."""
-LEASE = 10.0
+LEASE_PAUSE = 10.0
 """Seconds between two attempts while the server still holds the connection of a site that was killed."""
-SOON, SELDOM, SHARE = 0.1, 3.0, 0.05
+MIN_PAUSE, MAX_PAUSE, PAUSE_SHARE = 0.1, 3.0, 0.05
 """Seconds between two looks for a message: this share of the time without one, within these bounds."""
-ALIVE, BEATS = 30.0, 2.5
+HEARTBEAT_SECONDS, HEARTBEATS = 30.0, 2.5
 """Seconds for which a sign of life counts half (Flower takes a site for gone after two), and signs in that time."""
-WHOLE = 120.0
+TRANSFER_SECONDS = 120.0
 """Seconds after which a message whose parts the server does not have is dropped."""
 _TRIES = 5  # a server that is started again meanwhile has forgotten which parts of a reply it has
 _STEADY = 60.0  # a connection that has lasted for so many seconds has not failed to start
@@ -83,19 +83,19 @@ class MessageHandler:
     heard: Callable[[str], None] = lambda line: None
 
 
-def attend(server: Server, at: MessageHandler, stop: threading.Event) -> None:
+def serve_messages(server: ServerAddress, at: MessageHandler, stop: threading.Event) -> None:
     """Answer the server's messages until ``stop``, whatever becomes of the server meanwhile.
 
     The same line is noted only once in a row.
 
     Raises:
-        PerfedError: what another attempt would not mend: see :func:`~perfed.sites.flower.probe.probe`.
+        PerfedError: what another attempt would not mend: see :func:`~perfed.sites.flower.probe.probe_server`.
     """
     wait, say = 1.0, _Once(at.note)
     while not stop.is_set():
         began, again = time.monotonic(), 0.0
         try:
-            probe(server)
+            probe_server(server)
             with _Connection(server, at, say, stop) as connection:
                 connection.work()
         except Unreachable as error:
@@ -110,12 +110,12 @@ def attend(server: Server, at: MessageHandler, stop: threading.Event) -> None:
             if code == _NOT_ACTIVATED:
                 held = "the server still holds a connection with this site's key: the last one, for up to a minute"
                 say(f"{held}, or that of another 'perfed site' with the key; trying again")
-                again = LEASE
+                again = LEASE_PAUSE
             else:
                 say(f"server {server.address} refuses this site ({error.response.status_code}); trying again")
         except (httpx.HTTPError, ValueError) as error:
             say(f"server {server.address} does not speak as a SuperLink does: {error}; trying again")
-        wait = 1.0 if time.monotonic() - began > _STEADY else min(2 * wait, LONGEST)
+        wait = 1.0 if time.monotonic() - began > _STEADY else min(2 * wait, MAX_CONNECT_PAUSE)
         stop.wait(again or wait)
 
 
@@ -136,15 +136,17 @@ class _Stopped(Exception):
 class _Connection:
     """One activation of the site at the server; on exit it is given back, so that the next one need not wait."""
 
-    def __init__(self, server: Server, at: MessageHandler, say: Callable[[str], None], stop: threading.Event) -> None:
+    def __init__(
+        self, server: ServerAddress, at: MessageHandler, say: Callable[[str], None], stop: threading.Event
+    ) -> None:
         self._server, self._at, self._say, self._stop = server, at, say, stop
         if server.key is None:
             private, public = generate_key_pairs()
         else:
-            private = private_key(server.key)
+            private = load_private_key(server.key)
             public = private.public_key()
         self._key = public_key_to_bytes(public)
-        verify: ssl.SSLContext | bool = True if server.ca is None else authority(server.ca)
+        verify: ssl.SSLContext | bool = True if server.ca is None else make_tls_context(server.ca)
         url = f"{'http' if server.ca is None else 'https'}://{server.address}"
         self._client = FleetHttpClient(url, interceptors=[NodeAuthHttpInterceptor(private, public)], verify=verify)
         self._runs: set[int] = set()
@@ -155,7 +157,7 @@ class _Connection:
         try:
             if self._server.key is None:
                 self._client.RegisterNode(fleet.RegisterNodeFleetRequest(public_key=self._key))
-            request = fleet.ActivateNodeRequest(public_key=self._key, heartbeat_interval=ALIVE)
+            request = fleet.ActivateNodeRequest(public_key=self._key, heartbeat_interval=HEARTBEAT_SECONDS)
             self._node = Node(node_id=self._client.ActivateNode(request).node_id)
         except BaseException:
             self._client.close()
@@ -177,21 +179,21 @@ class _Connection:
         """Take messages and send replies until the site is stopped."""
         heard = time.monotonic()
         with suppress(_Stopped):
-            while not self._stop.wait(min(max(SHARE * (time.monotonic() - heard), SOON), SELDOM)):
+            while not self._stop.wait(min(max(PAUSE_SHARE * (time.monotonic() - heard), MIN_PAUSE), MAX_PAUSE)):
                 came = self._call(self._client.PullMessages, fleet.PullMessagesRequest(node=self._node))
                 for proto, tree in zip(came.messages_list, came.message_object_trees, strict=True):
                     self._handle(proto.metadata.run_id, tree)
                     heard = time.monotonic()
 
     def _live(self) -> None:
-        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=ALIVE)
-        while not self._ended.wait(ALIVE / BEATS):
+        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_SECONDS)
+        while not self._ended.wait(HEARTBEAT_SECONDS / HEARTBEATS):
             with suppress(httpx.HTTPError, ValueError, RuntimeError):  # the last one: it was closed meanwhile
                 self._client.SendNodeHeartbeat(request)
 
     def _call(self, method: Callable[[Any], Any], request: Any) -> Any:
         """What the server answers, however long it is away; a refusal is raised."""
-        wait = SOON
+        wait = MIN_PAUSE
         while not self._stop.is_set():
             try:
                 response = method(request)
@@ -201,7 +203,7 @@ class _Connection:
                 self._away = True
                 self._look()
                 self._stop.wait(wait)
-                wait = min(2 * wait, SELDOM)
+                wait = min(2 * wait, MAX_PAUSE)
                 continue
             if self._away:
                 self._say(f"connected to server {self._server.address}")
@@ -216,7 +218,7 @@ class _Connection:
             PerfedError: it never will.
         """
         try:
-            probe(self._server)
+            probe_server(self._server)
             self._say(f"server {self._server.address} does not answer; trying again")
         except Unreachable as error:
             self._say(f"{error}; trying again")
@@ -235,7 +237,7 @@ class _Connection:
         except (_Stopped, PerfedError):
             raise
         except Exception as error:  # of Flower's own: what it raises where a server sends nonsense is not told anywhere
-            self._at.heard(f"a message of the server was dropped: {detail(error)[:300]}")
+            self._at.heard(f"a message of the server was dropped: {describe_for_site(error)[:300]}")
 
     def _pull(self, run: int, tree: ObjectTree) -> Message:
         message = pull_and_inflate_object_from_tree(
@@ -245,8 +247,8 @@ class _Connection:
                 self._through(self._client.ConfirmMessageReceived), self._node, run
             ),
             return_type=Message,
-            max_time=WHOLE,
-            initial_backoff=SOON,
+            max_time=TRANSFER_SECONDS,
+            initial_backoff=MIN_PAUSE,
         )
         message.metadata.__dict__["_message_id"] = tree.object_id  # which is not in what it names
         return message
@@ -282,11 +284,11 @@ class _Connection:
                 return make_record(json.dumps([self._at.site, self._at.place]).encode())
             if kind != EXCHANGE:
                 raise Refused(RefusalReason.MESSAGE, f"a message of type {kind!r:.60}; allowed: {EXCHANGE}, {HELLO}")
-            with refusing(RefusalReason.MESSAGE):
+            with refuse_as(RefusalReason.MESSAGE):
                 body = read_body(message)
             return make_record(self._at.answer(body))
         except Exception as error:  # whatever failed, its words may say something of the rows
-            self._at.note(detail(error))
+            self._at.note(describe_for_site(error))
             said = describe_for_server(error)
         self._at.heard(f"a message is refused, and the server is told: {said}")
         return make_error_record(said)

@@ -22,7 +22,7 @@ _EXPIRED, _WRONG_NAME, _WRONG_ADDRESS = 10, 62, 64  # OpenSSL's X509_V_ERR_*
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerAddress:
     """Where the SuperLink of a federation is, as a site sees it.
 
     Attributes:
@@ -57,7 +57,7 @@ class Unreachable(PerfedError):
     """The server does not answer now; it may later."""
 
 
-def probe(server: Server) -> None:
+def probe_server(server: ServerAddress) -> None:
     """Do nothing where a site could connect to ``server`` with this authority and this key.
 
     The key is tried with a request that the server can only refuse, so nothing changes there.
@@ -81,14 +81,14 @@ def probe(server: Server) -> None:
         connection.close()
 
 
-def _connect(server: Server) -> http.client.HTTPConnection:
+def _connect(server: ServerAddress) -> http.client.HTTPConnection:
     host, port = server.host, server.port
     try:
         if server.ca is None:
             plain = http.client.HTTPConnection(host, port, timeout=TIMEOUT)
             plain.connect()
             return plain
-        secure = http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=authority(server.ca))
+        secure = http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=make_tls_context(server.ca))
         secure.connect()
         return secure
     except ssl.SSLCertVerificationError as error:
@@ -103,7 +103,7 @@ def _connect(server: Server) -> http.client.HTTPConnection:
         raise Unreachable(f"server {server.address} is not reachable: {_said(error)}") from None
 
 
-def authority(ca: Path) -> ssl.SSLContext:
+def make_tls_context(ca: Path) -> ssl.SSLContext:
     """What trusts the servers that ``ca`` has signed, and no others.
 
     Raises:
@@ -115,7 +115,7 @@ def authority(ca: Path) -> ssl.SSLContext:
         raise PerfedError(f"{ca}: not the certificate of an authority (PEM): {_said(error)}") from None
 
 
-def _refused(error: ssl.SSLCertVerificationError, server: Server) -> str:
+def _refused(error: ssl.SSLCertVerificationError, server: ServerAddress) -> str:
     if error.verify_code == _EXPIRED:
         return "its certificate, or its authority's, has expired"
     if error.verify_code in (_WRONG_NAME, _WRONG_ADDRESS):
@@ -123,7 +123,7 @@ def _refused(error: ssl.SSLCertVerificationError, server: Server) -> str:
     return f"its certificate is not signed by the authority in {server.ca} ({error.verify_message})"
 
 
-def _try_plain(connection: http.client.HTTPConnection, server: Server) -> None:
+def _try_plain(connection: http.client.HTTPConnection, server: ServerAddress) -> None:
     try:
         connection.request("GET", "/")
         connection.getresponse()
@@ -136,7 +136,7 @@ def _try_plain(connection: http.client.HTTPConnection, server: Server) -> None:
             ) from None
 
 
-def _try_key(connection: http.client.HTTPConnection, server: Server, key: Path) -> None:
+def _try_key(connection: http.client.HTTPConnection, server: ServerAddress, key: Path) -> None:
     public, headers = _signed(key)
     # An ActivateNodeRequest without its interval: the server looks the key up first and then refuses the interval.
     size = len(public)
@@ -156,7 +156,7 @@ def _try_key(connection: http.client.HTTPConnection, server: Server, key: Path) 
         raise PerfedError(f"server {server.address} does not know the key in {key}; has it been registered there?")
 
 
-def private_key(key: Path) -> Any:
+def load_private_key(key: Path) -> Any:
     """The key in a file, an elliptic curve's of ``cryptography``.
 
     Raises:
@@ -179,7 +179,7 @@ def private_key(key: Path) -> Any:
 
 
 def _signed(key: Path) -> tuple[bytes, dict[str, str]]:
-    private = private_key(key)
+    private = load_private_key(key)
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 

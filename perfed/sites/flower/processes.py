@@ -50,7 +50,7 @@ FLOWER_SETTINGS = {
 """What keeps Flower from calling others and from installing packages."""
 
 
-def command(name: str, *arguments: object) -> list[str]:
+def build_command(name: str, *arguments: object) -> list[str]:
     """One of Flower's programs, of this Python's environment, and its arguments.
 
     Raises:
@@ -63,7 +63,7 @@ def command(name: str, *arguments: object) -> list[str]:
     return [str(path), *map(str, arguments)]
 
 
-def environment(home: Path) -> dict[str, str]:
+def build_environment(home: Path) -> dict[str, str]:
     """This process's environment for Flower's programs, with their files in ``home``."""
     home.mkdir(parents=True, exist_ok=True)
     here = str(Path(sys.executable).parent)  # Flower starts its own programs by name
@@ -71,7 +71,7 @@ def environment(home: Path) -> dict[str, str]:
     return {**os.environ, **FLOWER_SETTINGS, "PATH": path, "FLWR_HOME": str(home.resolve())}
 
 
-class Process:
+class FlowerProcess:
     """A command that runs until it ends by itself, is stopped, or this process ends.
 
     Args:
@@ -82,7 +82,7 @@ class Process:
 
     def __init__(self, arguments: Sequence[str], home: Path, out: int | IO[bytes] = subprocess.PIPE) -> None:
         guarded = [sys.executable, "-I", "-S", guard.__file__, *arguments]
-        own = environment(home)
+        own = build_environment(home)
         self._popen = subprocess.Popen(guarded, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, env=own)
 
     @property

@@ -51,14 +51,14 @@ class Refused(PerfedError):
 
 
 @contextmanager
-def refusing(said: RefusalReason) -> Iterator[None]:
+def refuse_as(said: RefusalReason) -> Iterator[None]:
     """Let the server be told ``said`` of what is wrong here, unless what failed says otherwise itself."""
     try:
         yield
     except (Refused, OSError, MemoryError, ClientsDiverged):
         raise
     except Exception as error:
-        raise Refused(said, detail(error)) from error
+        raise Refused(said, describe_for_site(error)) from error
 
 
 def describe_for_server(error: Exception) -> str:
@@ -73,7 +73,7 @@ def describe_for_server(error: Exception) -> str:
     return str(next((said for kind, said in kinds if isinstance(error, kind)), RefusalReason.FAILED))
 
 
-def detail(error: Exception) -> str:
+def describe_for_site(error: Exception) -> str:
     """An error in one line, for the site's own administrator."""
     named = "" if isinstance(error, PerfedError) else f"{type(error).__name__}: "
     return f"{named}{' '.join(str(error).split())}"

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from perfed.errors import PerfedError, shorten_list
-from perfed.sites.flower.checks import ExpectedReply, find_header_problem, find_reply_problem, usable
+from perfed.sites.flower.checks import ExpectedReply, find_header_problem, find_reply_problem, reject_unusable
 from perfed.sites.flower.journal import Journal
 from perfed.sites.flower.masking import encode_context
-from perfed.sites.flower.masks import Keys, RecoveredSecrets, decode_hex, recover_secrets, unmask_sum
+from perfed.sites.flower.masks import MemberKeys, RecoveredSecrets, decode_hex, recover_secrets, unmask_sum
 from perfed.sites.flower.message import pack, unpack
 from perfed.sites.flower.sum_form import SumFailed
 from perfed.sites.flower.transport import Answer, Transport
@@ -114,7 +114,7 @@ class SecureSum:
             raise SumFailed(f"{left}: {shorten_list(gone, 3)}")
         named = unpack(next(a.body for a in answers if a.site == _MEMBERS and a.body is not None))[0]
         numbers: dict[str, int] = named["numbers"]
-        keys = {int(number): Keys.from_fields(fields) for number, fields in named["keys"].items()}
+        keys = {int(number): MemberKeys.from_fields(fields) for number, fields in named["keys"].items()}
         recovery = self._recovery(named["attempt"], keys, numbers, bodies)
         if recovery.lacking:
             raise SumFailed(_describe_wrong_shares(keys, recovery))
@@ -125,7 +125,7 @@ class SecureSum:
         return torch.from_numpy(total.view(np.int64))
 
     def _recovery(
-        self, attempt: str, keys: Mapping[int, Keys], numbers: Mapping[str, int], arrived: Collection[str]
+        self, attempt: str, keys: Mapping[int, MemberKeys], numbers: Mapping[str, int], arrived: Collection[str]
     ) -> RecoveredSecrets:
         """Return the secrets of all who have shared; sites are asked once, whatever becomes of the server.
 
@@ -135,7 +135,7 @@ class SecureSum:
             SumFailed: too few sites give shares.
         """
         members = {numbers[site] for site in arrived}
-        answers, shares = self._journal.answers(self._sequence + OPENING), dict[int, dict[int, bytes]]()
+        answers, shares = self._journal.load_answers(self._sequence + OPENING), dict[int, dict[int, bytes]]()
         journaled = answers is not None
         content: dict[str, Any] = {"kind": "unmask", "arrived": sorted(members)}
         if self._confirms and not journaled:
@@ -164,7 +164,7 @@ class SecureSum:
         Raises:
             SumFailed: too few sites have.
         """
-        answers = self._journal.answers(self._sequence + CONFIRMING)
+        answers = self._journal.load_answers(self._sequence + CONFIRMING)
         if answers is None:
             content = {"kind": "confirm", "arrived": sorted(numbers[site] for site in arrived)}
             messages = self._messages(dict.fromkeys(arrived, content), attempt)
@@ -191,7 +191,7 @@ class SecureSum:
         return self._transport.exchange(messages, self._seconds, self._needed)
 
 
-def _describe_wrong_shares(keys: Mapping[int, Keys], recovery: RecoveredSecrets) -> str:
+def _describe_wrong_shares(keys: Mapping[int, MemberKeys], recovery: RecoveredSecrets) -> str:
     """Return which sites gave wrong shares, and of whose secrets the shares do not fit together."""
     lines = [
         f"site '{keys[giver].site}' gave wrong shares of the secrets of "
@@ -211,7 +211,7 @@ def _said(answer: Answer, run: str, field: str) -> Answer:
         found = find_header_problem(header, {"site": answer.site, "run": run}) or _wrong_field(header, field)
         return f"the reply of site '{answer.site}': {found}" if found else None
 
-    return usable(answer, wrong)
+    return reject_unusable(answer, wrong)
 
 
 def _wrong_field(header: Mapping[str, Any], field: str) -> str | None:
@@ -219,7 +219,7 @@ def _wrong_field(header: Mapping[str, Any], field: str) -> str | None:
     value = header.get(field)
     if field == "keys":
         try:
-            Keys.from_fields(value)
+            MemberKeys.from_fields(value)
         except PerfedError as error:
             return str(error)
         return None
@@ -238,4 +238,4 @@ def _usable(answer: Answer, expected: ExpectedReply, attempt: str) -> Answer:
             return f"the reply of site '{answer.site}': {found}"
         return find_reply_problem(answer.site, header, tree, expected) or find_metrics_problem(header)
 
-    return usable(answer, wrong)
+    return reject_unusable(answer, wrong)

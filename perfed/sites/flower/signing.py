@@ -28,7 +28,7 @@ class SigningKey:
         >>> with TemporaryDirectory() as folder:
         ...     key = SigningKey.in_folder(Path(folder))
         ...     again = SigningKey.in_folder(Path(folder))
-        >>> again.public == key.public, is_signed(key.public, key.sign(b"text"), b"text")
+        >>> again.public_key == key.public_key, is_signed(key.public_key, key.sign(b"text"), b"text")
         (True, True)
     """
 
@@ -45,7 +45,7 @@ class SigningKey:
         return cls(read_secret(folder / SIGNING_KEY, _BYTES, "other users have rights on this private key"))
 
     @property
-    def public(self) -> str:
+    def public_key(self) -> str:
         """The public key as 64 hexadecimal digits, as in ``secure_aggregation.keys``."""
         return self._private.public_key().public_bytes_raw().hex()
 

@@ -24,8 +24,8 @@ from perfed.rng import Noise
 from perfed.sites.flower.allowed import AllowList
 from perfed.sites.flower.masking import KINDS, Masking, Signer, drop_reply, pack_masked_reply
 from perfed.sites.flower.message import frame, unframe, unpack
-from perfed.sites.flower.refusal import RefusalReason, Refused, refusing
-from perfed.sites.flower.store import TRIES, SiteStore
+from perfed.sites.flower.refusal import RefusalReason, Refused, refuse_as
+from perfed.sites.flower.store import MAX_PAYLOADS, SiteStore
 from perfed.sites.flower.wire import MEASURED, exchange_from_header, make_reply_tree, pack_result, unpack_task
 from perfed.system import write_atomic
 from perfed.training.plan import Plan
@@ -50,7 +50,7 @@ def metrics_of_round(round_: int) -> str:
 class Budget(Protocol):
     """What a site may tell under ``[privacy]``, and the noise on it."""
 
-    def noise(self, message: bytes) -> Noise:
+    def make_noise(self, message: bytes) -> Noise:
         """Return the source of the noise in the answer to ``message``, a hash of 32 bytes (:func:`hash_request`)."""
 
     def accept_message(self, exchange: str, message: bytes) -> None:
@@ -67,14 +67,14 @@ class Budget(Protocol):
             Refused: it would be more than the site may release.
         """
 
-    def measured(
+    def release_metrics(
         self, round_: int, message: bytes, outputs: Outputs, info: FederationInfo, scale: TargetScale | None
     ) -> dict[str, float]:
         """Return the metrics that leave after a round, with noise, and note them before.
 
         Args:
             round_: number of the round.
-            message: hash of what is answered, as for :meth:`noise`.
+            message: hash of what is answered, as for :meth:`make_noise`.
             outputs: what the site's model says of its test rows, in the unit of the data.
             info: of the federation.
             scale: what targets were standardised by.
@@ -134,7 +134,7 @@ class Site:
             PerfedError: a message that is none or that the study does not ask for, a state that is not here, or
                 training that diverged.
         """
-        with refusing(RefusalReason.MESSAGE):
+        with refuse_as(RefusalReason.MESSAGE):
             header, tree = unpack(data)
             if self._masking is not None and header.get("kind") in KINDS:
                 return self._masking.answer(header, data)
@@ -142,26 +142,26 @@ class Site:
             if problem := self._allowed.find_request_problem(header, tree, self._store.run):
                 raise PerfedError(problem)
         asked, sequence = hashlib.sha256(data).hexdigest(), header["sequence"]
-        stored = self._store.reply(sequence)
+        stored = self._store.load_reply(sequence)
         if stored is not None and unpack(stored)[0].get("asked") == asked:
             return stored
         if self._last is not None and self._last[0] == asked:  # an evaluation, which leaves no state
             return self._last[1]
         content, lasting = describe_request(header, data), header["index"] >= 0
-        with refusing(RefusalReason.STATE):
-            state = self._store.state(header["base"])
+        with refuse_as(RefusalReason.STATE):
+            state = self._store.load_state(header["base"])
         if self._budget is not None and (lasting or self._tells_metrics(header)):
             self._budget.accept_message(self._ledger_name(header), hash_request(content, state))
-        if not (self._budget is not None and lasting) and not self._store.admit(sequence, content):
+        if not (self._budget is not None and lasting) and not self._store.admit_request(sequence, content):
             why = "a server that goes on asks the same again"
-            said = f"the server's message: exchange {sequence} was asked with {TRIES} payloads already; {why}"
+            said = f"the server's message: exchange {sequence} was asked with {MAX_PAYLOADS} payloads already; {why}"
             raise Refused(RefusalReason.MESSAGE, said)
         done, reply = self._done(header, tree, secure, asked, content, state)
         if done.states:
             masked = bool(self._allowed.terms(exchange_from_header(header)))
             history = None if self._masking is None else self._masking.continue_history(header, tree, masked=masked)
-            self._store.put(sequence, done.states[self.client.id], reply, history)
-            self._store.forget({*header["keep"], *self._needed(header["base"], sequence)})
+            self._store.save_exchange(sequence, done.states[self.client.id], reply, history)
+            self._store.remove_exchanges({*header["keep"], *self._needed(header["base"], sequence)})
         else:
             write_atomic(self._store.path / MODEL, data)
             self._last = asked, reply
@@ -206,7 +206,7 @@ class Site:
         if self._budget is None:
             return host.run(work)
         counter = ReleaseCounter()
-        host.noise, host.counter = self._budget.noise(message), counter
+        host.noise, host.counter = self._budget.make_noise(message), counter
         try:
             return host.run(work)
         finally:
@@ -240,7 +240,7 @@ class Site:
     def _measured(self, round_: int, message: bytes, done: ChunkResult, outputs: Outputs) -> ChunkResult:
         """With metrics that have noise; they are of the reply where this goes into a sum."""
         assert self._budget is not None
-        found = self._budget.measured(round_, message, outputs, self._info, self._scale)
+        found = self._budget.release_metrics(round_, message, outputs, self._info, self._scale)
         if self._masking is None:
             return replace(done, metrics={self.client.id: found})
         stacked = {name: torch.tensor([value], dtype=torch.float64) for name, value in found.items()}
@@ -248,7 +248,7 @@ class Site:
 
     def _needed(self, base: int, sequence: int) -> set[int]:
         """States that the server may still name: replies between ``base`` and ``sequence`` were not accepted."""
-        stored = self._store.sequences()
+        stored = self._store.list_sequences()
         return {base, *[n for n in stored if n >= sequence], *[n for n in stored if n < base][-_OLDER:]}
 
     def _at(self, header: Mapping[str, Any]) -> LocalExecutor:

@@ -21,7 +21,7 @@ from perfed.sites.flower.message import frame, unframe
 from perfed.system import lock_folder, sync_folder, write_atomic
 from perfed.tree import Tree
 
-TRIES = 3
+MAX_PAYLOADS = 3
 """Payloads that an exchange may be asked with: a server that was killed may go on with the replies of other sites."""
 _SUFFIX = ".exchange"
 _OPENED = ".opened"
@@ -56,11 +56,11 @@ class StoredExchanges:
         self.notes: list[str] = []
         self.run = run
 
-    def sequences(self) -> list[int]:
+    def list_sequences(self) -> list[int]:
         """Numbers of the exchanges that are stored, in ascending order."""
         return sorted(int(file.stem) for file in self.path.glob(f"*{_SUFFIX}") if file.stem.isdecimal())
 
-    def state(self, sequence: int) -> dict[str, Any] | None:
+    def load_state(self, sequence: int) -> dict[str, Any] | None:
         """The client's state after exchange ``sequence``; ``None`` for 0, the initial one.
 
         Raises:
@@ -72,7 +72,7 @@ class StoredExchanges:
             state, _ = self._read(sequence)
             return decode(state)
 
-    def history(self, sequence: int) -> bytes:
+    def load_history(self, sequence: int) -> bytes:
         """Return the hash of what led to the state after exchange ``sequence``; empty for 0, the initial state.
 
         The number of the exchange stands for the history of a state that was stored without one.
@@ -99,7 +99,7 @@ class StoredExchanges:
         except PerfedError as error:
             raise PerfedError(f"{self._file(sequence)} is damaged ({error})") from None
 
-    def reply(self, sequence: int) -> bytes | None:
+    def load_reply(self, sequence: int) -> bytes | None:
         """The reply of exchange ``sequence``; ``None`` where it was not done, or must be done again (see notes)."""
         try:
             return self._read(sequence)[1]
@@ -109,7 +109,7 @@ class StoredExchanges:
             self.notes.append(f"{self._file(sequence)} is damaged ({error}); exchange {sequence} is done again")
             return None
 
-    def opened(self, sequence: int) -> tuple[str, bytes] | None:
+    def load_opening(self, sequence: int) -> tuple[str, bytes] | None:
         """Hash of the message that has opened the sum of exchange ``sequence``, and the reply; ``None``: nobody has.
 
         Raises:
@@ -153,8 +153,8 @@ class SiteStore(StoredExchanges):
         >>> import torch
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder, SiteStore(Path(folder), "flic-1") as store:
-        ...     store.put(10_001, {"embedding": torch.ones(2)}, b"reply")
-        ...     print(store.reply(10_001), store.state(10_001), store.state(0))
+        ...     store.save_exchange(10_001, {"embedding": torch.ones(2)}, b"reply")
+        ...     print(store.load_reply(10_001), store.load_state(10_001), store.load_state(0))
         b'reply' {'embedding': tensor([1., 1.])} None
     """
 
@@ -205,13 +205,13 @@ class SiteStore(StoredExchanges):
         if torn:
             os.truncate(file, file.stat().st_size - len(torn))
         expected = 0
-        for sequence in self.sequences()[-1:]:
+        for sequence in self.list_sequences()[-1:]:
             with suppress(PerfedError):  # a damaged exchange is done again
                 expected = self._unframe(sequence)[0].get("asked", 0)
         if len(self._asked) < expected:
             raise PerfedError(f"{file}: {expected - len(self._asked)} of {expected} lines are missing; {_NOT_AGAIN}")
 
-    def admit(self, sequence: int, content: str) -> bool:
+    def admit_request(self, sequence: int, content: str) -> bool:
         """Return whether an exchange may be done with this content, one of at most three, and note it on disk.
 
         Args:
@@ -223,7 +223,7 @@ class SiteStore(StoredExchanges):
         """
         line = f"{sequence} {content}"
         kind = line.rpartition(" ")[0] + " "
-        if line not in self._asked and sum(known.startswith(kind) for known in self._asked) >= TRIES:
+        if line not in self._asked and sum(known.startswith(kind) for known in self._asked) >= MAX_PAYLOADS:
             return False
         if line not in self._asked:
             checksum = _chain_checksum(self._checksum, line)
@@ -235,7 +235,7 @@ class SiteStore(StoredExchanges):
             self._checksum = checksum
         return True
 
-    def put(self, sequence: int, state: Tree, reply: bytes, history: bytes | None = None) -> None:
+    def save_exchange(self, sequence: int, state: Tree, reply: bytes, history: bytes | None = None) -> None:
         """Store an exchange that was done: on disk as a whole when this returns, not at all if it does not.
 
         Args:
@@ -255,7 +255,7 @@ class SiteStore(StoredExchanges):
         write_atomic(self._file(sequence), frame(header, encoded, reply))
         sync_folder(self.path)
 
-    def open(self, sequence: int, asked: str, reply: bytes) -> None:
+    def record_opening(self, sequence: int, asked: str, reply: bytes) -> None:
         """Note for good that the message with the hash ``asked`` has opened the sum of exchange ``sequence``.
 
         Raises:
@@ -297,9 +297,9 @@ class SiteStore(StoredExchanges):
     def _note_file(self, name: str, in_all_runs: bool) -> Path:
         return (self.path.parent / _SUMS if in_all_runs else self.path) / f"{name}{_NOTE}"
 
-    def forget(self, keep: Collection[int]) -> None:
+    def remove_exchanges(self, keep: Collection[int]) -> None:
         """Remove the exchanges whose number is neither in ``keep`` nor the highest."""
-        for sequence in self.sequences()[:-1]:
+        for sequence in self.list_sequences()[:-1]:
             if sequence not in keep:
                 self._file(sequence).unlink(missing_ok=True)
 

@@ -13,11 +13,11 @@ from typing import Any
 import tomli_w
 
 from perfed.errors import PerfedError
-from perfed.sites.flower.processes import Process, command
+from perfed.sites.flower.processes import FlowerProcess, build_command
 
 TIMEOUT = 30.0
 """Seconds that one of Flower's commands may take."""
-PATIENCE = 60.0
+MAX_SILENCE = 60.0
 """Seconds without an answer of the server after which following a run ends."""
 _LOOK, _SELDOM = 5.0, 20.0  # seconds between two looks for the status, each a process: server gone, and there
 _NAME = "perfed"
@@ -56,7 +56,7 @@ class Submitter:
         changed = ("--run-config", file) if config else ()
         return int(self._ask("run", app, _NAME, *changed)["run-id"])
 
-    def status(self, run: int) -> str:
+    def read_status(self, run: int) -> str:
         """``pending``, ``starting``, ``running``, or ``finished:`` with ``completed``, ``failed`` or ``stopped``.
 
         Raises:
@@ -72,7 +72,7 @@ class Submitter:
         """
         self._ask("stop", run, _NAME)
 
-    def follow(
+    def follow_log(
         self, run: int, write: Callable[[str], None], deadline: float, note: Callable[[str], None] = lambda line: None
     ) -> str:
         """Write the lines of the run's log as they come, until it ends; its status then.
@@ -84,20 +84,20 @@ class Submitter:
             PerfedError: the run has not ended after ``deadline`` seconds, or the server does not answer for a minute.
         """
         ends, heard, gone = time.monotonic() + deadline, time.monotonic(), False
-        lines = _Lines(command("flwr", "log", run, _NAME, "--stream"), self._home)
+        lines = _Lines(build_command("flwr", "log", run, _NAME, "--stream"), self._home)
         try:
             while True:
                 lines.write_until(time.monotonic() + (_LOOK if gone else _SELDOM), write)  # or until the log ends
                 try:
-                    status, heard = self.status(run), time.monotonic()
+                    status, heard = self.read_status(run), time.monotonic()
                     if gone:
                         note("the SuperLink answers again")
                     gone = False
                 except PerfedError as error:
-                    if time.monotonic() - heard > PATIENCE:
-                        raise PerfedError(f"no answer for {PATIENCE:.0f} seconds: {error}; {_AGAIN}") from None
+                    if time.monotonic() - heard > MAX_SILENCE:
+                        raise PerfedError(f"no answer for {MAX_SILENCE:.0f} seconds: {error}; {_AGAIN}") from None
                     if not gone:
-                        note(f"the SuperLink does not answer; waiting for it, {PATIENCE:.0f} seconds at most")
+                        note(f"the SuperLink does not answer; waiting for it, {MAX_SILENCE:.0f} seconds at most")
                     status, gone = "", True
                 lines.resume()
                 if status.startswith("finished"):
@@ -109,7 +109,7 @@ class Submitter:
             lines.close()
 
     def _ask(self, *arguments: object) -> Any:
-        process = Process(command("flwr", *arguments, "--format", "json"), self._home)
+        process = FlowerProcess(build_command("flwr", *arguments, "--format", "json"), self._home)
         timer = threading.Timer(TIMEOUT, process.stop)
         timer.start()
         try:
@@ -135,7 +135,7 @@ class _Lines:
         self._open()
 
     def _open(self) -> None:
-        self._process = Process(self._following, self._home)
+        self._process = FlowerProcess(self._following, self._home)
         self._queue: queue.Queue[str | None] = queue.Queue()
         self._skip, self._ended = self._written, False
         threading.Thread(target=_read, args=(self._process, self._queue), daemon=True).start()
@@ -168,7 +168,7 @@ class _Lines:
         self._process.stop()
 
 
-def _read(process: Process, into: queue.Queue[str | None]) -> None:
+def _read(process: FlowerProcess, into: queue.Queue[str | None]) -> None:
     with process.output as output:
         for line in output:
             into.put(line.decode(errors="replace").rstrip("\n"))

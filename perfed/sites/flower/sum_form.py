@@ -11,12 +11,12 @@ from torch import Tensor
 from perfed.engine.secure_aggregation import ALWAYS
 from perfed.errors import PerfedError
 from perfed.maths.sums import FixedPoint, Term
-from perfed.sites.flower.checks import Entry, TreeSpec, like
+from perfed.sites.flower.checks import TensorSpec, TreeSpec, make_spec
 from perfed.sites.flower.wire import LOSS, MASKED, REPLY
 
 EMPTY_REPLY: TreeSpec = {
     name: entry._replace(finite=False)
-    for name, entry in like({"reply": {}, LOSS: torch.zeros((), dtype=torch.float64)}).items()
+    for name, entry in make_spec({"reply": {}, LOSS: torch.zeros((), dtype=torch.float64)}).items()
 }
 """What a reply holds of which no sum is needed."""
 
@@ -26,7 +26,7 @@ class SumFailed(PerfedError):
 
 
 @dataclass(frozen=True)
-class Form:
+class SumLayout:
     """What is summed in an exchange.
 
     Attributes:
@@ -38,7 +38,7 @@ class Form:
     shapes: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, terms: tuple[Term, ...], spec: TreeSpec) -> Form:
+    def of(cls, terms: tuple[Term, ...], spec: TreeSpec) -> SumLayout:
         """That of replies with the entries of ``spec``.
 
         Raises:
@@ -63,6 +63,6 @@ class Form:
         return {term: part.view(shape) for term, part, shape in zip(self.terms, parts, self.shapes, strict=True)}
 
 
-def make_masked_spec(form: Form) -> TreeSpec:
+def make_masked_spec(form: SumLayout) -> TreeSpec:
     """What a masked reply holds."""
-    return {MASKED: Entry((form.length,), torch.int64)}
+    return {MASKED: TensorSpec((form.length,), torch.int64)}

@@ -74,7 +74,7 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True)
-class Node:
+class Connection:
     """One connection of a site.
 
     Attributes:
@@ -110,29 +110,29 @@ class ReceivedMessage:
 class MessageQueue(Protocol):
     """What delivers letters; :class:`~perfed.sites.flower.transport.QueueTransport` calls it from one thread only."""
 
-    def nodes(self) -> Sequence[Node]:
+    def connections(self) -> Sequence[Connection]:
         """All connections that are alive."""
 
     def send(self, node: int, body: bytes, seconds: float) -> str:
         """Post a letter that expires after ``seconds``; its number."""
 
-    def collect(self, letters: Sequence[str]) -> Sequence[ReceivedMessage]:
+    def collect_replies(self, message_ids: Sequence[str]) -> Sequence[ReceivedMessage]:
         """What has come for these letters since the last call; does not wait for more."""
 
 
-POLL, SHARE = 0.1, 0.04
-"""Seconds between two looks for replies; more in a long exchange: this share of its time so far, up to ``REFRESH``."""
-REFRESH = 1.0
+POLL_SECONDS, POLL_SHARE = 0.1, 0.04
+"""Seconds between two looks for replies; more in a long exchange: this share of its time so far, up to ``REFRESH_SECONDS``."""
+REFRESH_SECONDS = 1.0
 """Seconds between two looks for sites."""
-LATE = 60.0
+EXTRA_LIFETIME = 60.0
 """Seconds that a message lives beyond its deadline: late replies are taken away, and clocks may differ by so much."""
-AGAIN = 60.0
+RESEND_SECONDS = 60.0
 """Seconds after which a connected site that has not answered is asked again; once more after twice as long, and so on:
 a server that was killed may have lost its message or its reply. A site that has answered already, or does so
 meanwhile, has kept its answer."""
-SILENCE = 30.0
+REMINDER_SECONDS = 30.0
 """Seconds without an answer after which it is said who is waited for; again after twice as long, and so on."""
-PATIENCE, RATE = 3.0, 1e6
+HANG_SECONDS, HANG_BYTES_PER_SECOND = 3.0, 1e6
 """A call of the office that takes so many seconds, and carries fewer bytes a second, hangs: the server is away."""
 
 
@@ -168,7 +168,7 @@ class QueueTransport:
         self._closed = threading.Event()
         self._refreshed = float("-inf")
         self._looked = float("-inf")
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, Connection] = {}
         self._twice = ""
         self._waiting: dict[str, _Letter] = {}  # by site: not yet posted
         self._posted: dict[str, _Letter] = {}  # by number: not yet answered
@@ -180,9 +180,9 @@ class QueueTransport:
 
     def sites(self) -> list[str]:
         """Names of the sites that are connected now, sorted."""
-        with self._until(lambda: self._refreshed > 0, 2 * PATIENCE):
+        with self._until(lambda: self._refreshed > 0, 2 * HANG_SECONDS):
             if self._refreshed < 0:
-                raise PerfedError(f"the server has not answered for {2 * PATIENCE:.1f} seconds")
+                raise PerfedError(f"the server has not answered for {2 * HANG_SECONDS:.1f} seconds")
             return sorted(self._nodes)
 
     def wait_for(self, names: list[str], seconds: float) -> list[str]:
@@ -225,7 +225,7 @@ class QueueTransport:
         def alone() -> bool:
             return len(missing) <= spared and not missing & self._nodes.keys()
 
-        silence = SILENCE
+        silence = REMINDER_SECONDS
         speaks = time.monotonic() + silence
         try:
             while missing:
@@ -255,7 +255,7 @@ class QueueTransport:
         reasons = [letter.why for letter in (*waits, *sent) if letter.why]
         if reasons:
             why = f"{reasons[0]}, and has not answered within {seconds:.1f} seconds"
-        elif self._calling_since is not None and now - self._calling_since > PATIENCE:
+        elif self._calling_since is not None and now - self._calling_since > HANG_SECONDS:
             why = f"the server has not answered for {now - self._calling_since:.1f} seconds"
         elif sent:
             why = f"no answer within {seconds:.1f} seconds"
@@ -278,8 +278,8 @@ class QueueTransport:
     def _carry(self) -> None:
         """The thread: look for sites, post what waits, collect what came."""
         try:
-            while not self._closed.wait(POLL):
-                if time.monotonic() - self._refreshed > REFRESH:
+            while not self._closed.wait(POLL_SECONDS):
+                if time.monotonic() - self._refreshed > REFRESH_SECONDS:
                     self._refresh()
                 self._post()
                 self._collect()
@@ -296,7 +296,7 @@ class QueueTransport:
         yield carried
         self._calling_since = None
         seconds = time.monotonic() - began
-        if seconds > PATIENCE and sum(carried) < RATE * seconds:
+        if seconds > HANG_SECONDS and sum(carried) < HANG_BYTES_PER_SECOND * seconds:
             self._send_again()
 
     def _send_again(self) -> None:
@@ -313,7 +313,7 @@ class QueueTransport:
         with self._changed:
             self._refreshed = time.monotonic()
             self._twice = ""
-            found: dict[str, Node] = {}
+            found: dict[str, Connection] = {}
             for node in sorted(nodes, key=lambda node: node.since):
                 other = found.get(node.site)
                 if other is not None and (other.place != node.place or not node.place):
@@ -323,9 +323,11 @@ class QueueTransport:
             now = time.monotonic()
             for number, letter in list(self._posted.items()):
                 now_at = found.get(letter.site)
-                silent = now - letter.sent > AGAIN * 2 ** (letter.times - 1) and self._is_open(letter)
+                silent = now - letter.sent > RESEND_SECONDS * 2 ** (letter.times - 1) and self._is_open(letter)
                 if now_at is not None and now_at.number != letter.node:
-                    self._arrived(ReceivedMessage(number, None, "it was started again before it answered", again=True))
+                    self._arrived(
+                        ReceivedMessage(number, None, "it was started again before it answered", may_retry=True)
+                    )
                 elif now_at is not None and silent:
                     self._waiting[letter.site] = letter
             self._changed.notify_all()
@@ -341,7 +343,7 @@ class QueueTransport:
         for letter, node in ready:
             letter.node = node
             with self._calling(len(letter.body)):
-                number = self._office.send(node, letter.body, max(letter.ends - time.monotonic(), 0) + LATE)
+                number = self._office.send(node, letter.body, max(letter.ends - time.monotonic(), 0) + EXTRA_LIFETIME)
             with self._changed:
                 self._posted[number] = letter
                 letter.sent = time.monotonic()
@@ -353,7 +355,7 @@ class QueueTransport:
         with self._changed:
             numbers = list(self._posted)
             now = time.monotonic()
-            pause = min(SHARE * (now - self._began), REFRESH)  # each look costs the server 10 ms
+            pause = min(POLL_SHARE * (now - self._began), REFRESH_SECONDS)  # each look costs the server 10 ms
         if not numbers or now - self._looked < pause:
             return
         with self._calling() as carried:
@@ -381,7 +383,7 @@ class QueueTransport:
         if not self._is_open(letter) or (delivery.again and letter in self._posted.values()):
             return
         if delivery.again:
-            letter.why, letter.after = delivery.error, time.monotonic() + REFRESH
+            letter.why, letter.after = delivery.error, time.monotonic() + REFRESH_SECONDS
             self._waiting[letter.site] = letter
             return
         letter.answered = True

@@ -26,7 +26,7 @@ from perfed.sites.deploy.policy import Policy
 from perfed.sites.deploy.site_agent import SiteSettings, Station, check_site
 from perfed.sites.deploy.spending import LEDGER, ledger, total
 from perfed.sites.flower.message import pack, unpack
-from perfed.sites.flower.probe import Server
+from perfed.sites.flower.probe import ServerAddress
 from perfed.sites.flower.refusal import RefusalReason
 
 PRIVATE = {
@@ -247,7 +247,7 @@ def test_rows_that_do_not_fit_are_said_at_the_start_and_not_to_the_server(change
         table.to_csv(file, index=False)
         kinds = [unpack(site.answer(message))[0]["kind"] for message in asked]
     assert kinds == [unpack(reply)[0]["kind"] for reply in stations.left["north"]]
-    settings = SiteSettings("north", file, Server("127.0.0.1:9"), tables / "new", text)
+    settings = SiteSettings("north", file, ServerAddress("127.0.0.1:9"), tables / "new", text)
     for start in (lambda: check_site(settings), lambda: Station(folder, "north", file, text)):
         with pytest.raises(PerfedError, match=r"age|ill") as error:
             start()
@@ -274,7 +274,7 @@ def test_where_a_policy_bounds_epsilon_no_row_is_read_for_a_study_that_bounds_no
         reply = unpack(site.answer(pack({**header, "run": "another"}, {})))[0]
     assert reply["error"] == f"{RefusalReason.POLICY} (epsilon)"
     with pytest.raises(PerfedError, match=r"--any-study: a policy with epsilon allows studies with .privacy. only"):
-        check_site(SiteSettings("north", tables / "north.csv", Server("127.0.0.1:9"), folder, None, policy))
+        check_site(SiteSettings("north", tables / "north.csv", ServerAddress("127.0.0.1:9"), folder, None, policy))
 
 
 def part_of(path: Path, text: str, schema: FederationSchema, run: str = "run") -> Part:
@@ -285,7 +285,7 @@ def noise_of(part: Part, folder: Path, message: bytes = b"") -> torch.Tensor:
     """The noise that does not depend on the message, such as that of class counts, or that of a message's answer."""
     budget = part.budget(folder)
     assert budget is not None
-    return budget.noise(message).draw(rng.key(0, "counts"), 8, torch.float64, once=not message)
+    return budget.make_noise(message).draw(rng.key(0, "counts"), 8, torch.float64, once=not message)
 
 
 def test_noise_depends_on_study_agreement_rows_and_run_also_where_it_is_drawn_once(finished):

@@ -17,7 +17,7 @@ def folder(tmp_path):
     return deployed(tmp_path, "--tls", "--host", "fed.example.org")
 
 
-def describe_for_server(public) -> str:
+def said_of(public) -> str:
     return subprocess.run(["ssh-keygen", "-l", "-f", public], capture_output=True, text=True, check=True).stdout
 
 
@@ -25,7 +25,7 @@ def test_a_site_has_a_new_key_and_its_page_the_fingerprint(folder):
     (folder / "tls/ca.key").unlink()  # kept elsewhere, as the site's key is once it was handed on
     (folder / "sites/north/north.key").unlink()
     before = contents(folder)
-    old = describe_for_server(folder / "server/keys/north.pub").split()[1]
+    old = said_of(folder / "server/keys/north.pub").split()[1]
     done = perfed("deploy", "--rotate", "north", folder)
     assert done.code == 0, done.err
     server = folder / "server"
@@ -34,8 +34,8 @@ def test_a_site_has_a_new_key_and_its_page_the_fingerprint(folder):
     changed = {name for name in before | after if before.get(name) != after.get(name)}
     assert changed == {"sites/north/north.key", "server/keys/north.pub", "sites/north/README.md"}
     key = folder / "sites/north/north.key"
-    new = describe_for_server(folder / "server/keys/north.pub").split()[1]
-    assert new == describe_for_server(key).split()[1] != old and stat.S_IMODE(key.stat().st_mode) == 0o600
+    new = said_of(folder / "server/keys/north.pub").split()[1]
+    assert new == said_of(key).split()[1] != old and stat.S_IMODE(key.stat().st_mode) == 0o600
     page = (folder / "sites/north/README.md").read_text()
     assert f"| `{new}` |" in page and new in done.out
     assert page.replace(new, old).encode() == before["sites/north/README.md"]

@@ -29,7 +29,7 @@ from perfed.sites.deploy.site_agent import Station
 from perfed.sites.deploy.study import study_of
 from perfed.sites.deploy.trial import entries_sent
 from perfed.sites.flower import journal, store
-from perfed.sites.flower.hash_chain import LOG, read
+from perfed.sites.flower.hash_chain import LOG, read_log
 from perfed.sites.flower.message import pack, unpack
 from perfed.sites.flower.transport import Answer
 from perfed.tree import map_leaves
@@ -45,7 +45,7 @@ def test_what_leaves_is_what_was_declared_and_what_the_log_says(tables):
     assert run["metrics"] == simulated["metrics"] and run["virtual_time"] > 0
     declared = {"loss", *(f"reply/{name}" for name in entries_sent(validate(tomllib.loads(text))))}
     for site, replies in sent.left.items():
-        lines = [line for line in read(tables / f"at-{site}" / LOG) if "note" not in line and "arrived" not in line]
+        lines = [line for line in read_log(tables / f"at-{site}" / LOG) if "note" not in line and "arrived" not in line]
         assert [line["sha256"] for line in lines] == [hashlib.sha256(reply).hexdigest() for reply in replies]
         entries = {entry["name"] for line in lines for entry in line["entries"]} - {"reply///empty"}
         assert entries <= declared and not [name for name in entries if "embedding" in name or "head" in name]

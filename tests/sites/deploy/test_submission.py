@@ -72,12 +72,12 @@ def test_a_run_that_goes_on_is_followed_and_not_begun_twice(tables, monkeypatch)
 
 def test_who_follows_a_run_whose_superlink_has_gone_is_told_to_submit_again(tmp_path, monkeypatch):
     monkeypatch.setattr(flower_submission, "command", lambda *words: ["false"])
-    monkeypatch.setattr(flower_submission, "PATIENCE", 0.0)
+    monkeypatch.setattr(flower_submission, "MAX_SILENCE", 0.0)
     submitter = flower_submission.Submitter(tmp_path, "127.0.0.1:9")
     with pytest.raises(
         PerfedError, match=r"no answer for 0 seconds: .*; when the SuperLink is there again, submit again"
     ):
-        submitter.follow(8, print, 60.0)
+        submitter.follow_log(8, print, 60.0)
 
 
 class Stoppable(Flower):

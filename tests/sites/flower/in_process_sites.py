@@ -21,7 +21,7 @@ from perfed.method.method import Method
 from perfed.model.chain import Model
 from perfed.participation.settings import Participation
 from perfed.rng import Noise
-from perfed.sites.flower.dry_run import Protocol, derive_allow_list
+from perfed.sites.flower.dry_run import ExchangeSettings, derive_allow_list
 from perfed.sites.flower.engine import FlowerEngine, Limits, RealTimeServer
 from perfed.sites.flower.journal import Journal
 from perfed.sites.flower.message import pack, unpack
@@ -119,7 +119,9 @@ class Sites:
             for _ in range(len(federation) + 1)
         ]
         who = participation or Participation()
-        protocol = Protocol(rounds, len(federation), federation.num_domains, who, validated=validated, metrics=metrics)
+        protocol = ExchangeSettings(
+            rounds, len(federation), federation.num_domains, who, validated=validated, metrics=metrics
+        )
         self.stores = {c.id: SiteStore(path / c.id, run) for c in federation}
         answered = [
             derive_allow_list(c, s.info(federation), s, protocol)
@@ -174,4 +176,4 @@ class Sites:
 
     def state(self, client: str) -> object:
         """What the site has on its disk of the state that the server names."""
-        return self.stores[client].state(int(self.server.engine.states[client]["sequence"]))
+        return self.stores[client].load_state(int(self.server.engine.states[client]["sequence"]))

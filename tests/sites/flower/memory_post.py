@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
-from perfed.sites.flower.transport import Node, ReceivedMessage
+from perfed.sites.flower.transport import Connection, ReceivedMessage
 
 Handler = Callable[[bytes], bytes]
 
@@ -34,7 +34,7 @@ class MemoryQueue:
         self.away: set[str] = set()
         self.hang = threading.Event()
         self.got: dict[str, list[bytes]] = {site: [] for site in handlers}
-        self.extra: list[Node] = []
+        self.extra: list[Connection] = []
         self.numbers = {site: number for number, site in enumerate(sorted(handlers), start=1)}
         self._letters = count(1)
         self._came: dict[str, ReceivedMessage] = {}
@@ -43,9 +43,9 @@ class MemoryQueue:
             self._queues[site] = queue.Queue()
             threading.Thread(target=self.work, args=(site, handler), daemon=True).start()
 
-    def nodes(self) -> list[Node]:
+    def connections(self) -> list[Connection]:
         self.wait_while_hung()
-        here = [Node(number, site, "here", "1") for site, number in self.numbers.items() if site not in self.away]
+        here = [Connection(number, site, "here", "1") for site, number in self.numbers.items() if site not in self.away]
         return here + self.extra
 
     def send(self, node: int, body: bytes, seconds: float) -> str:
@@ -56,9 +56,9 @@ class MemoryQueue:
         self._queues[sites[node]].put((letter, body))
         return letter
 
-    def collect(self, letters: Sequence[str]) -> list[ReceivedMessage]:
+    def collect_replies(self, message_ids: Sequence[str]) -> list[ReceivedMessage]:
         self.wait_while_hung()
-        return [self._came.pop(letter) for letter in letters if letter in self._came]
+        return [self._came.pop(letter) for letter in message_ids if letter in self._came]
 
     def wait_while_hung(self) -> None:
         while self.hang.is_set():
@@ -72,6 +72,6 @@ class MemoryQueue:
             if site in self.fail:
                 self._came[letter] = ReceivedMessage(letter, None, self.fail[site])
             elif site in self.gone:
-                self._came[letter] = ReceivedMessage(letter, None, "it is gone", again=True)
+                self._came[letter] = ReceivedMessage(letter, None, "it is gone", may_retry=True)
             elif site not in self.drop:
                 self._came[letter] = ReceivedMessage(letter, handler(body))

@@ -57,8 +57,8 @@ def by_sites(sites: dict[int, str]) -> Callable[[Message], Message]:
 
 @pytest.fixture
 def open_transport(monkeypatch):
-    monkeypatch.setattr(module, "POLL", 0.005)
-    monkeypatch.setattr(module, "REFRESH", 0.02)
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.005)
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.02)
     opened = []
 
     def opening(grid: Grid) -> FlowerTransport:
@@ -78,7 +78,7 @@ def test_bytes_go_to_the_sites_and_back(open_transport):
     found = {answer.site: answer for answer in transport.exchange({"north": long, "south": b"bad"}, 5)}
     assert found["north"].body == long.upper()
     assert found["south"].error == "site 'south': north.csv: no column 'age'"
-    assert all(5 < message.metadata.ttl <= 5 + module.LATE for message in grid.sent.values())
+    assert all(5 < message.metadata.ttl <= 5 + module.EXTRA_LIFETIME for message in grid.sent.values())
     arrays = [a for m in grid.sent.values() for r in m.content.array_records.values() for a in r.values()]
     assert [array.data for array in arrays] == [long, b"bad"]  # one flat array for each message
 

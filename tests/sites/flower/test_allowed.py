@@ -22,8 +22,8 @@ from perfed.model.presets import hidden_layer, linear
 from perfed.participation.settings import Participation
 from perfed.sites.flower.engine import Limits
 from perfed.sites.flower.message import pack, unpack
-from perfed.sites.flower.store import TRIES, SiteStore
-from perfed.sites.flower.wire import pack_task, get_sequence_number
+from perfed.sites.flower.store import MAX_PAYLOADS, SiteStore
+from perfed.sites.flower.wire import get_sequence_number, pack_task
 from perfed.training.plan import Plan
 
 PROJECTS = "fedrep-tsne"  # cannot be deployed
@@ -221,15 +221,17 @@ def test_an_exchange_is_not_done_with_any_number_of_payloads(asked, tmp_path):
         bias = torch.full_like(tree["shared"]["shared"]["head.bias"], number)
         return pack(header, {**tree, "shared": {"shared": {**tree["shared"]["shared"], "head.bias": bias}}})
 
-    for number in range(1, TRIES):
+    for number in range(1, MAX_PAYLOADS):
         site.answer(message(number))
     site.answer(pack({**header, "keep": [10_000]}, tree))  # the first one, though other states are to be kept
     with pytest.raises(PerfedError, match="exchange 10001 was asked with 3 payloads already"):
-        site.answer(message(TRIES))
+        site.answer(message(MAX_PAYLOADS))
     site.answer(message(1))
     sites.close()
     with SiteStore(tmp_path / "c0", RUN) as store:
-        assert not store.admit(10_001, "train None another") and store.admit(20_001, "train None another")
+        assert not store.admit_request(10_001, "train None another") and store.admit_request(
+            20_001, "train None another"
+        )
 
 
 class Curious(FedAvg):

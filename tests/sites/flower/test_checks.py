@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from perfed.sites.flower.checks import (
-    Entry,
     ExpectedReply,
+    TensorSpec,
     compute_norms,
     find_oversized_entry,
     find_reply_problem,
     find_tree_problem,
-    like,
+    make_spec,
 )
 from perfed.sites.flower.message import pack, unpack
 
@@ -27,7 +27,7 @@ TREE = {
     "none": {},
 }
 SIZE = 2 * 3 * 4 + 4 * 2 + 8 + 2
-EXPECTED = ExpectedReply("flic-1", 30_001, "train", {"north", "south"}, like(TREE), SIZE)
+EXPECTED = ExpectedReply("flic-1", 30_001, "train", {"north", "south"}, make_spec(TREE), SIZE)
 
 
 def answer(tree=TREE, sender="north", expected=EXPECTED, **fields: object) -> str | None:
@@ -120,7 +120,7 @@ def test_one_line_whatever_a_site_calls_its_entries():
 
 
 def test_free_axes_take_any_size_within_the_bound():
-    spec = {"rows": Entry((None, 3), torch.float32)}
+    spec = {"rows": TensorSpec((None, 3), torch.float32)}
     for rows in (0, 1, 10):
         assert find_tree_problem({"rows": torch.ones(rows, 3)}, spec, 120) is None
     assert find_tree_problem({"rows": torch.ones(11, 3)}, spec, 120) == (
@@ -132,14 +132,14 @@ def test_free_axes_take_any_size_within_the_bound():
 
 
 def test_an_axis_beside_none_is_bounded_too():
-    spec = {"rows": Entry((None, None), torch.complex64)}
+    spec = {"rows": TensorSpec((None, None), torch.complex64)}
     hostile = {"rows": torch.empty(0, 2**62, dtype=torch.complex64)}
     assert find_tree_problem(hostile, spec, 120) == f"has an axis of {2**62}; at most 120 are expected"
     assert find_tree_problem({"rows": torch.empty(0, 3, dtype=torch.complex64)}, spec, 120) is None
 
 
 def test_what_may_be_missing_may_be_nan():
-    spec = {"loss": Entry((), torch.float32, finite=False), "n": Entry((), torch.float32)}
+    spec = {"loss": TensorSpec((), torch.float32, finite=False), "n": TensorSpec((), torch.float32)}
     nan, one = torch.tensor(math.nan), torch.tensor(1.0)
     assert find_tree_problem({"loss": nan, "n": one}, spec, 8) is None
     assert find_tree_problem({"loss": one, "n": nan}, spec, 8) == "entry 'n' has 1 value that is not finite"
@@ -148,15 +148,15 @@ def test_what_may_be_missing_may_be_nan():
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.float64, torch.int8])
 def test_values_of_every_dtype_are_looked_at(dtype):
     tree = {"a": torch.ones(3).to(dtype)}
-    assert find_tree_problem(tree, like(tree), 100) is None
+    assert find_tree_problem(tree, make_spec(tree), 100) is None
     if dtype.is_floating_point:
         bad = {"a": torch.tensor([1.0, math.nan, 1.0]).to(dtype)}
-        assert find_tree_problem(bad, like(tree), 100) == "entry 'a' has 1 value that is not finite"
+        assert find_tree_problem(bad, make_spec(tree), 100) == "entry 'a' has 1 value that is not finite"
 
 
 @pytest.mark.parametrize(("numbers", "odd"), [([7.0, -1.0], "-1"), ([1.0, 13.0], "13")])
 def test_numbers_of_samples_are_some_that_the_site_has(numbers, odd):
-    spec = {"counts": Entry((2,), torch.float64, counts=True)}
+    spec = {"counts": TensorSpec((2,), torch.float64, counts=True)}
     expected = replace(EXPECTED, spec=spec, most_bytes=100, samples=12)
     tree = {"counts": torch.tensor(numbers, dtype=torch.float64)}
     said = f"the reply of site 'north': entry 'counts' is {odd}; its facts say 12 training samples"

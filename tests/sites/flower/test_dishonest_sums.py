@@ -16,7 +16,7 @@ from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.participation.settings import Participation
 from perfed.sites.flower.masking import encode_context
-from perfed.sites.flower.masks import Keys, Member, recover_secrets, unmask_sum
+from perfed.sites.flower.masks import Member, MemberKeys, recover_secrets, unmask_sum
 from perfed.sites.flower.message import pack, unpack
 from perfed.sites.flower.refusal import RefusalReason
 from perfed.sites.flower.signing import SigningKey
@@ -33,7 +33,7 @@ def signing_keys(names: Iterable[str]) -> dict[str, SigningKey]:
 def signed(names: Iterable[str]) -> dict[str, Any]:
     """Return the arguments of sites that know each other's keys."""
     keys = signing_keys(names)
-    secure = SecureAggregation(keys={name: key.public for name, key in keys.items()})
+    secure = SecureAggregation(keys={name: key.public_key for name, key in keys.items()})
     return {"secure": secure, "signers": keys}
 
 
@@ -175,7 +175,7 @@ class Sum:
             self.numbers[name]: {int(n): bytes.fromhex(text) for n, text in reply["shares"].items()}
             for name, reply in replies.items()
         }
-        keys = {int(number): Keys.from_fields(of) for number, of in self.keys.items()}
+        keys = {int(number): MemberKeys.from_fields(of) for number, of in self.keys.items()}
         needed = len(self.numbers) // 2 + 1
         if len(shares) < needed:
             return None
@@ -220,7 +220,7 @@ def test_five_overlapping_sums_do_not_reveal_a_reply(rounds, tmp_path):
         arrived = sorted(going.vectors)
         if len(arrived) >= 3 and going.opened(arrived, arrived) is not None:
             sums.append(arrived)
-        assert {error.said for error in going.refused.values()} <= {RefusalReason.SUM}
+        assert {error.reason for error in going.refused.values()} <= {RefusalReason.SUM}
     assert sums == [sorted(sets[0])]
 
 
@@ -271,13 +271,13 @@ def other_arrivals(server: Server, *, confirmed: bool) -> np.ndarray | None:
             fields["confirmations"] = dict.fromkeys("12345", *signed.values())
         replies |= going.ask({name: {"kind": "unmask", **fields}})
     if not replies:
-        assert {error.said for error in going.refused.values()} == {RefusalReason.SUM}
+        assert {error.reason for error in going.refused.values()} == {RefusalReason.SUM}
         return None
     shares = {
         going.numbers[name]: {int(n): bytes.fromhex(text) for n, text in reply["shares"].items()}
         for name, reply in replies.items()
     }
-    keys = {int(number): Keys.from_fields(of) for number, of in going.keys.items()}
+    keys = {int(number): MemberKeys.from_fields(of) for number, of in going.keys.items()}
     of_arrived = {n: {m: t for m, t in of.items() if m in lists[n - 1]} for n, of in shares.items()}
     of_others = {n: {m: t for m, t in of.items() if m not in lists[n - 1]} for n, of in shares.items()}
     first = recover_secrets(3, {n: keys[n] for n in (1, 2)}, [1, 2], of_arrived)
@@ -357,10 +357,10 @@ def swapped(server: Server, victim: str) -> tuple[PerfedError | None, np.ndarray
         hashes = {"request": digest, "payload": payload}
         reply = server.ask(victim, {"kind": "keys", **fields, **hashes, "asked": names, "base": request[0]["base"]})
         played = {n: Member(context, 3, name) for n, name in enumerate(names, start=1) if name != victim}
-        keys = {number: Keys.from_fields(reply["keys"]), **{n: member.keys for n, member in played.items()}}
+        keys = {number: MemberKeys.from_fields(reply["keys"]), **{n: member.keys for n, member in played.items()}}
         plain = {str(n): of.to_fields() for n, of in keys.items()}
         sealed = server.ask(victim, {"kind": "shares", **fields, "number": number, "keys": plain})["sealed"]
-        shares = {n: member.shares(n, keys) for n, member in played.items()}
+        shares = {n: member.share_secrets(n, keys) for n, member in played.items()}
         for_victim = {str(n): of[number].hex() for n, of in shares.items()}
         secure = {"attempt": "swapped", "sealed": for_victim}
         tree = server.tell(victim, {**request[0], "secure": secure}, request[1])[1]
@@ -369,8 +369,8 @@ def swapped(server: Server, victim: str) -> tuple[PerfedError | None, np.ndarray
     vectors = {number: tree["masked"].numpy().view(np.uint64)}
     for n, member in played.items():
         to = {m: of[n] for m, of in shares.items() if m != n} | {number: bytes.fromhex(sealed[str(n)])}
-        vectors[n] = member.masked(np.zeros_like(vectors[number]), to)
-    given = {n: member.unmask(vectors) for n, member in played.items()}
+        vectors[n] = member.mask_values(np.zeros_like(vectors[number]), to)
+    given = {n: member.reveal_shares(vectors) for n, member in played.items()}
     recovery = recover_secrets(3, keys, vectors, given)
     return None, unmask_sum(context, keys, vectors, recovery.secrets)
 
@@ -382,7 +382,7 @@ def test_a_server_with_keys_of_its_own_reads_a_reply_unless_the_study_has_the_ke
     assert error is None and read is not None and np.abs(read.view(np.int64)).max() < 2**40  # no mask is left
     server = Server(tmp_path / "with", 4, **signed(["c0", "c1", "c2", "c3"]))
     error, read = swapped(server, "c2")
-    assert read is None and error is not None and error.said == RefusalReason.SUM
+    assert read is None and error is not None and error.reason == RefusalReason.SUM
     assert "are not signed with its key in secure_aggregation.keys" in str(error)
 
 
@@ -404,7 +404,7 @@ def test_a_site_whose_key_is_not_that_of_the_study_does_not_begin(signer, tmp_pa
     signers = {**options["signers"], "c0": options["signers"].get(signer)}
     with pytest.raises(PerfedError, match=r"secure_aggregation.keys.c0 of the study is .*'perfed site key'") as error:
         Sites(tmp_path, make("fedavg"), federation, secure=options["secure"], signers=signers)
-    assert error.value.said == RefusalReason.SUM
+    assert error.value.reason == RefusalReason.SUM
 
 
 @pytest.mark.parametrize("keys", [True, False])
@@ -415,7 +415,7 @@ def test_other_models_for_other_sites_make_the_sum_fail(keys, tmp_path):
     header, tree = server.request
     other = header, {**tree, "shared": map_leaves(tree["shared"], lambda _, tensor: tensor + 1)}
     going = server.masked(names, {name: other if name == "c0" else server.request for name in names})
-    assert len(going.vectors) < 3 and {error.said for error in going.refused.values()} == {RefusalReason.SUM}
+    assert len(going.vectors) < 3 and {error.reason for error in going.refused.values()} == {RefusalReason.SUM}
     assert "c0" in going.refused or "c0" not in going.vectors
 
 
@@ -428,7 +428,7 @@ def test_a_site_refuses_another_model_than_the_one_that_its_keys_were_made_for(t
     mine = {str(going.numbers[n]): of[number] for n, of in going.sealed.items() if n != "c0"}
     with pytest.raises(PerfedError, match="not the one that the sites' keys were made for") as error:
         server.tell("c0", {**header, "secure": {"attempt": going.fields["attempt"], "sealed": mine}}, other)
-    assert error.value.said == RefusalReason.SUM
+    assert error.value.reason == RefusalReason.SUM
 
 
 class Liar:
@@ -528,7 +528,7 @@ def sum_again(
     assert before is not None
     going = server.masked(names, second_requests(server, later, change), shown=shown)
     if going.vectors.keys() < {*names}:
-        assert {error.said for error in going.refused.values()} == {RefusalReason.SUM}
+        assert {error.reason for error in going.refused.values()} == {RefusalReason.SUM}
         return None
     after = going.opened(names, names, confirmed=confirmed)
     return None if after is None else float((after - before).view(np.int64)[0]) / 2**24  # the loss is the first term

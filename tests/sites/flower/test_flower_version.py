@@ -8,7 +8,7 @@ from importlib import import_module, metadata
 import pytest
 
 from perfed.errors import PerfedError
-from perfed.sites.flower.processes import check_flower, command
+from perfed.sites.flower.processes import build_command, check_flower
 from perfed.system import extra_command
 
 
@@ -22,7 +22,7 @@ def test_versions_that_perfed_is_made_for(monkeypatch, version):
 def test_another_version_is_refused_in_one_line(monkeypatch, version):
     monkeypatch.setattr(metadata, "version", lambda name: version)
     with pytest.raises(PerfedError) as error:
-        command("flower-superlink")
+        build_command("flower-superlink")
     assert str(error.value) == (
         f"flwr {version} is installed, but perfed needs flwr >=1.41,<1.43: {extra_command('flower')}"
     )

@@ -23,8 +23,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from perfed.errors import PerfedError
 from perfed.sites.flower import node
 from perfed.sites.flower.letters import EXCHANGE, HELLO, make_record, read_body, read_error
-from perfed.sites.flower.node import MessageHandler, attend
-from perfed.sites.flower.probe import Server, Unreachable
+from perfed.sites.flower.node import MessageHandler, serve_messages
+from perfed.sites.flower.probe import ServerAddress, Unreachable
 from perfed.sites.flower.refusal import RefusalReason
 
 
@@ -127,11 +127,11 @@ class Client:
 def link(monkeypatch):
     made = Link()
     monkeypatch.setattr(node, "FleetHttpClient", lambda *_, **__: Client(made))
-    monkeypatch.setattr(node, "probe", lambda server: None)
-    monkeypatch.setattr(node, "SOON", 0.01)
-    monkeypatch.setattr(node, "SELDOM", 0.02)
-    monkeypatch.setattr(node, "LEASE", 0.05)
-    monkeypatch.setattr(node, "LONGEST", 0.05)
+    monkeypatch.setattr(node, "probe_server", lambda server: None)
+    monkeypatch.setattr(node, "MIN_PAUSE", 0.01)
+    monkeypatch.setattr(node, "MAX_PAUSE", 0.02)
+    monkeypatch.setattr(node, "LEASE_PAUSE", 0.05)
+    monkeypatch.setattr(node, "MAX_CONNECT_PAUSE", 0.05)
     return made
 
 
@@ -148,7 +148,7 @@ def site(link: Link):
     """Its notes and the hashes of apps, while it is there; what it writes into its log is the link's ``logged``."""
     notes, apps, stop = [], [], threading.Event()
     at = MessageHandler("north", "here", handle, apps.append, notes.append, link.logged.append)
-    thread = threading.Thread(target=attend, args=(Server("127.0.0.1:1"), at, stop))
+    thread = threading.Thread(target=serve_messages, args=(ServerAddress("127.0.0.1:1"), at, stop))
     thread.start()
     try:
         yield notes, apps
@@ -255,20 +255,26 @@ def test_a_connection_that_is_still_held_is_waited_for(link):
 def test_a_server_that_will_never_take_the_site_ends_it(link, monkeypatch):
     link.faults["RegisterNode"] = [refused(412, 2001)]
     with pytest.raises(PerfedError, match="authenticates its sites: this site needs its key"):
-        attend(Server("127.0.0.1:1"), MessageHandler("north", "here", handle, print, print), threading.Event())
+        serve_messages(
+            ServerAddress("127.0.0.1:1"), MessageHandler("north", "here", handle, print, print), threading.Event()
+        )
     notes = []
 
     def probe(server):
         raise Unreachable("nobody there") if not notes else PerfedError("does not know the key")
 
-    monkeypatch.setattr(node, "probe", probe)
+    monkeypatch.setattr(node, "probe_server", probe)
     with pytest.raises(PerfedError, match="does not know the key"):
-        attend(Server("127.0.0.1:1"), MessageHandler("north", "here", handle, print, notes.append), threading.Event())
+        serve_messages(
+            ServerAddress("127.0.0.1:1"),
+            MessageHandler("north", "here", handle, print, notes.append),
+            threading.Event(),
+        )
     assert notes == ["nobody there; trying again"]
 
 
 def test_a_site_that_works_for_long_goes_on_giving_signs_of_life(link, monkeypatch):
-    monkeypatch.setattr(node, "ALIVE", 0.05)
+    monkeypatch.setattr(node, "HEARTBEAT_SECONDS", 0.05)
     with site(link):
         until = time.monotonic() + 5
         while link.calls["SendNodeHeartbeat"] < 3 and time.monotonic() < until:

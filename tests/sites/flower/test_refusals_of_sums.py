@@ -25,8 +25,8 @@ def ask(path, after, *, discreet: bool) -> str:
     """Ask for one payload from two states, with different trained domains; return what the site refuses."""
     allowed = AllowList(5, 3, 2, (), False, (), {}, discreet=discreet)
     with SiteStore(path, "run") as store:
-        store.put(10_001, BEFORE, b"", b"1" * 32)
-        store.put(10_002, after, b"", b"2" * 32)
+        store.save_exchange(10_001, BEFORE, b"", b"1" * 32)
+        store.save_exchange(10_002, after, b"", b"2" * 32)
         masking = Masking(SecureAggregation(), "north", "run", allowed, store, "study")
         header = {"program": "train", "index": 0, "measure": None, "extensions": "all"}
         tree = {"shared": {"w": torch.ones(3)}, "row": {}}
@@ -47,7 +47,7 @@ def test_under_privacy_a_refusal_does_not_tell_whether_training_has_changed_a_st
 def test_under_privacy_a_payload_from_one_history_is_still_answered_in_one_way(tmp_path):
     allowed = AllowList(5, 3, 2, (), False, (), {}, discreet=True)
     with SiteStore(tmp_path, "run") as store:
-        store.put(10_001, BEFORE, b"", b"1" * 32)
+        store.save_exchange(10_001, BEFORE, b"", b"1" * 32)
         masking = Masking(SecureAggregation(), "north", "run", allowed, store, "study")
         header = {"program": "train", "index": 0, "measure": None, "extensions": "all", "base": 10_001, "trained": [0]}
         tree = {"shared": {"w": torch.ones(3)}, "row": {}}

@@ -278,7 +278,7 @@ def test_a_site_opens_one_sum_of_an_exchange_and_no_second_one(tmp_path):
     train(sites.server, 1)
     with pytest.raises(PerfedError, match="has been opened") as error:
         Asking(sites).ask("c0", "keys", asked=["c0", "c1"], request="")
-    assert error.value.said == RefusalReason.SUM
+    assert error.value.reason == RefusalReason.SUM
 
 
 def test_a_site_gives_its_reply_to_no_server_that_asks_without_a_sum(tmp_path):
@@ -290,7 +290,7 @@ def test_a_site_gives_its_reply_to_no_server_that_asks_without_a_sum(tmp_path):
         changed = {k: v for k, v in header.items() if k != "secure"} | ({} if secure is None else {"secure": secure})
         with pytest.raises(PerfedError) as error:
             sites.transport.at[name].answer(pack(changed, tree))
-        assert error.value.said == RefusalReason.SUM
+        assert error.value.reason == RefusalReason.SUM
 
 
 @pytest.mark.parametrize(

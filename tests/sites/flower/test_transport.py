@@ -10,7 +10,7 @@ from memory_post import MemoryQueue
 
 from perfed.errors import PerfedError
 from perfed.sites.flower import transport as module
-from perfed.sites.flower.transport import Node, QueueTransport
+from perfed.sites.flower.transport import Connection, QueueTransport
 
 NAMES = ["north", "south", "west"]
 ALL = {name: name.encode() for name in NAMES}
@@ -23,8 +23,8 @@ def office():
 
 @pytest.fixture
 def transport(office, monkeypatch):
-    monkeypatch.setattr(module, "POLL", 0.005)
-    monkeypatch.setattr(module, "REFRESH", 0.02)
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.005)
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.02)
     transport = QueueTransport(office)
     yield transport
     office.hang.clear()
@@ -68,7 +68,7 @@ def test_with_enough_answers_who_is_not_connected_is_not_waited_for(office, tran
 
 
 def test_who_is_waited_for_is_said_before_the_deadline(office, transport, monkeypatch):
-    monkeypatch.setattr(module, "SILENCE", 0.1)
+    monkeypatch.setattr(module, "REMINDER_SECONDS", 0.1)
     notes = []
     transport.note = notes.append
     office.drop, office.away = {"north"}, {"south"}
@@ -104,7 +104,7 @@ def test_a_straggler_gets_its_next_message_after_its_late_reply_which_is_dropped
 
 
 def test_a_server_that_hangs_is_named_at_the_deadline(office, transport, monkeypatch):
-    monkeypatch.setattr(module, "PATIENCE", 0.2)
+    monkeypatch.setattr(module, "HANG_SECONDS", 0.2)
     assert transport.sites() == NAMES
     office.hang.set()
     began = time.monotonic()
@@ -116,7 +116,7 @@ def test_a_server_that_hangs_is_named_at_the_deadline(office, transport, monkeyp
 
 
 def test_what_was_on_its_way_is_sent_once_more_after_the_server_was_away(office, transport, monkeypatch):
-    monkeypatch.setattr(module, "PATIENCE", 0.2)
+    monkeypatch.setattr(module, "HANG_SECONDS", 0.2)
     office.drop = {"west"}  # as if the server had been killed while it handed the message over
     answers = transport.exchange(ALL, 5)
     first = [next(answers), next(answers)]
@@ -131,7 +131,7 @@ def test_what_was_on_its_way_is_sent_once_more_after_the_server_was_away(office,
 
 def test_a_site_that_is_silent_and_connected_is_asked_again(office, transport, monkeypatch):
     """Its message or its reply was lost by a server that was killed."""
-    monkeypatch.setattr(module, "AGAIN", 0.2)
+    monkeypatch.setattr(module, "RESEND_SECONDS", 0.2)
     office.drop = {"west"}
     answers = transport.exchange({"west": b"lost"}, 10)
     while not office.got["west"]:
@@ -143,7 +143,7 @@ def test_a_site_that_is_silent_and_connected_is_asked_again(office, transport, m
 
 
 def test_a_message_that_is_lost_again_and_again_is_sent_until_the_deadline(office, transport, monkeypatch):
-    monkeypatch.setattr(module, "AGAIN", 0.1)
+    monkeypatch.setattr(module, "RESEND_SECONDS", 0.1)
     office.drop = {"west"}
     answers = transport.exchange({"west": b"lost"}, 10)
     while len(office.got["west"]) < 3:
@@ -157,17 +157,17 @@ def test_a_message_that_is_lost_again_and_again_is_sent_until_the_deadline(offic
 
 def test_a_slow_site_is_asked_again_ever_more_seldom_and_answers_once(office, transport, monkeypatch):
     """With what it has kept, where it is a site; its next message waits until it has."""
-    monkeypatch.setattr(module, "AGAIN", 0.2)
+    monkeypatch.setattr(module, "RESEND_SECONDS", 0.2)
     office.delay = {"west": 0.5}
     (answer,) = transport.exchange({"west": b"slow"}, 10)
     assert answer.body == b"SLOW"
-    monkeypatch.setattr(module, "AGAIN", 10)
+    monkeypatch.setattr(module, "RESEND_SECONDS", 10)
     (answer,) = transport.exchange({"west": b"next"}, 10)
     assert answer.body == b"NEXT" and office.got["west"] == [b"slow", b"slow", b"next"]
 
 
 def test_a_copy_that_is_lost_keeps_no_site_busy(office, transport, monkeypatch):
-    monkeypatch.setattr(module, "AGAIN", 0.25)
+    monkeypatch.setattr(module, "RESEND_SECONDS", 0.25)
     office.delay = {"west": 0.4}
     answers = transport.exchange({"west": b"slow"}, 10)
     while not office.got["west"]:
@@ -181,7 +181,7 @@ def test_a_copy_that_is_lost_keeps_no_site_busy(office, transport, monkeypatch):
 
 
 def test_a_server_that_never_answered_ends_the_question_for_sites(office, transport, monkeypatch):
-    monkeypatch.setattr(module, "PATIENCE", 0.1)
+    monkeypatch.setattr(module, "HANG_SECONDS", 0.1)
     office.hang.set()
     with pytest.raises(PerfedError, match="the server has not answered"):
         transport.sites()
@@ -221,7 +221,7 @@ def test_a_site_that_is_gone_is_asked_again_until_the_deadline_and_named_then(of
 
 
 def test_of_two_connections_of_one_site_the_later_counts(office, transport):
-    office.extra = [Node(77, "west", "here", "2")]
+    office.extra = [Connection(77, "west", "here", "2")]
     assert transport.sites() == NAMES
     (answer,) = transport.exchange({"west": b"again"}, 5)
     assert answer.body == b"AGAIN"
@@ -229,7 +229,7 @@ def test_of_two_connections_of_one_site_the_later_counts(office, transport):
 
 @pytest.mark.parametrize("place", ["elsewhere", ""])
 def test_two_sites_with_one_name_are_refused(office, transport, place):
-    office.extra = [Node(77, "west", place, "2")]
+    office.extra = [Connection(77, "west", place, "2")]
     with pytest.raises(PerfedError, match="two sites are called 'west'; every site needs a name of its own"):
         transport.sites()
 

@@ -14,7 +14,7 @@ from perfed.sites.flower.wire import get_sequence_number
 class JournalStep(ExchangeStep):
     """Looks up the answers of an exchange that was done before, and writes those of a new one.
 
-    The engine gives it new answers (:meth:`keep`) before it makes results of them, so that they are on disk before any
+    The engine gives it new answers (:meth:`record_answers`) before it makes results of them, so that they are on disk before any
     step sees them.
 
     Args:
@@ -35,12 +35,12 @@ class JournalStep(ExchangeStep):
     def send(self, task: ExchangeTask) -> ExchangeTask:
         """Look for the answers in the journal."""
         self._sequence, self._is_kept = get_sequence_number(task.exchange), self._is_needed(task.exchange)
-        self.answers = self._journal.answers(self._sequence) if self._is_kept else None
+        self.answers = self._journal.load_answers(self._sequence) if self._is_kept else None
         self._notes += self._journal.notes
         self._journal.notes.clear()
         return task
 
-    def keep(self, answers: Sequence[Answer]) -> None:
+    def record_answers(self, answers: Sequence[Answer]) -> None:
         """Take the answers of sites that have been asked, and write them if they are to be kept."""
         self.answers = answers
         if self._is_kept:
