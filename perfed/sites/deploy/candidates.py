@@ -167,7 +167,9 @@ def weights_evaluation(study: Experiment) -> Evaluation:
 def weights_protocol(study: Experiment) -> ExchangeSettings:
     """What the study says of the exchange of weights."""
     evaluation, sites = study.evaluation, study.data.options["files"]
-    return ExchangeSettings(EXCHANGES, len(sites), metrics=evaluation.measured, held=evaluation.classes == "held")
+    return ExchangeSettings(
+        EXCHANGES, len(sites), metrics=evaluation.measured, scores_held_classes=evaluation.classes == "held"
+    )
 
 
 def weights_allowed(study: Experiment, task: Task, outputs: int = 1) -> AllowList:
@@ -202,4 +204,4 @@ def entries_in(study: Experiment) -> list[str]:
     Raises:
         PerfedError: a method refuses such a federation or model.
     """
-    return list(dict.fromkeys(name for allowed in all_allowed(study.to_toml()) for name in allowed.entries))
+    return list(dict.fromkeys(name for allowed in all_allowed(study.to_toml()) for name in allowed.entry_names))

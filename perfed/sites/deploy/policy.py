@@ -130,13 +130,13 @@ class Policy(BaseModel):
     def _beyond(self, study: AllowList) -> Iterator[_Lacking]:
         for key, needed, patterns in (
             ("programs", study.programs, self.programs),
-            ("entries", [*study.entries, *([] if study.discreet else ["loss"])], self.entries),
-            ("metrics", study.measured, self.metrics),
+            ("entries", [*study.entry_names, *([] if study.discreet else ["loss"])], self.entries),
+            ("metrics", study.reported_metrics, self.metrics),
         ):
             if patterns is not None:
                 yield key, _others(needed, patterns), _list(patterns)
         if self.bytes is not None:
-            yield "bytes", _above(study.bytes, self.bytes), f"at most {self.bytes}"
+            yield "bytes", _above(study.max_reply_bytes, self.bytes), f"at most {self.bytes}"
 
     def _few(self, data: SiteData) -> Iterator[_Lacking]:
         if self.rows is None and self.rows_per_class is None:

@@ -77,7 +77,7 @@ def entries_sent(study: Experiment) -> list[str]:
         >>> entries_sent(validate({"method": "fedavg", "rounds": 1, "data": data, "model": {"head": "linear"}}))
         ['shared/head.weight', 'shared/head.bias', 'num_samples']
     """
-    return allowed_in(study.to_toml()).entries
+    return allowed_in(study.to_toml()).entry_names
 
 
 @lru_cache(maxsize=4)
@@ -111,7 +111,7 @@ def protocol_of(study: Experiment, domains: int) -> ExchangeSettings:
         split=evaluation.split,
         validated=evaluation.stop == "validated",
         metrics=evaluation.measured,
-        held=evaluation.classes == "held",
+        scores_held_classes=evaluation.classes == "held",
         noisy=study.privacy is not None and study.privacy.metrics == "noisy",
     )
 

@@ -168,7 +168,7 @@ class FlowerEngine(Engine):
 
     def _find_masked_terms(self, exchange: Exchange) -> tuple[Term, ...]:
         """Return the terms that sites sum under masks in an exchange; none where they reply without masks."""
-        return () if self._allowed is None else self._allowed.terms(exchange)
+        return () if self._allowed is None else self._allowed.get_sum_terms(exchange)
 
     def _sum_under_masks(
         self, tasks: Mapping[str, ChunkTask], exchange: Exchange, terms: tuple[Term, ...], needs_all: bool
@@ -182,7 +182,7 @@ class FlowerEngine(Engine):
 
         assert self._allowed is not None and self.initialiser.secure is not None
         sequence, where = get_sequence_number(exchange), f"round {exchange.round}"
-        needed = self.initialiser.secure.needed(len(tasks), self._allowed.asked)
+        needed = self.initialiser.secure.needed(len(tasks), self._allowed.min_sites)
         confirms = self.initialiser.secure.keys is not None
         secure = SecureSum(
             self._transport, self._journal, self._run, sequence, needed, self._limits.seconds, confirms=confirms
@@ -215,7 +215,7 @@ class FlowerEngine(Engine):
             self._add_note(f"{where}: {note}")
         arrival_times = _find_arrival_times(answers)
         self.times.seconds = {site: seconds for site, seconds in arrival_times.items() if site in tasks}
-        totals = form.totals(vector, self.initialiser.secure.numbers(len(self.clients)))
+        totals = form.decode_totals(vector, self.initialiser.secure.numbers(len(self.clients)))
         self._masked_sums.totals = totals
         loss = mean_loss(*(totals[term] for term in ALWAYS))[None]
         pooled = _pool_metrics(totals, self.times.seconds)
@@ -237,7 +237,7 @@ class FlowerEngine(Engine):
         scalar = TensorSpec((), torch.float64)
         metrics = {REPLY + path: scalar for (path, *_) in terms if path.startswith(f"{MEASURED}/")}
         specs = {site: {**self._rehearse_reply(work), **metrics} for site, work in tasks.items()}
-        forms = {site: SumLayout.of(terms, spec) for site, spec in specs.items()}
+        forms = {site: SumLayout.from_spec(terms, spec) for site, spec in specs.items()}
         first = next(iter(tasks))
         if odd := [site for site, form in forms.items() if form != forms[first]]:
             raise SingleReplies(f"replies of other shapes of site '{odd[0]}' than of site '{first}'")

@@ -124,7 +124,7 @@ def test_a_body_made_by_hand_gives_a_tree_or_one_line():
 
 @pytest.mark.parametrize("header", [{"a": torch.ones(1)}, {"a": {1, 2}}, {"a": b"x"}, {1: 2, "a": 3}])
 def test_only_json_is_a_header(header):
-    with pytest.raises(PerfedError, match="a header holds JSON values only"):
+    with pytest.raises(PerfedError, match="a header must contain JSON values only"):
         pack(header, {})
 
 
