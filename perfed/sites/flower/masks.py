@@ -9,8 +9,8 @@ members; instead a sum needs more than half of the members:
    every other member. All members must do so; if one fails, the server starts again at step 1 with the rest.
 3. *masked*: It adds to its numbers a mask derived from its seed, and for each other member a mask that both derive
    from their keys; one of the two adds this mask and the other subtracts it.
-4. *unmask*: It reveals its shares of the seeds of the members whose numbers have arrived, and of the private mask keys of
-   the other members.
+4. *unmask*: It reveals its shares of the seeds of the members whose numbers have arrived, and of the private mask keys
+   of the other members.
 
 The masks between two members cancel. The opener of the sum subtracts the masks of the seeds, and the masks between the
 members in the sum and those that have dropped out. No member ever reveals both shares of another member. Numbers are

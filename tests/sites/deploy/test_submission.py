@@ -74,9 +74,7 @@ def test_who_follows_a_run_whose_superlink_has_gone_is_told_to_submit_again(tmp_
     monkeypatch.setattr(flower_submission, "command", lambda *words: ["false"])
     monkeypatch.setattr(flower_submission, "MAX_SILENCE", 0.0)
     submitter = flower_submission.Submitter(tmp_path, "127.0.0.1:9")
-    with pytest.raises(
-        PerfedError, match=r"no answer for 0 seconds: .*; submit again when the SuperLink is available"
-    ):
+    with pytest.raises(PerfedError, match=r"no answer for 0 seconds: .*; submit again when the SuperLink is available"):
         submitter.follow_log(8, print, 60.0)
 
 

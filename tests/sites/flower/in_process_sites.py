@@ -80,7 +80,7 @@ class Free:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
-    def noise(self, message: bytes) -> Noise:
+    def make_noise(self, message: bytes) -> Noise:
         return Noise(self._secret, message)
 
     def accept_message(self, exchange: str, message: bytes) -> None:

@@ -59,8 +59,8 @@ def test_every_damage_is_refused_in_one_line():
     [
         (b"", "truncated: 0 bytes"),
         (b"perfed", "truncated: 6 bytes"),
-        (b"GET / HTTP/1.1\r\n\r\n" + bytes(99), "not of perfed, or of another version"),
-        (pack(HEADER, TREE).replace(b"perfed\x00\x01", b"perfed\x00\x02"), "another version"),
+        (b"GET / HTTP/1.1\r\n\r\n" + bytes(99), "not a message or file of this version"),
+        (pack(HEADER, TREE).replace(b"perfed\x00\x01", b"perfed\x00\x02"), "of this version of perfed"),
         (pack(HEADER, TREE)[:-1], "truncated: .* bytes, where .* were written"),
         (pack(HEADER, TREE) + b"x", "oversized: .* bytes, where .* were written"),
     ],
