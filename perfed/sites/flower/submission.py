@@ -134,12 +134,12 @@ class Submitter:
         finally:
             timer.cancel()
             process.stop()
-        output = _parse_last_json(text)
-        if output is None or not output.get("success"):
-            error = (output or {}).get("error-message") or text or f"no answer for {TIMEOUT:.0f} seconds"
+        response = _parse_last_json(text)
+        if response is None or not response.get("success"):
+            error = (response or {}).get("error-message") or text or f"no answer for {TIMEOUT:.0f} seconds"
             last = str(error).strip().rpartition("\n\n")[2]  # the part after the command's own preface
             raise PerfedError(f"server {self._address}: {' '.join(last.split())}")
-        return output
+        return response
 
 
 class _FollowedLog:
