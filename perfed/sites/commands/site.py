@@ -19,7 +19,7 @@ from perfed.cli.console import print_json, say, say_where, say_whole
 from perfed.cli.options import FormatOption, JsonOption, TrustOption, check_new, file_name
 from perfed.errors import PerfedError
 from perfed.plugins import refuse_modules
-from perfed.sites.flower.hash_chain import BEGINNING, LOG, read, verify
+from perfed.sites.flower.hash_chain import BEGINNING, LOG, read_log, verify_log
 from perfed.system import create_private_files, write_atomic
 
 SITE = "site.json"
@@ -78,11 +78,11 @@ def site_command(
     from perfed.sites.commands.preview import confirm
     from perfed.sites.deploy.policy import Policy
     from perfed.sites.deploy.site_agent import SiteSettings, check_site, run_site
-    from perfed.sites.flower.probe import Server
+    from perfed.sites.flower.probe import ServerAddress
 
     place, text = folder or Path(f"perfed-site-{name}"), None if study is None else _text(study)
     allowed = Policy() if policy is None else Policy.read(policy)
-    settings = SiteSettings(name, data, Server(server, ca, key), place, text, allowed)
+    settings = SiteSettings(name, data, ServerAddress(server, ca, key), place, text, allowed)
     _check_keys(key, ca)
     check_site(settings)
     confirm(settings, study, consent)
@@ -154,7 +154,7 @@ def site_log_command(
         return _export(place, export)
     if head:
         return say_whole(_last_hash(place / LOG))
-    entries, broken = read(place / LOG), verify(place / LOG)
+    entries, broken = read_log(place / LOG), verify_log(place / LOG)
     if as_json:
         print_json({"log": entries, "broken": broken})
     else:
@@ -195,7 +195,7 @@ def _verify(file: Path, key: Path | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / LOG
         copy.write_bytes(text)
-        broken, lines = verify(copy), read(copy)
+        broken, lines = verify_log(copy), read_log(copy)
     head = lines[-1]["hash"] if lines else BEGINNING
     if broken is not None or head != content.get("head"):
         said = "it does not end with its last hash" if broken is None else broken.partition(": ")[2]
@@ -215,9 +215,9 @@ def _last_hash(file: Path) -> str:
     Raises:
         PerfedError: there is none, or it is broken.
     """
-    if (broken := verify(file)) is not None:
+    if (broken := verify_log(file)) is not None:
         raise PerfedError(broken)
-    lines = read(file)
+    lines = read_log(file)
     return str(lines[-1]["hash"]) if lines else BEGINNING
 
 
@@ -254,7 +254,7 @@ def site_key_command(
     from perfed.sites.flower.signing import SigningKey
 
     key = SigningKey.in_folder(folder or Path(f"perfed-site-{name}"))
-    say_whole(tomli_w.dumps({name: key.public}).strip())
+    say_whole(tomli_w.dumps({name: key.public_key}).strip())
 
 
 @site_app.command("leave", epilog="Example: perfed site leave --dir perfed-site-north")

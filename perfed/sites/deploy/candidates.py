@@ -24,8 +24,8 @@ from perfed.plugins import BLEND
 from perfed.run.settings import Evaluation
 from perfed.sites.deploy.part import asked
 from perfed.sites.deploy.trial import allowed_in, made_up_site, task_of
-from perfed.sites.flower.allowed import Allowed
-from perfed.sites.flower.dry_run import Protocol, allowed_by
+from perfed.sites.flower.allowed import AllowList
+from perfed.sites.flower.dry_run import ExchangeSettings, derive_allow_list
 
 
 @dataclass(frozen=True)
@@ -164,13 +164,15 @@ def weights_evaluation(study: Experiment) -> Evaluation:
     return study.evaluation.model_copy(update={"every": EXCHANGES, "last": 1, "stop": "last", "targets": ()})
 
 
-def weights_protocol(study: Experiment) -> Protocol:
+def weights_protocol(study: Experiment) -> ExchangeSettings:
     """What the study says of the exchange of weights."""
     evaluation, sites = study.evaluation, study.data.options["files"]
-    return Protocol(EXCHANGES, len(sites), metrics=evaluation.measured, held=evaluation.classes == "held")
+    return ExchangeSettings(
+        EXCHANGES, len(sites), metrics=evaluation.measured, scores_held_classes=evaluation.classes == "held"
+    )
 
 
-def weights_allowed(study: Experiment, task: Task, outputs: int = 1) -> Allowed:
+def weights_allowed(study: Experiment, task: Task, outputs: int = 1) -> AllowList:
     """What a site answers in the exchange of weights, for targets of so many outputs.
 
     The inputs of a site are what each candidate says of a row, and the row's fold.
@@ -178,11 +180,11 @@ def weights_allowed(study: Experiment, task: Task, outputs: int = 1) -> Allowed:
     initialiser = weights_initialiser(study, task, outputs)
     width = outputs * len(mixed_at_sites(study, task)) + 1
     site = made_up_site(task, width, outputs)
-    return allowed_by(site.clients[0], initialiser.info(site), initialiser, weights_protocol(study))
+    return derive_allow_list(site.clients[0], initialiser.info(site), initialiser, weights_protocol(study))
 
 
 @lru_cache(maxsize=4)
-def all_allowed(study: str, task: Task | None = None) -> list[Allowed]:
+def all_allowed(study: str, task: Task | None = None) -> list[AllowList]:
     """Return what a site answers in each run of the study, a TOML text (:func:`~perfed.sites.deploy.trial.allowed_in`).
 
     Raises:
@@ -202,4 +204,4 @@ def entries_in(study: Experiment) -> list[str]:
     Raises:
         PerfedError: a method refuses such a federation or model.
     """
-    return list(dict.fromkeys(name for allowed in all_allowed(study.to_toml()) for name in allowed.entries))
+    return list(dict.fromkeys(name for allowed in all_allowed(study.to_toml()) for name in allowed.entry_names))

@@ -15,8 +15,8 @@ from perfed.participation.settings import Participation
 from perfed.run.callbacks.best import BestModels
 from perfed.run.own_model import OwnModels
 from perfed.sites.deploy.part import Part
-from perfed.sites.flower.site import background_of, hash_request, model_message
-from perfed.sites.flower.wire import work_of
+from perfed.sites.flower.site import hash_request, load_model_message, make_background
+from perfed.sites.flower.wire import unpack_task
 from perfed.training.cohort import Cohort
 from perfed.training.private import ReleaseCounter
 
@@ -36,9 +36,9 @@ class Here(Server):
         super().__init__(part.federation, part.initialiser, part.plan_in(folder), Participation(), 1)
         self._part, self._folder = part, folder
         stored = part.stored(folder)
-        self.header, self._tree, self._content = model_message(stored.path)
+        self.header, self._tree, self._content = load_model_message(stored.path)
         self.budget = part.budget(folder)
-        self._state = stored.state(self.header["base"])
+        self._state = stored.load_state(self.header["base"])
 
     def own_models(self, ids: Sequence[str], round_: int) -> Iterator[Cohort]:
         """The site's own, by the last message that was of it."""
@@ -63,11 +63,11 @@ class Here(Server):
     @property
     def _last(self) -> tuple[ChunkTask, LocalExecutor]:
         (client,) = self.federation
-        work = work_of(self.header, self._tree, client.id, self._state, self.federation.target_scale)
-        background = background_of(client, self.header, self.initialiser.info(self.federation))
+        work = unpack_task(self.header, self._tree, client.id, self._state, self.federation.target_scale)
+        background = make_background(client, self.header, self.initialiser.info(self.federation))
         executor = LocalExecutor([client], background, self.initialiser, self.plan)
         if self.budget is not None:
-            executor.noise = self.budget.noise(hash_request(self._content, self._state))
+            executor.noise = self.budget.make_noise(hash_request(self._content, self._state))
             executor.counter = ReleaseCounter()
         return work, executor
 

@@ -38,7 +38,7 @@ def leave(folder: Path) -> bool:
     except BlockingIOError:
         return True
     with OutgoingLog(folder / LOG) as log:
-        log.note(said(folder))
+        log.add_note(said(folder))
     return False
 
 

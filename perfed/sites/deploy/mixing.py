@@ -35,8 +35,8 @@ from perfed.sites.deploy.candidates import (
 )
 from perfed.sites.deploy.kept import Here, KeptModel
 from perfed.sites.deploy.part import Part, same_study
-from perfed.sites.flower.allowed import Allowed
-from perfed.sites.flower.dry_run import allowed_by
+from perfed.sites.flower.allowed import AllowList
+from perfed.sites.flower.dry_run import derive_allow_list
 from perfed.system import write_atomic
 
 SAID = "candidates.npz"
@@ -96,11 +96,11 @@ class MixingPart(Part):
         return weights_initialiser(self.experiment, self.agreement.task, self.federation.num_outputs)
 
     @cached_property
-    def allowed(self) -> Allowed:
+    def allowed(self) -> AllowList:
         """What the site answers in the exchange of weights."""
         (client,) = self.federation
         protocol = weights_protocol(self.experiment)
-        return allowed_by(client, self.initialiser.info(self.federation), self.initialiser, protocol)
+        return derive_allow_list(client, self.initialiser.info(self.federation), self.initialiser, protocol)
 
     def mixture(self) -> SiteModel:
         """The site's mixture, by the server's last message on the weights.

@@ -15,7 +15,7 @@ from perfed.sites.deploy.part import own_modules
 from perfed.sites.deploy.release import Release
 from perfed.sites.deploy.server_files import app_hash, filled, values_of
 from perfed.sites.deploy.study import settings_of, told_before
-from perfed.sites.flower.processes import RANGE
+from perfed.sites.flower.processes import VERSION_RANGE
 
 _COLUMNS = {
     "own": "Your columns are your own: other sites may have others.",
@@ -191,7 +191,7 @@ def _calls(host: str) -> str:
 
 def _app(study: Experiment) -> str:
     found = app_hash(study)
-    made = f"made with {RANGE}; with a further site the study is another one, and so is its hash"
+    made = f"made with {VERSION_RANGE}; with a further site the study is another one, and so is its hash"
     return f"\nThat of this study is `{found}` ({made}).\n" if found else ""
 
 

@@ -29,11 +29,11 @@ from perfed.plugins import SKLEARN
 from perfed.privacy.apply import PrivateMethod
 from perfed.sites.deploy.spending import RUNS, SiteBudget, secret_in
 from perfed.sites.deploy.trial import method_of, private_in, protocol_of
-from perfed.sites.flower.allowed import Allowed
-from perfed.sites.flower.dry_run import allowed_by
+from perfed.sites.flower.allowed import AllowList
+from perfed.sites.flower.dry_run import derive_allow_list
 from perfed.sites.flower.masking import Signer
-from perfed.sites.flower.refusal import Refused, Said
-from perfed.sites.flower.store import SiteStore, Stored
+from perfed.sites.flower.refusal import RefusalReason, Refused
+from perfed.sites.flower.store import SiteStore, StoredExchanges
 from perfed.system import installed_version, write_atomic
 from perfed.tables.agreement import agree_on_schema
 from perfed.tables.marks import FEWEST
@@ -219,7 +219,7 @@ class Part:
         Raises:
             PerfedError: it was in no such run, or the file that says so is damaged.
         """
-        file = Stored(folder / RUNS, run).path / _RUN
+        file = StoredExchanges(folder / RUNS, run).path / _RUN
         if not file.exists():
             held = sorted(found.parent.name for found in (folder / RUNS).glob(f"*/{_RUN}"))
             raise PerfedError(f"{folder}: nothing is kept of run '{run}'; allowed: {shorten_list(held) or 'none'}")
@@ -232,7 +232,7 @@ class Part:
         Raises:
             PerfedError: ``run`` cannot be an id, or the run's file is damaged.
         """
-        file = Stored(folder / RUNS, run).path / _RUN
+        file = StoredExchanges(folder / RUNS, run).path / _RUN
         return cls._in(file, site, data) if file.exists() else None
 
     @classmethod
@@ -345,13 +345,13 @@ class Part:
         again = "or submit the study again with another --out, which counts as a further run"
         if self.has_other_versions:
             raise Refused(
-                Said.VERSION,
+                RefusalReason.VERSION,
                 f"this site joined run {self.run}, which has [privacy], with {self.versions or 'an older perfed'}, and "
                 f"now has {installed_versions()}; install the former again, {again}",
             )
         if self.rows_hash and self.rows_hash != self.current_rows_hash:
             raise Refused(
-                Said.ROWS,
+                RefusalReason.ROWS,
                 f"{self.data}: the rows have changed since this site joined run {self.run}, which has [privacy]; "
                 f"restore the file, {again}",
             )
@@ -401,18 +401,18 @@ class Part:
         return self.stored(folder).path / "plan.json"
 
     @cached_property
-    def allowed(self) -> Allowed:
+    def allowed(self) -> AllowList:
         """What the site answers in the run.
 
         Raises:
-            PerfedError: the study's method refuses such sites; see :func:`allowed_by`. Whether private numbers fit into
-                a sum would depend on the site's rows.
+            PerfedError: the study's method refuses such sites; see :func:`derive_allow_list`.
+                Whether private numbers fit into a sum would depend on the site's rows.
         """
         self._check_room()
         initialiser, federation, domains = self.initialiser, self.federation, self.agreement.domains
         protocol = protocol_of(self.experiment, len(domains) if isinstance(domains, tuple) else domains or 0)
         try:
-            return allowed_by(federation.clients[0], initialiser.info(federation), initialiser, protocol)
+            return derive_allow_list(federation.clients[0], initialiser.info(federation), initialiser, protocol)
         except PerfedError as error:
             raise PerfedError(f"the study was tried on made-up rows: {error}") from None
 
@@ -431,6 +431,6 @@ class Part:
         """Where the site in ``folder`` keeps its states of the run; this process is the site until it is closed."""
         return SiteStore(folder / RUNS, self.run)
 
-    def stored(self, folder: Path) -> Stored:
+    def stored(self, folder: Path) -> StoredExchanges:
         """The same to read, while another process is the site."""
-        return Stored(folder / RUNS, self.run)
+        return StoredExchanges(folder / RUNS, self.run)

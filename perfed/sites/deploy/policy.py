@@ -16,8 +16,8 @@ from perfed.privacy.apply import PrivateMethod
 from perfed.settings import LISTED, STRICT
 from perfed.sites.deploy.candidates import methods_of
 from perfed.sites.deploy.spending import check_planned
-from perfed.sites.flower.allowed import Allowed
-from perfed.sites.flower.refusal import Refused, Said
+from perfed.sites.flower.allowed import AllowList
+from perfed.sites.flower.refusal import RefusalReason, Refused
 from perfed.tables.site_data import SiteData
 
 _Names = Annotated[tuple[str, ...], LISTED]
@@ -67,7 +67,7 @@ class Policy(BaseModel):
         except (OSError, ValueError) as error:
             raise PerfedError(f"--policy {file}: cannot be read: {error}") from None
 
-    def check(self, study: Allowed) -> None:
+    def check(self, study: AllowList) -> None:
         """Refuse a study whose rehearsal needs more than the policy allows.
 
         Raises:
@@ -127,16 +127,16 @@ class Policy(BaseModel):
             lacking = ["replies leave without masks"] if study.secure_aggregation is None else []
             yield "secure_aggregation", lacking, "studies with the table [secure_aggregation]"
 
-    def _beyond(self, study: Allowed) -> Iterator[_Lacking]:
+    def _beyond(self, study: AllowList) -> Iterator[_Lacking]:
         for key, needed, patterns in (
             ("programs", study.programs, self.programs),
-            ("entries", [*study.entries, *([] if study.discreet else ["loss"])], self.entries),
-            ("metrics", study.measured, self.metrics),
+            ("entries", [*study.entry_names, *([] if study.discreet else ["loss"])], self.entries),
+            ("metrics", study.reported_metrics, self.metrics),
         ):
             if patterns is not None:
                 yield key, _others(needed, patterns), _list(patterns)
         if self.bytes is not None:
-            yield "bytes", _above(study.bytes, self.bytes), f"at most {self.bytes}"
+            yield "bytes", _above(study.max_reply_bytes, self.bytes), f"at most {self.bytes}"
 
     def _few(self, data: SiteData) -> Iterator[_Lacking]:
         if self.rows is None and self.rows_per_class is None:
@@ -154,7 +154,7 @@ def _refuse(found: Iterator[_Lacking]) -> None:
     for key, lacking, allowed in found:
         if lacking:
             said = "the policy of this site does not allow what the study needs"
-            raise Refused(Said.POLICY, f"{said}: {key}: {shorten_list(lacking)}; allowed: {allowed}", key)
+            raise Refused(RefusalReason.POLICY, f"{said}: {key}: {shorten_list(lacking)}; allowed: {allowed}", key)
 
 
 def _others(needed: Sequence[str], patterns: Sequence[str]) -> list[str]:

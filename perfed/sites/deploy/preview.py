@@ -15,9 +15,9 @@ from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.sites.deploy.candidates import all_allowed, candidate_runs, mixes, weights_allowed
 from perfed.sites.deploy.part import Part, asked, facts_by, make_schema_of_one_site, table_options, told_by
-from perfed.sites.flower.allowed import Allowed
+from perfed.sites.flower.allowed import AllowList
 from perfed.sites.flower.audit_log import OutgoingLog
-from perfed.sites.flower.checks import Entry
+from perfed.sites.flower.checks import TensorSpec
 from perfed.sites.flower.hash_chain import LOG
 from perfed.system import write_atomic
 from perfed.tables.site_data import read_site_data
@@ -75,12 +75,12 @@ class Preview:
         except PerfedError as error:
             why = str(error)
         found = all_allowed(study, told["task"]) if facts is None else _allowed(part)
-        entries = list(dict.fromkeys(of for allowed in found for of in allowed.sent))
+        entries = list(dict.fromkeys(of for allowed in found for of in allowed.reply_entries))
         measured, summed = (
             list(dict.fromkeys(name for names in of for name in names))
-            for of in ([allowed.measured for allowed in found], [allowed.summed for allowed in found])
+            for of in ([allowed.reported_metrics for allowed in found], [allowed.sum_names for allowed in found])
         )
-        most = max(allowed.bytes for allowed in found)
+        most = max(allowed.max_reply_bytes for allowed in found)
         sent = [_plain(*of) for of in entries]
         return cls(site, study, told, facts, why, sent, most, measured, summed, own.describe_copies())
 
@@ -107,7 +107,7 @@ class Preview:
         return {**named, **left, **summed, "metrics": list(self.metrics), "consent": self.digest}
 
 
-def _allowed(part: Part) -> list[Allowed]:
+def _allowed(part: Part) -> list[AllowList]:
     """What the site answers in each run of its study."""
     study, task = part.experiment, part.agreement.task
     if not mixes(study):
@@ -116,7 +116,7 @@ def _allowed(part: Part) -> list[Allowed]:
     return [*runs, weights_allowed(study, task, len(part.agreement.classes or (0,)))]
 
 
-def _plain(name: str, entry: Entry) -> dict[str, Any]:
+def _plain(name: str, entry: TensorSpec) -> dict[str, Any]:
     """An entry as the site's log has it."""
     return {"name": name, "shape": list(entry.shape), "dtype": str(entry.dtype).removeprefix("torch.")}
 
@@ -144,6 +144,6 @@ def consent(folder: Path, digest: str) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with OutgoingLog(folder / LOG) as log:
-        log.consent(digest)
+        log.record_consent(digest)
     content = {"consent": digest, "time": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
     write_atomic(folder / CONSENT, json.dumps(content) + "\n")

@@ -46,8 +46,8 @@ from perfed.sites.deploy.opening import AGREED, Opening, made
 from perfed.sites.deploy.spending import secret_in
 from perfed.sites.deploy.submit import JOURNAL, LINE
 from perfed.sites.deploy.trial import allowed_in
-from perfed.sites.flower.allowed import Allowed
-from perfed.sites.flower.engine import RATIO, FlowerEngine, Limits, RealTimeServer
+from perfed.sites.flower.allowed import AllowList
+from perfed.sites.flower.engine import MAX_RATIO, FlowerEngine, Limits, RealTimeServer
 from perfed.sites.flower.journal import Journal
 from perfed.sites.flower.transport import Transport
 from perfed.sites.flower.wire import ROUND
@@ -75,7 +75,7 @@ class Settings:
     out: str
     wait: float = 300.0
     deadline: float = 600.0
-    ratio: float = RATIO
+    ratio: float = MAX_RATIO
     at_least: float = 0.0
 
     @classmethod
@@ -228,7 +228,7 @@ class Submitted:
         return clients, agreement, opening.doubts
 
     def _server(
-        self, study: str, out: Path, journal: Journal, allowed: Allowed | None
+        self, study: str, out: Path, journal: Journal, allowed: AllowList | None
     ) -> Callable[..., RealTimeServer]:
         """What makes the server of a run in ``out``."""
         settings = self.settings
@@ -324,7 +324,7 @@ def _run(experiment: Experiment, federation: Federation, out: Path, server: Call
     def checkpointed_states(site: str) -> list[int]:
         return [int(flatten(state)["sequence"]) for client, state in run.taken.clients.items() if client == site]
 
-    run.server.keep(checkpointed_states)
+    run.server.keep_states(checkpointed_states)
     return run
 
 
@@ -345,7 +345,7 @@ def _with_noise(
 
 def _progress(journal: Journal, run: Run) -> Callable[[int, int, float | None], None]:
     def progress(number: int, rounds: int, accuracy: float | None) -> None:
-        journal.forget(before=(number - 1) * ROUND)
+        journal.remove_before(sequence=(number - 1) * ROUND)
         tell(round=number, rounds=rounds, accuracy=accuracy, counts=(run.history or [{}])[-1].get("counts", {}))
 
     return progress

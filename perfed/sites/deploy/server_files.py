@@ -12,7 +12,7 @@ from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment
 from perfed.sites.deploy.deployment import CONNECTION, Deployment, app_name
 from perfed.sites.deploy.release import LOCK, Release
-from perfed.sites.flower.processes import SWITCHES
+from perfed.sites.flower.processes import FLOWER_SETTINGS
 
 
 def filled(template: str, values: Mapping[str, object]) -> str:
@@ -59,10 +59,10 @@ def app_hash(study: Experiment) -> str:
     The same study gives the same hash with the versions of Flower that perfed is made for.
     """
     try:
-        from perfed.sites.flower.adapter import bundle_hash
+        from perfed.sites.flower.adapter import hash_bundle
     except PerfedError:
         return ""
-    return bundle_hash({name.removeprefix("app/"): text for name, text in app_files(study).items()})
+    return hash_bundle({name.removeprefix("app/"): text for name, text in app_files(study).items()})
 
 
 BAR = "bar.sh"
@@ -100,9 +100,9 @@ def values_of(deployment: Deployment, release: Release) -> dict[str, Any]:
         "connection_tls": f'root-certificates = "{ca}"' if tls else "insecure = true",
         "hardening": filled("hardening.conf", {}).rstrip(),
         "protect_home": "read-only" if deployment.directory.startswith(_HOMES) else "yes",
-        "switches": "\n".join(f"export {key}={value}" for key, value in SWITCHES.items()),
-        "switches_systemd": "\n".join(f"Environment={key}={value}" for key, value in SWITCHES.items()),
-        "switches_yaml": "\n".join(f'      {key}: "{value}"' for key, value in SWITCHES.items()),
+        "switches": "\n".join(f"export {key}={value}" for key, value in FLOWER_SETTINGS.items()),
+        "switches_systemd": "\n".join(f"Environment={key}={value}" for key, value in FLOWER_SETTINGS.items()),
+        "switches_yaml": "\n".join(f'      {key}: "{value}"' for key, value in FLOWER_SETTINGS.items()),
     }
 
 

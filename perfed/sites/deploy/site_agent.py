@@ -35,13 +35,13 @@ from perfed.sites.deploy.policy import Policy
 from perfed.sites.deploy.server_files import app_hash
 from perfed.sites.deploy.spending import ledger
 from perfed.sites.deploy.trial import private_in
-from perfed.sites.flower.allowed import Allowed
+from perfed.sites.flower.allowed import AllowList
 from perfed.sites.flower.audit_log import OutgoingLog
 from perfed.sites.flower.hash_chain import LOG
 from perfed.sites.flower.masking import KINDS
 from perfed.sites.flower.message import pack, unframe
-from perfed.sites.flower.probe import Server
-from perfed.sites.flower.refusal import Refused, Said, detail, refusing, said_of
+from perfed.sites.flower.probe import ServerAddress
+from perfed.sites.flower.refusal import RefusalReason, Refused, describe_for_server, describe_for_site, refuse_as
 from perfed.sites.flower.site import Site
 from perfed.sites.flower.store import SiteStore
 from perfed.system import installed_version
@@ -89,7 +89,7 @@ class Station:
             self._rows = read_checked_data(site, data, study, self._policy)
         self._log = OutgoingLog(folder / LOG)
         pinned = "any study" if study is None else f"a study with SHA-256 {hashlib.sha256(study.encode()).hexdigest()}"
-        self._log.note(f"site '{site}' has started for {pinned}, with perfed {installed_version()}")
+        self._log.add_note(f"site '{site}' has started for {pinned}, with perfed {installed_version()}")
         self._modules = [] if study is None else own_modules(read(study, "the study"))
         self._left = False  # since it was started
         self._store: SiteStore | None = None
@@ -106,8 +106,8 @@ class Station:
         """Let another process work for the site."""
         with suppress(OSError):  # the disk may be full
             if not self._left and left(self._folder):
-                self._log.note(said(self._folder))
-            self._log.note("the site has stopped")
+                self._log.add_note(said(self._folder))
+            self._log.add_note("the site has stopped")
         self._log.close()
         if self._store is not None:
             self._store.close()
@@ -121,7 +121,7 @@ class Station:
     def heard(self, line: str) -> None:
         """Write down what is no message of a run, and what is replied to it; where it cannot be, say it alone."""
         with suppress(OSError):
-            self._log.note(line)
+            self._log.add_note(line)
         self._note(line)
 
     def answer(self, data: bytes) -> bytes:
@@ -133,20 +133,20 @@ class Station:
             PerfedError: nothing can be logged: nothing leaves.
         """
         try:
-            self._log.arrived(data)
+            self._log.record_arrival(data)
             if not self._left and left(self._folder):
                 self._left = True
-                self._log.note(said(self._folder))
+                self._log.add_note(said(self._folder))
             reply = self._reply(data)
             self._log.append(reply)
         except OSError as error:
-            self._note(detail(error))
-            raise Refused(Said.DISK) from None
+            self._note(describe_for_site(error))
+            raise Refused(RefusalReason.DISK) from None
         return reply
 
     def _reply(self, data: bytes) -> bytes:
         try:
-            with refusing(Said.MESSAGE):
+            with refuse_as(RefusalReason.MESSAGE):
                 header, _ = unframe(data)
             allowed = f"the server names it; allowed: {', '.join(self._modules) or 'none'}"
             with allow_modules(self._modules, allowed):
@@ -154,12 +154,12 @@ class Station:
         except _Busy as error:  # the server says next whether that run is over
             return pack({"kind": "error", "site": self._name, "error": str(error), **error.held}, {})
         except Exception as error:  # whatever failed, its words may say something of the rows
-            self._note(detail(error))
-            return pack({"kind": "error", "site": self._name, "error": said_of(error)}, {})
+            self._note(describe_for_site(error))
+            return pack({"kind": "error", "site": self._name, "error": describe_for_server(error)}, {})
 
     def _answered(self, header: Mapping[str, Any], data: bytes) -> bytes:
         if self._left:
-            raise Refused(Said.LEFT)
+            raise Refused(RefusalReason.LEFT)
         kind, run = header.get("kind"), str(header.get("run"))
         if self._part is not None and self._part.run == run:
             self._told = set()
@@ -171,7 +171,9 @@ class Station:
                 self._store.notes.clear()
             return reply
         if kind not in ("study", "agreement"):
-            raise Refused(Said.MESSAGE, f"a message of kind {str(kind)[:60]!r}; allowed: study, agreement, work")
+            raise Refused(
+                RefusalReason.MESSAGE, f"a message of kind {str(kind)[:60]!r}; allowed: study, agreement, work"
+            )
         if self._last is None or self._last[0] != data:  # else it is sent again
             self._last = data, self._opened(kind, run, header)
         return self._last[1]
@@ -180,15 +182,15 @@ class Station:
         """The reply to a message before a run: what the site tells, or its facts when it has joined."""
         study = self._study_of(header)
         part, fields = self._part, {"site": self._name, "run": run, "round": 0, "program": kind}
-        with refusing(Said.MESSAGE):
+        with refuse_as(RefusalReason.MESSAGE):
             joined = Part.find_joined(self._folder, self._name, self._data, run)
         if joined is not None and joined.study != study:
-            raise Refused(Said.JOINED, f"{Said.JOINED} (run {run})")
+            raise Refused(RefusalReason.JOINED, f"{RefusalReason.JOINED} (run {run})")
         held = {} if part is None or part.run == run else part.held
         known = run in self._told
         self._told.add(run)
         if kind == "study":
-            with refusing(Said.DATA):
+            with refuse_as(RefusalReason.DATA):
                 rows = self._rows or read_checked_data(self._name, self._data, study, self._policy)
                 line = "" if joined is None else self._ledger_line(joined)
                 sites = count_sites(read(study, "the study"))
@@ -199,10 +201,10 @@ class Station:
         if held and not (known and header.get("ended") == held["busy"]):
             self._read = {}
             raise _Busy(held)
-        with refusing(Said.MESSAGE):
+        with refuse_as(RefusalReason.MESSAGE):
             agreement = FederationSchema.of_plain(header.get("agreement"), "the server's agreement")
         if joined is not None and joined.agreement != agreement:
-            raise Refused(Said.JOINED, f"{Said.JOINED} (run {run})")
+            raise Refused(RefusalReason.JOINED, f"{RefusalReason.JOINED} (run {run})")
         since = part.since if part is not None and part.run == run else f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
         checked_rows, place = self._rows or self._read.pop(study, None), str(header.get("place"))
         rows_hash, versions = ("", installed_versions()) if joined is None else (joined.rows_hash, joined.versions)
@@ -215,9 +217,9 @@ class Station:
     def _study_of(self, header: Mapping[str, Any]) -> str:
         """The server's study, which must be that of the site."""
         study = header.get("study")
-        with refusing(Said.STUDY):
+        with refuse_as(RefusalReason.STUDY):
             if not isinstance(study, str) or (self._study is not None and not belongs(study, self._study)):
-                raise Refused(Said.STUDY)
+                raise Refused(RefusalReason.STUDY)
             self._check_pinned(read(study, "the study"))
         self._policy.check_study(read(study, "the study"))  # before a row is read
         return study
@@ -225,16 +227,16 @@ class Station:
     def _check_pinned(self, study: Experiment) -> None:
         """Refuse a private study of the server's own, whose columns and classes could make refusals tell of rows."""
         if self._study is None and study.privacy is not None:
-            raise Refused(Said.ANY_STUDY)
+            raise Refused(RefusalReason.ANY_STUDY)
 
     def _join(self, part: Part) -> None:
         """Take part in a run from here on, in the place of any other."""
-        with refusing(Said.MESSAGE):
+        with refuse_as(RefusalReason.MESSAGE):
             part.stored(self._folder)  # which finds out whether the run has a name
-        with refusing(Said.DATA):
+        with refuse_as(RefusalReason.DATA):
             part.federation  # noqa: B018 - which finds out whether the data fit
             part.check_unchanged()
-        with refusing(Said.UNFIT):
+        with refuse_as(RefusalReason.UNFIT):
             allowed = part.allowed
         self._consents(part, allowed)
         if self._store is not None:
@@ -244,17 +246,17 @@ class Station:
         self._part = part
         self._note(f"takes part in run {part.run}: {title_of(part.experiment)}, {part.experiment.rounds} rounds")
 
-    def _consents(self, part: Part, allowed: Allowed) -> None:
+    def _consents(self, part: Part, allowed: AllowList) -> None:
         """Refuse what the policy does not allow as it is now: of the study, of its rehearsal, of the site's data."""
         self._policy.check_study(part.experiment)
-        with refusing(Said.UNFIT):  # all runs of the study, before the first
+        with refuse_as(RefusalReason.UNFIT):  # all runs of the study, before the first
             runs = [] if self._study is None else all_allowed(self._study, part.agreement.task)
         for needed in (allowed, *runs):
             self._policy.check(needed)
-        with refusing(Said.DATA):
+        with refuse_as(RefusalReason.DATA):
             own = part.own or read_site_data(self._name, self._data, table_options(part.experiment))
             self._policy.check_data(own)
-        with refusing(Said.UNFIT):
+        with refuse_as(RefusalReason.UNFIT):
             line, sites = self._ledger_line(part), count_sites(part.experiment)
             self._policy.check_budget(self._folder, line, part.private, own, sites)
 
@@ -266,7 +268,7 @@ class Station:
     def _joined(self, run: str) -> Part:
         """The run with the id ``run``, in which the site must be."""
         if self._part is None or self._part.run != run:
-            raise Refused(Said.AWAY)
+            raise Refused(RefusalReason.AWAY)
         return self._part
 
     def _at(self, run: str) -> Site:
@@ -274,7 +276,7 @@ class Station:
         part = self._joined(run)
         if self._site is None:
             if self._study is not None and not belongs(part.study, self._study):  # it was started again with another
-                raise Refused(Said.STUDY)
+                raise Refused(RefusalReason.STUDY)
             self._check_pinned(part.experiment)
             part.check_unchanged()
             self._consents(part, part.allowed)
@@ -324,7 +326,7 @@ def read_checked_data(site: str, data: Path, study: str, policy: Policy) -> Site
 
 
 def _private(study: str) -> PrivateMethod | None:
-    with refusing(Said.UNFIT):
+    with refuse_as(RefusalReason.UNFIT):
         return private_in(read(study, "the study"))
 
 
@@ -346,7 +348,7 @@ class SiteSettings:
 
     name: str
     data: Path
-    server: Server
+    server: ServerAddress
     folder: Path
     study: str | None = None
     policy: Policy = field(default_factory=Policy)
@@ -378,7 +380,7 @@ def check_site(settings: SiteSettings) -> None:
         if secure is not None and secure.keys is not None:
             from perfed.sites.flower.signing import SigningKey  # which needs perfed[flower]
 
-            secure.check_key(settings.name, SigningKey.in_folder(settings.folder).public)
+            secure.check_key(settings.name, SigningKey.in_folder(settings.folder).public_key)
         going_on = part is not None and belongs(part.study, study)
         agreement = part.agreement if part is not None and going_on else None
         found = describe_problems(settings.name, settings.data, options, agreement)
@@ -404,12 +406,12 @@ def run_site(settings: SiteSettings, note: Note, stop: threading.Event) -> None:
         PerfedError: another process is this site; a connection that will never succeed; data that do not fit are told
             to the server, see :func:`check_site`.
     """
-    from perfed.sites.flower.node import Attendant, attend  # which needs perfed[flower]
+    from perfed.sites.flower.node import MessageHandler, serve_messages  # which needs perfed[flower]
 
     station = Station(settings.folder, settings.name, settings.data, settings.study, note, settings.policy)
     try:
         place = hashlib.sha256(f"{platform.node()}:{settings.folder.resolve()}".encode()).hexdigest()[:16]
-        at = Attendant(settings.name, place, station.answer, station.began, note, station.heard)
-        attend(settings.server, at, stop)
+        at = MessageHandler(settings.name, place, station.answer, station.began, note, station.heard)
+        serve_messages(settings.server, at, stop)
     finally:
         station.close()

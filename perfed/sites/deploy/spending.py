@@ -27,7 +27,7 @@ from perfed.method.declared import FederationInfo
 from perfed.privacy.accountant import Releases, epsilon
 from perfed.privacy.apply import PrivateMethod
 from perfed.rng import Noise
-from perfed.sites.flower.refusal import Refused, Said
+from perfed.sites.flower.refusal import RefusalReason, Refused
 from perfed.sites.flower.site import metrics_of_round
 from perfed.system import lock_folder, read_secret, sync_folder, write_atomic
 from perfed.training.private import ReleaseCounter
@@ -69,7 +69,7 @@ class Told:
             them, which counted what a study plans.
         releases: releases of training rows by what they were for: the number of an exchange, an evaluation
             (:func:`~perfed.sites.flower.site.metrics_of_round`), the model that the site keeps
-            (:data:`~perfed.sites.flower.site.OWN_MODEL`), or a number of rows whose noise the run draws once.
+            (:data:`~perfed.sites.flower.site.SITE_MODEL`), or a number of rows whose noise the run draws once.
         metrics: releases of test rows by the number of the round: metrics that left with noise.
         metrics_noise: of these.
         answers: by exchange the hash of the state and the message that was answered.
@@ -144,7 +144,7 @@ def _locked_ledger(folder: Path) -> Iterator[Path]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise Refused(Said.BUDGET, f"{file}: another process is changing the ledger") from None
+                    raise Refused(RefusalReason.BUDGET, f"{file}: another process is changing the ledger") from None
                 time.sleep(0.01)
         yield file
 
@@ -204,7 +204,7 @@ class SiteBudget:
         """Name of the ledger's line that counts what is told with this budget (:attr:`Told.noise_of`)."""
         return self._unspent.noise_of
 
-    def noise(self, message: bytes) -> Noise:
+    def make_noise(self, message: bytes) -> Noise:
         """Return the source of the noise in the answer to ``message``, the hash of a state and a message."""
         return Noise(self._secret, message)
 
@@ -219,7 +219,7 @@ class SiteBudget:
         with self._line_to_write(exchange) as line:
             if line.answers.setdefault(exchange, message.hex()) != message.hex():
                 raise Refused(
-                    Said.MESSAGE,
+                    RefusalReason.MESSAGE,
                     f"the server's message: exchange {exchange} was asked with another payload already; a server that "
                     "goes on asks the same again",
                 )
@@ -239,7 +239,7 @@ class SiteBudget:
                 if releases > line.releases.get(name, 0):
                     line.releases[name] = releases
 
-    def measured(
+    def release_metrics(
         self, round_: int, message: bytes, outputs: Outputs, info: FederationInfo, scale: TargetScale | None
     ) -> dict[str, float]:
         """Return the metrics that leave after a round, with noise, and note them before; a round counts once.
@@ -258,7 +258,7 @@ class SiteBudget:
         assert metrics is not None
         with self._line_to_write(metrics_of_round(round_)) as line:
             line.metrics.setdefault(str(round_), metrics.each)
-        return metrics.told(outputs, metrics.bounds(info.task, info.num_classes, scale), self.noise(message))
+        return metrics.told(outputs, metrics.bounds(info.task, info.num_classes, scale), self.make_noise(message))
 
     @contextmanager
     def _line_to_write(self, exchange: str) -> Iterator[Told]:
@@ -279,7 +279,7 @@ class SiteBudget:
             spent = total([line], settings.unit, settings.delta)
             if budget is not None and spent > budget * _SLACK:
                 beyond = f"exchange {exchange} would make epsilon {spent:.4g}; privacy.epsilon is {budget:g}"
-                raise Refused(Said.BUDGET, beyond)
+                raise Refused(RefusalReason.BUDGET, beyond)
             check_most(lines, self._most, self._delta)
             if line != before or not file.exists():
                 write_atomic(file, json.dumps([seal(asdict(each)) for each in lines], indent=1) + "\n", mode=0o600)
@@ -331,4 +331,4 @@ def check_most(told: Sequence[Told], most: float | None, delta: float) -> None:
     spent = 0.0 if most is None else total(told, "sample", delta)
     if spent > (inf if most is None else most * _SLACK):
         why = f"all runs of this site would make epsilon {spent:.4g} at delta {delta:g}; allowed: at most {most:g}"
-        raise Refused(Said.POLICY, f"epsilon: {why}", "epsilon")
+        raise Refused(RefusalReason.POLICY, f"epsilon: {why}", "epsilon")

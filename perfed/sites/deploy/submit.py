@@ -12,7 +12,7 @@ from typing import Any
 from perfed.data.reading import checked, read_json
 from perfed.errors import PerfedError, shorten_list
 from perfed.sites.deploy.deployment import Deployment
-from perfed.sites.flower.submission import PATIENCE, Submitter
+from perfed.sites.flower.submission import MAX_SILENCE, Submitter
 from perfed.system import create_private_files, lock_folder, write_atomic
 
 JOURNAL = "journal"
@@ -58,7 +58,7 @@ def submit(folder: Path, config: Mapping[str, Any], show: Callable[[dict[str, An
     def followed(run: int) -> str:
         with log.open("a", encoding="utf-8") as file:
             file.write(f"run {run}, {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n")
-        return submitter.follow(run, line, _LONGEST, lambda text: show({"stage": text}))
+        return submitter.follow_log(run, line, _LONGEST, lambda text: show({"stage": text}))
 
     status, run = "", _submitted(folder).get(out)
     if run is not None and goes_on(Path(out)):
@@ -86,16 +86,16 @@ def stop(folder: Path, out: Path) -> int:
     """
     submitter, known = _submitter(folder), _submitted(folder)
     run = known.get(str(out))
-    if run is None or submitter.status(run).startswith("finished"):
+    if run is None or submitter.read_status(run).startswith("finished"):
         others = [other for other in known if goes_on(Path(other))]
         raise PerfedError(
             f"{out}: no run goes on there" + (f"; one does in {shorten_list(others)} (--out)" if others else "")
         )
     submitter.stop(run)
-    ends = time.monotonic() + PATIENCE
+    ends = time.monotonic() + MAX_SILENCE
     while goes_on(out):
         if time.monotonic() > ends:
-            raise PerfedError(f"{out}: the run was told to end, and is still at work {PATIENCE:.0f} seconds later")
+            raise PerfedError(f"{out}: the run was told to end, and is still at work {MAX_SILENCE:.0f} seconds later")
         time.sleep(_LOOK)
     from perfed.run.checkpoint_files import CheckpointFiles  # takes torch along
 

@@ -15,8 +15,8 @@ from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.method.method import Method
 from perfed.privacy.apply import PrivateMethod
-from perfed.sites.flower.allowed import Allowed
-from perfed.sites.flower.dry_run import Protocol, allowed_by
+from perfed.sites.flower.allowed import AllowList
+from perfed.sites.flower.dry_run import ExchangeSettings, derive_allow_list
 
 _ROWS, _COLUMNS = 40, 4
 
@@ -77,11 +77,11 @@ def entries_sent(study: Experiment) -> list[str]:
         >>> entries_sent(validate({"method": "fedavg", "rounds": 1, "data": data, "model": {"head": "linear"}}))
         ['shared/head.weight', 'shared/head.bias', 'num_samples']
     """
-    return allowed_in(study.to_toml()).entries
+    return allowed_in(study.to_toml()).entry_names
 
 
 @lru_cache(maxsize=4)
-def allowed_in(study: str, task: Task | None = None) -> Allowed:
+def allowed_in(study: str, task: Task | None = None) -> AllowList:
     """What a site answers in the study, a TOML text, where its table has four columns, and two classes if any.
 
     ``task``: in place of what the study says.
@@ -95,15 +95,15 @@ def allowed_in(study: str, task: Task | None = None) -> Allowed:
     initialiser = Initialiser(method_of(experiment), model, experiment.seed, experiment.torch_dtype, secure=secure)
     protocol = protocol_of(experiment, federation.num_domains)
     try:
-        return allowed_by(federation.clients[0], initialiser.info(federation), initialiser, protocol)
+        return derive_allow_list(federation.clients[0], initialiser.info(federation), initialiser, protocol)
     except PerfedError as error:
         raise PerfedError(f"tried on made-up tables: {error}") from None
 
 
-def protocol_of(study: Experiment, domains: int) -> Protocol:
+def protocol_of(study: Experiment, domains: int) -> ExchangeSettings:
     """What the study says of exchanges besides its method, where there are so many domains."""
     evaluation = study.evaluation
-    return Protocol(
+    return ExchangeSettings(
         rounds=study.rounds,
         sites=len(study.data.options["files"]),
         domains=domains,
@@ -111,7 +111,7 @@ def protocol_of(study: Experiment, domains: int) -> Protocol:
         split=evaluation.split,
         validated=evaluation.stop == "validated",
         metrics=evaluation.measured,
-        held=evaluation.classes == "held",
+        scores_held_classes=evaluation.classes == "held",
         noisy=study.privacy is not None and study.privacy.metrics == "noisy",
     )
 

@@ -1,4 +1,4 @@
-"""What the server is told where a site does not answer: fixed sentences. Why, the site's own terminal says."""
+"""The refusals of a site. The server receives one of a few fixed sentences; the details stay at the site."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from enum import StrEnum
 from perfed.errors import ClientsDiverged, PerfedError
 
 
-class Said(StrEnum):
-    """All that the server may be told: no row's content, no count of rows, no name of a class, no path."""
+class RefusalReason(StrEnum):
+    """The fixed sentences that the server may receive; none reveals rows, their number, names of classes or paths."""
 
     MESSAGE = "the site does not answer such a message; its administrator sees why"
     STUDY = "the server's study is not the one that this site was given"
@@ -33,43 +33,57 @@ class Said(StrEnum):
 
 
 class Refused(PerfedError):
-    """A site does not answer.
+    """The error of a site that refuses to answer a message; its text is for the site only.
+
+    Args:
+        reason: The sentence that the server receives.
+        detail: The text of the error, for the site's administrator; by default the sentence for the server.
+        key: The name of the setting in the site's policy that does not allow the request. The server receives the
+            name, and never the value of the setting.
 
     Attributes:
-        said: what the server is told.
-        key: of the site's policy, which the server is told too; never a value.
+        reason: The sentence that the server receives.
+        key: The name of the setting in the site's policy; empty if the policy is not concerned.
     """
 
-    def __init__(self, said: Said, why: object = None, key: str = "") -> None:
-        super().__init__(" ".join(str(said if why is None else why).split()))
-        self.said, self.key = said, key
+    def __init__(self, reason: RefusalReason, detail: object = None, key: str = "") -> None:
+        super().__init__(" ".join(str(reason if detail is None else detail).split()))
+        self.reason, self.key = reason, key
 
     @property
-    def told(self) -> str:
-        """What the server is told, with the key."""
-        return f"{self.said} ({self.key})" if self.key else str(self.said)
+    def text_for_server(self) -> str:
+        """The sentence that the server receives, with the name of the setting in the policy."""
+        return f"{self.reason} ({self.key})" if self.key else str(self.reason)
 
 
 @contextmanager
-def refusing(said: Said) -> Iterator[None]:
-    """Let the server be told ``said`` of what is wrong here, unless what failed says otherwise itself."""
+def refuse_as(reason: RefusalReason) -> Iterator[None]:
+    """Turn exceptions in the block of a ``with`` statement into :class:`Refused` with this reason for the server.
+
+    A :class:`Refused` keeps its own reason. Errors of the disk, of memory and of diverged training pass unchanged,
+    because :func:`describe_for_server` has sentences for them.
+    """
     try:
         yield
     except (Refused, OSError, MemoryError, ClientsDiverged):
         raise
     except Exception as error:
-        raise Refused(said, detail(error)) from error
+        raise Refused(reason, describe_for_site(error)) from error
 
 
-def said_of(error: Exception) -> str:
-    """What the server is told of an error."""
-    kinds = ((ClientsDiverged, Said.DIVERGED), (OSError, Said.DISK), (MemoryError, Said.MEMORY))
+def describe_for_server(error: Exception) -> str:
+    """Return the sentence about an error that the server may receive."""
+    kinds = (
+        (ClientsDiverged, RefusalReason.DIVERGED),
+        (OSError, RefusalReason.DISK),
+        (MemoryError, RefusalReason.MEMORY),
+    )
     if isinstance(error, Refused):
-        return error.told
-    return str(next((said for kind, said in kinds if isinstance(error, kind)), Said.FAILED))
+        return error.text_for_server
+    return str(next((reason for kind, reason in kinds if isinstance(error, kind)), RefusalReason.FAILED))
 
 
-def detail(error: Exception) -> str:
-    """An error in one line, for the site's own administrator."""
-    named = "" if isinstance(error, PerfedError) else f"{type(error).__name__}: "
-    return f"{named}{' '.join(str(error).split())}"
+def describe_for_site(error: Exception) -> str:
+    """Return an error in one line for the site's own administrator."""
+    prefix = "" if isinstance(error, PerfedError) else f"{type(error).__name__}: "
+    return f"{prefix}{' '.join(str(error).split())}"

@@ -24,9 +24,9 @@ from perfed.sites.deploy.own_model import site_model
 from perfed.sites.deploy.policy import Policy
 from perfed.sites.deploy.preview import Preview
 from perfed.sites.deploy.study import study_of
-from perfed.sites.flower.hash_chain import LOG, read
+from perfed.sites.flower.hash_chain import LOG, read_log
 from perfed.sites.flower.message import unpack
-from perfed.sites.flower.wire import payload_hash
+from perfed.sites.flower.wire import hash_payload
 
 FOLDS = 2
 CANDIDATES = ["flic-hl", "local", "sklearn:logistic", "sklearn:gradient-boosting"]
@@ -120,7 +120,7 @@ def test_what_the_candidates_say_of_a_row_does_not_leave(ran):
             assert found.keys() == names | {"loss"}
             assert sum(value.numel() for value in found.values()) <= 1 + 1 + 1 + 4 + 16
             assert not said & {float(value) for entry in found.values() for value in entry.flatten()}
-        lines = [line for line in read(path / f"at-{site}" / LOG) if "note" not in line and "arrived" not in line]
+        lines = [line for line in read_log(path / f"at-{site}" / LOG) if "note" not in line and "arrived" not in line]
         entries = {entry["name"] for line in lines for entry in line["entries"]} - {"reply///empty"}
         assert {f"reply/{name}" for name in SUMS} <= entries <= declared
 
@@ -303,7 +303,7 @@ def test_under_masks_a_payload_is_one_and_the_same_in_all_runs_of_a_blend(tables
         for site, message in messages.items():
             header, tree = unpack(message)
             if "secure" in header:
-                payloads[site].add(payload_hash(header, tree))
+                payloads[site].add(hash_payload(header, tree))
         return ask(messages, deadline, least)
 
     stations.exchange = exchange

@@ -25,8 +25,8 @@ def asked(tmp_path):
     """The list of what a site was asked in three exchanges."""
     with SiteStore(tmp_path / RUNS, "run-1") as store:
         for number, content in ADMITTED:
-            assert store.admit(number, content)
-            store.put(number, {"weight": torch.ones(2)}, b"reply")
+            assert store.admit_request(number, content)
+            store.save_exchange(number, {"weight": torch.ones(2)}, b"reply")
         return store.path / "asked"
 
 
@@ -34,24 +34,24 @@ def test_a_whole_list_admits_each_exchange_with_three_payloads(asked):
     with asked.open("a") as file:
         file.write("40001 train te")  # a process that was killed while it wrote
     with SiteStore(asked.parents[1], "run-1") as again:
-        assert again.admit(*ADMITTED[0])
-        assert again.admit(40_001, "train test other") and again.admit(40_001, "train test second")
-        assert again.admit(40_001, "train test third") and not again.admit(40_001, "train test fourth")
+        assert again.admit_request(*ADMITTED[0])
+        assert again.admit_request(40_001, "train test other") and again.admit_request(40_001, "train test second")
+        assert again.admit_request(40_001, "train test third") and not again.admit_request(40_001, "train test fourth")
     with SiteStore(asked.parents[1], "run-1") as again:
-        assert again.admit(40_001, "train test third") and not again.admit(40_001, "train test fourth")
+        assert again.admit_request(40_001, "train test third") and not again.admit_request(40_001, "train test fourth")
 
 
 @DAMAGED
 def test_a_damaged_list_of_what_was_asked_is_refused(asked, damage):
     damage(asked)
-    with pytest.raises(PerfedError, match=r"asked: .*; exchanges could be asked more often") as error:
+    with pytest.raises(PerfedError, match=r"asked: .*; the server could repeat exchanges more often") as error:
         SiteStore(asked.parents[1], "run-1")
     assert "\n" not in str(error.value)
 
 
 def test_a_list_of_another_run_is_refused(asked):
     with SiteStore(asked.parents[1], "run-2") as other:
-        other.admit(10_001, "train test other")
+        other.admit_request(10_001, "train test other")
     shutil.copy(other.path / "asked", asked)
     with pytest.raises(PerfedError, match="2 of 3 lines are missing"):
         SiteStore(asked.parents[1], "run-1")
@@ -92,4 +92,4 @@ def test_answers_of_another_run_are_asked_again(tmp_path):
     Journal(tmp_path / "one", "run-1").write(10_001, [Answer("north", b"reply", "", 1.0)])
     (tmp_path / "one").rename(tmp_path / "other")
     journal = Journal(tmp_path / "other", "run-2")
-    assert journal.answers(10_001) is None and "it is of run 'run-1'" in journal.notes[0]
+    assert journal.load_answers(10_001) is None and "it is of run 'run-1'" in journal.notes[0]

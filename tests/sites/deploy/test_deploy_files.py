@@ -14,7 +14,7 @@ from deployments import SITES, deploy, deployed, study
 
 from perfed.experiment.config import Experiment, find_experiment, read, validate
 from perfed.sites.deploy.trial import entries_sent
-from perfed.sites.flower.processes import SWITCHES
+from perfed.sites.flower.processes import FLOWER_SETTINGS
 
 
 def test_the_app_carries_the_whole_study_and_no_path(tmp_path):
@@ -68,7 +68,7 @@ def test_scripts_are_shell_and_set_what_keeps_flower_at_home(tmp_path):
         subprocess.run(["sh", "-n", script], check=True)
     program = f'here={shlex.quote(str(server))}; . "$here/environment.sh"; env'
     environment = subprocess.run(["sh", "-c", program], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert {f"{key}={value}" for key, value in SWITCHES.items()} <= set(environment)
+    assert {f"{key}={value}" for key, value in FLOWER_SETTINGS.items()} <= set(environment)
     assert f"FLWR_HOME={server}/flwr" in environment
     connection = tomllib.loads((server / "flwr/config.toml").read_text())["superlink"]
     assert connection[connection["default"]] == {"address": "127.0.0.1:8000", "insecure": True}
@@ -124,7 +124,7 @@ def test_units_come_back_for_good(tmp_path):
         assert "\nUser=perfed\n" in text and "\nStartLimitIntervalSec=0\n" in text
     site = (folder / "sites/north/perfed-site.service").read_text()
     assert re.search("\nExecStart=.*perfed site .* --consent HASH\n", site)
-    assert all(f"\nEnvironment={key}={value}\n" in site for key, value in SWITCHES.items())
+    assert all(f"\nEnvironment={key}={value}\n" in site for key, value in FLOWER_SETTINGS.items())
 
 
 def test_pages_say_what_to_do_and_what_leaves(tmp_path):

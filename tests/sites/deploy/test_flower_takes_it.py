@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from deployments import deployed
 
-from perfed.sites.flower.processes import SWITCHES
+from perfed.sites.flower.processes import FLOWER_SETTINGS
 
 pytest.importorskip("flwr", reason="needs the extra flower")
 
@@ -23,7 +23,7 @@ def flwr(folder: Path, *arguments: object) -> str:
     done = subprocess.run(
         [program, *map(str, arguments)],
         cwd=folder,
-        env={**os.environ, **SWITCHES, "FLWR_HOME": str(folder / "home")},
+        env={**os.environ, **FLOWER_SETTINGS, "FLWR_HOME": str(folder / "home")},
         capture_output=True,
         text=True,
     )

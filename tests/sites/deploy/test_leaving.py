@@ -12,9 +12,9 @@ from stations import Stations, answer_all, interrupted_by, same_as_simulated, st
 
 from perfed.errors import PerfedError
 from perfed.sites.deploy.site_agent import SiteSettings, check_site
-from perfed.sites.flower.hash_chain import LOG, read, verify
+from perfed.sites.flower.hash_chain import LOG, read_log, verify_log
 from perfed.sites.flower.message import unpack
-from perfed.sites.flower.probe import Server
+from perfed.sites.flower.probe import ServerAddress
 
 
 def leave(tables: Path) -> str:
@@ -27,8 +27,8 @@ def leave(tables: Path) -> str:
 
 def notes(tables: Path) -> list[str]:
     log = tables / "at-north" / LOG
-    assert verify(log) is None
-    return [line["note"] for line in read(log) if "note" in line]
+    assert verify_log(log) is None
+    return [line["note"] for line in read_log(log) if "note" in line]
 
 
 @pytest.mark.long
@@ -51,7 +51,7 @@ def test_a_site_that_has_left_does_not_start_until_its_mark_is_gone(tables):
     assert "nothing runs here that could tell the server" in leave(tables)
     assert notes(tables)[-1].startswith("the site has left, at 20")
     folder = tables / "at-north"
-    settings = SiteSettings("north", tables / "north.csv", Server("127.0.0.1:9"), folder)
+    settings = SiteSettings("north", tables / "north.csv", ServerAddress("127.0.0.1:9"), folder)
     with pytest.raises(PerfedError, match=f"this site has left, at .*; to take part again, remove {folder / 'left'}"):
         check_site(settings)
     again = perfed("site", "leave", "--dir", folder)

@@ -15,7 +15,7 @@ from stations import Stations, study, submit
 from perfed.errors import PerfedError
 from perfed.sites.deploy.site_agent import Station
 from perfed.sites.flower.message import pack, unpack
-from perfed.sites.flower.refusal import Said
+from perfed.sites.flower.refusal import RefusalReason
 
 MODULE = """
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_a_module_that_the_server_names_is_not_imported(place, pinned, tables, w
         told = unpack(site.answer(pack({"kind": "study", **fields, "study": text}, {})))[0]["told"]
         agreement = {"agreement": agreement_of(told), "kind": "agreement", **fields}
         said = unpack(site.answer(pack(agreement, {})))[0]
-    assert said["error"] in (Said.STUDY, Said.DATA) and not witness.exists()
+    assert said["error"] in (RefusalReason.STUDY, RefusalReason.DATA) and not witness.exists()
     assert "elsewhere" not in sys.modules and (pinned or "elsewhere" in notes[-1])
 
 

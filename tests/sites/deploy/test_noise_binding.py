@@ -28,8 +28,8 @@ from perfed.sites.deploy.site_agent import SiteSettings, Station, check_site
 from perfed.sites.deploy.spending import LEDGER, ledger, total
 from perfed.sites.deploy.study import study_of
 from perfed.sites.flower.message import pack, unpack
-from perfed.sites.flower.probe import Server
-from perfed.sites.flower.refusal import Said
+from perfed.sites.flower.probe import ServerAddress
+from perfed.sites.flower.refusal import RefusalReason
 
 PRIVATE = {
     "method": "fedrod",  # which sends noisy class counts, besides parameters
@@ -87,7 +87,7 @@ def test_a_second_agreement_of_a_run_is_refused_and_the_first_is_answered_again(
         path, text, agreement, with_agreement(agreement, classes=classes[::-1]), work
     )
     assert again["kind"] == "facts" and worked["kind"] == "done"
-    assert reversed_classes["error"] == Said.JOINED
+    assert reversed_classes["error"] == RefusalReason.JOINED
     assert (path / "at-north" / LEDGER).read_bytes() == before
 
 
@@ -120,7 +120,7 @@ def test_an_agreement_that_is_not_what_data_public_says_is_refused_before_the_ru
     change(other["agreement"])
     told = pack({**header, "kind": "study", "run": "another"}, {})
     _, refused, accepted = replies_of(tables, private, told, pack(other, {}), plain)
-    assert refused["error"] == Said.DATA and accepted["kind"] == "facts"
+    assert refused["error"] == RefusalReason.DATA and accepted["kind"] == "facts"
     assert ledger(tables / "at-north") == []
 
 
@@ -134,7 +134,7 @@ def test_one_run_id_for_several_studies_is_answered_for_the_first_only(finished)
         assert other != text
         messages = [pack({**unpack(data)[0], "study": other}, {}) for data in (told, agreement)]
         found = replies_of(path, other, *messages, policy=Policy(epsilon=100.0))
-        assert [reply["error"] for reply in found] == [Said.JOINED, Said.JOINED]
+        assert [reply["error"] for reply in found] == [RefusalReason.JOINED, RefusalReason.JOINED]
     assert total(ledger(path / "at-north"), "sample", 1e-3) == spent
 
 
@@ -146,7 +146,7 @@ def test_other_studies_under_other_run_ids_add_up(finished):
     one, two = ledger(path / "at-north")
     assert one.run != two.run and one.noise_of != two.noise_of and one.squares == two.squares
     refused = replies_of(path, text, stations.first("study"), policy=Policy(epsilon=7.0))
-    assert refused[0]["error"].startswith(Said.POLICY)  # the other study counts, whatever the run id
+    assert refused[0]["error"].startswith(RefusalReason.POLICY)  # the other study counts, whatever the run id
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_site_that_takes_any_study_refuses_private_ones(finished):
     path, text, stations = finished
     spent = (path / "at-north" / LEDGER).read_bytes()
     messages = [stations.first(kind) for kind in ("study", "agreement", "work")]
-    assert [reply["error"] for reply in replies_of(path, None, *messages)] == [Said.ANY_STUDY] * 3
+    assert [reply["error"] for reply in replies_of(path, None, *messages)] == [RefusalReason.ANY_STUDY] * 3
     assert (path / "at-north" / LEDGER).read_bytes() == spent
     assert [reply["kind"] for reply in replies_of(path, text, *messages)] == ["told", "facts", "done"]
 
@@ -184,7 +184,7 @@ def test_rows_that_change_end_a_private_run_at_the_site(finished):
     messages = [stations.first(kind) for kind in ("study", "agreement", "work")]
     change_a_label(path / "north.csv")
     told, agreed, worked = replies_of(path, text, *messages)
-    assert told["kind"] == "told" and agreed["error"] == Said.ROWS and worked["error"] == Said.ROWS
+    assert told["kind"] == "told" and agreed["error"] == RefusalReason.ROWS and worked["error"] == RefusalReason.ROWS
     assert (path / "at-north" / LEDGER).read_bytes() == before
     with closing(Stations(path, text)) as again:
         answer_all(path, text, again, "run-2")
@@ -203,7 +203,9 @@ def test_a_private_run_does_not_go_on_with_other_versions(package, finished, mon
         monkeypatch.setattr("perfed.sites.deploy.part.installed_version", lambda: "9.9")
     with closing(Station(path / "at-north", "north", path / "north.csv", text, noted.append)) as site:
         told, agreed, worked = (unpack(site.answer(message))[0] for message in messages)
-    assert told["kind"] == "told" and agreed["error"] == Said.VERSION and worked["error"] == Said.VERSION
+    assert (
+        told["kind"] == "told" and agreed["error"] == RefusalReason.VERSION and worked["error"] == RefusalReason.VERSION
+    )
     assert f"{package} 9.9" in noted[-1] and "submit the study again with another --out" in noted[-1]
     assert (path / "at-north" / LEDGER).read_bytes() == before
     with closing(Stations(path, text)) as again:
@@ -259,7 +261,7 @@ def test_rows_that_do_not_fit_are_said_at_the_start_and_not_to_the_server(change
         table.to_csv(file, index=False)
         kinds = [unpack(site.answer(message))[0]["kind"] for message in asked]
     assert kinds == [unpack(reply)[0]["kind"] for reply in stations.left["north"]]
-    settings = SiteSettings("north", file, Server("127.0.0.1:9"), tables / "new", text)
+    settings = SiteSettings("north", file, ServerAddress("127.0.0.1:9"), tables / "new", text)
     for start in (lambda: check_site(settings), lambda: Station(folder, "north", file, text)):
         with pytest.raises(PerfedError, match=r"age|ill") as error:
             start()
@@ -284,9 +286,9 @@ def test_where_a_policy_bounds_epsilon_no_row_is_read_for_a_study_that_bounds_no
     folder = tables / "other"
     with closing(Station(folder, "north", tables / "north.csv", policy=policy)) as site:
         reply = unpack(site.answer(pack({**header, "run": "another"}, {})))[0]
-    assert reply["error"] == f"{Said.POLICY} (epsilon)"
+    assert reply["error"] == f"{RefusalReason.POLICY} (epsilon)"
     with pytest.raises(PerfedError, match=r"--any-study: a policy with epsilon allows studies with .privacy. only"):
-        check_site(SiteSettings("north", tables / "north.csv", Server("127.0.0.1:9"), folder, None, policy))
+        check_site(SiteSettings("north", tables / "north.csv", ServerAddress("127.0.0.1:9"), folder, None, policy))
 
 
 def part_of(path: Path, text: str, schema: FederationSchema, run: str = "run") -> Part:
@@ -297,7 +299,7 @@ def noise_of(part: Part, folder: Path, message: bytes = b"") -> torch.Tensor:
     """The noise that does not depend on the message, such as that of class counts, or that of a message's answer."""
     budget = part.budget(folder)
     assert budget is not None
-    return budget.noise(message).draw(rng.key(0, "counts"), 8, torch.float64, once=not message)
+    return budget.make_noise(message).draw(rng.key(0, "counts"), 8, torch.float64, once=not message)
 
 
 def test_noise_depends_on_study_agreement_rows_and_run_also_where_it_is_drawn_once(finished):

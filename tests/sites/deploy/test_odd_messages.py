@@ -17,9 +17,9 @@ from perfed.errors import PerfedError
 from perfed.experiment.config import read as read_study
 from perfed.sites.deploy.opening import Opening
 from perfed.sites.deploy.site_agent import Station
-from perfed.sites.flower.hash_chain import LOG, read, verify
+from perfed.sites.flower.hash_chain import LOG, read_log, verify_log
 from perfed.sites.flower.message import pack, unpack
-from perfed.sites.flower.refusal import Said
+from perfed.sites.flower.refusal import RefusalReason
 from perfed.sites.flower.site import Site
 from perfed.sites.flower.transport import Answer
 
@@ -76,7 +76,7 @@ def test_every_odd_message_has_a_reply_and_its_lines_and_says_nothing_of_the_tab
     kinds, said = set[str](), set[str]()
     forbidden, log = secrets(tables), tables / "odd" / LOG
     with closing(Station(tables / "odd", "south", tables / "south.csv", study(tables), notes.append)) as station:
-        before = len(read(log))
+        before = len(read_log(log))
         for number, message in enumerate(odd_messages(sent, 200)):
             reply = station.answer(message)
             header, _ = unpack(reply)
@@ -84,13 +84,13 @@ def test_every_odd_message_has_a_reply_and_its_lines_and_says_nothing_of_the_tab
             busy = "busy" in header
             kinds.add(header["kind"])
             said.add(header.get("error", ""))
-            assert header["kind"] != "error" or busy or header["error"] in set(Said), header["error"]
+            assert header["kind"] != "error" or busy or header["error"] in set(RefusalReason), header["error"]
             text = reply.replace(str(tables / "run").encode(), b"") if busy else reply  # the server's own directory
             assert not [secret for secret in forbidden if secret in text]
-            arrived, left = read(log)[before + 2 * number :]
+            arrived, left = read_log(log)[before + 2 * number :]
             assert arrived["arrived"] and arrived["bytes"] == len(message) and left["bytes"] == len(reply)
-    assert verify(log) is None and len(notes) > 50
-    ends = [line["note"] for line in read(log) if "note" in line]
+    assert verify_log(log) is None and len(notes) > 50
+    ends = [line["note"] for line in read_log(log) if "note" in line]
     assert (
         ends[0].startswith("site 'south' has started for a study with SHA-256") and ends[-1] == "the site has stopped"
     )
@@ -104,7 +104,7 @@ def test_forged_classes_are_no_oracle(tables, sent):
     forged = {**header, "agreement": {**header["agreement"], "classes": ["dead", "well"]}}
     with closing(Station(tables / "odd", "south", tables / "south.csv", None, notes.append)) as station:
         reply = unpack(station.answer(pack(forged, {})))[0]
-    assert reply["error"] == str(Said.DATA) and "ill" in notes[-1]
+    assert reply["error"] == str(RefusalReason.DATA) and "ill" in notes[-1]
 
 
 @pytest.mark.sampled(4)
@@ -119,8 +119,8 @@ def test_whatever_fails_the_server_is_told_a_fixed_sentence(error, tables, sent,
     notes: list[str] = []
     with closing(Station(tables / "at-south", "south", tables / "south.csv", None, notes.append)) as station:
         reply = unpack(station.answer(sent[-1]))[0]
-        assert reply["error"] in set(Said) and "row 3 is 61.25" in notes[-1]
-        assert [("arrived" in line, "header" in line) for line in read(tables / "at-south" / LOG)[-2:]] == [
+        assert reply["error"] in set(RefusalReason) and "row 3 is 61.25" in notes[-1]
+        assert [("arrived" in line, "header" in line) for line in read_log(tables / "at-south" / LOG)[-2:]] == [
             (True, False),
             (False, True),
         ]
@@ -131,7 +131,7 @@ def test_what_cannot_be_logged_does_not_leave(tables, sent, monkeypatch):
         monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(PerfedError) as said:
             station.answer(sent[0])
-        assert str(said.value) == str(Said.DISK)
+        assert str(said.value) == str(RefusalReason.DISK)
         monkeypatch.undo()
 
 

@@ -11,8 +11,8 @@ from perfed.errors import PerfedError
 from perfed.sites.deploy.policy import Policy
 from perfed.sites.deploy.site_agent import SiteSettings, Station, check_site
 from perfed.sites.flower.message import unpack
-from perfed.sites.flower.probe import Server
-from perfed.sites.flower.refusal import Said
+from perfed.sites.flower.probe import ServerAddress
+from perfed.sites.flower.refusal import RefusalReason
 
 ENOUGH = """\
 programs = ["train", "anchors.pretrain", "personalise"]
@@ -50,7 +50,7 @@ def test_a_policy_that_forbids_what_the_study_needs_says_so_at_the_start(before,
     """Before anything is sent; and where the site takes any study, once it knows which, before it trains."""
     assert before in ENOUGH
     narrow, text = policy(tables, ENOUGH.replace(before, after)), study(tables)
-    settings = SiteSettings("north", tables / "north.csv", Server("127.0.0.1:9"), tables / "at", text, narrow)
+    settings = SiteSettings("north", tables / "north.csv", ServerAddress("127.0.0.1:9"), tables / "at", text, narrow)
     with pytest.raises(PerfedError, match="the policy of this site does not allow what the study needs: ") as error:
         check_site(settings)
     assert str(error.value).endswith(said)
@@ -79,7 +79,7 @@ def test_a_site_that_starts_again_with_less_does_not_go_on_with_more(tables, cha
     again = Station(tables / "at-north", "north", tables / "north.csv", given, policy=narrow)
     header = unpack(again.answer(asked[-1]))[0]
     again.close()
-    said = {"nothing": None, "study": Said.STUDY, "policy": f"{Said.POLICY} (rounds)"}[change]
+    said = {"nothing": None, "study": RefusalReason.STUDY, "policy": f"{RefusalReason.POLICY} (rounds)"}[change]
     assert (header["kind"], header.get("error")) == (("done", None) if said is None else ("error", said))
 
 
@@ -114,7 +114,9 @@ OF_STUDY_OR_DATA = [
 @pytest.mark.parametrize(("text", "key", "said"), OF_STUDY_OR_DATA)
 def test_what_a_study_or_few_rows_forbid_is_named_at_both_ends_before_anything_is_told(text, key, said, tables):
     narrow, noted = policy(tables, text), list[str]()
-    settings = SiteSettings("north", tables / "north.csv", Server("127.0.0.1:9"), tables / "at", study(tables), narrow)
+    settings = SiteSettings(
+        "north", tables / "north.csv", ServerAddress("127.0.0.1:9"), tables / "at", study(tables), narrow
+    )
     with pytest.raises(PerfedError) as error:
         check_site(settings)
     assert str(error.value).endswith(said) and "\n" not in str(error.value)

@@ -15,7 +15,7 @@ from stations import COLUMNS, study, submit
 
 from perfed.sites.deploy import preview
 from perfed.sites.deploy.preview import Preview
-from perfed.sites.flower.hash_chain import LOG, read, verify
+from perfed.sites.flower.hash_chain import LOG, read_log, verify_log
 from perfed.sites.flower.message import unpack
 
 
@@ -75,7 +75,7 @@ def shown_and_left(path: Path, text: str) -> Iterator[tuple[Preview, list[dict[s
         assert shown.told == headers[0]["told"]
         measured = [header["metrics"] for header in headers[2:] if header["metrics"] is not None]
         assert measured and all({*shown.metrics} == {*metrics} for metrics in measured)
-        entries = [entry for line in read(path / f"at-{site}" / LOG) for entry in line.get("entries", ())]
+        entries = [entry for line in read_log(path / f"at-{site}" / LOG) for entry in line.get("entries", ())]
         yield shown, headers, [entry for entry in entries if entry["name"] != "reply///empty"]
 
 
@@ -162,8 +162,8 @@ def test_a_service_says_the_hash_and_is_refused_when_something_else_would_leave(
     assert "nobody has agreed" in perfed(*options(tables, study(tables))).err and len(sites) == 4
     assert perfed(*options(tables, study(tables), "--consent", "yes")).code == 0
     log = tables / "at-north" / LOG
-    lines = read(log)
-    assert lines[0]["consent"] == digest and len(lines) == 2 and verify(log) is None
+    lines = read_log(log)
+    assert lines[0]["consent"] == digest and len(lines) == 2 and verify_log(log) is None
     assert (
         f"the administrator agrees to what leaves ({digest})" in perfed("site", "log", "--dir", tables / "at-north").out
     )

@@ -24,8 +24,8 @@ from perfed.sites.deploy.site_agent import SiteSettings, check_site
 from perfed.sites.deploy.spending import LEDGER, SECRET, Told, ledger, secret_in, total
 from perfed.sites.deploy.study import study_of
 from perfed.sites.flower.message import pack, unpack
-from perfed.sites.flower.probe import Server
-from perfed.sites.flower.refusal import Said
+from perfed.sites.flower.probe import ServerAddress
+from perfed.sites.flower.refusal import RefusalReason
 from perfed.sites.flower.site import METRICS
 
 ROWS = {"privacy": {"epsilon": 6.0, "delta": 1e-3}}
@@ -127,7 +127,7 @@ def test_a_message_that_comes_again_gets_the_same_and_another_one_of_the_exchang
         first, second = north.answer(message), north.answer(message)
         refused = [unpack(north.answer(other))[0] for other in (payload, measured)]
     assert first == second and unpack(first)[0]["kind"] == "done"
-    assert [found.get("error") for found in refused] == [Said.MESSAGE, Said.MESSAGE]
+    assert [found.get("error") for found in refused] == [RefusalReason.MESSAGE, RefusalReason.MESSAGE]
     assert any("exchange 10001 was asked with another payload already" in line for line in noted)
     assert (tables / "at-north" / LEDGER).read_text() == before
 
@@ -199,7 +199,7 @@ def test_runs_add_up_and_a_policy_s_epsilon_ends_them_at_both_ends(tables):
 )
 def test_a_policy_that_forbids_says_so_in_one_line_before_anything_is_told(policy, key, said, tables):
     text = quick(tables, ROWS)
-    settings = SiteSettings("north", tables / "north.csv", Server("127.0.0.1:9"), tables / "at", text, policy)
+    settings = SiteSettings("north", tables / "north.csv", ServerAddress("127.0.0.1:9"), tables / "at", text, policy)
     with pytest.raises(PerfedError) as error:
         check_site(settings)
     assert str(error.value).endswith(said) and "\n" not in str(error.value)
@@ -213,7 +213,7 @@ def test_a_policy_that_forbids_says_so_in_one_line_before_anything_is_told(polic
 @pytest.mark.parametrize(("unit", "said"), [("sample", "32 rows; .* number of rows"), ("client", "3 sites; .* sites")])
 def test_a_delta_that_gives_a_row_or_site_away_is_refused_where_a_policy_bounds_epsilon(unit, said, tables):
     text = quick(tables, {"privacy": {"unit": unit, "epsilon": 6.0, "delta": 0.5}})
-    settings = (tables / "north.csv", Server("127.0.0.1:9"), tables / "at", text)
+    settings = (tables / "north.csv", ServerAddress("127.0.0.1:9"), tables / "at", text)
     with pytest.raises(PerfedError, match=rf"delta: 0.5, with {said}, or delta of the policy"):
         check_site(SiteSettings("north", *settings, Policy(epsilon=7.0)))
     check_site(SiteSettings("north", *settings, Policy(epsilon=100.0, delta=1e-5)))

@@ -23,7 +23,7 @@ from perfed.sites.deploy.preview import Preview
 from perfed.sites.deploy.site_agent import SiteSettings, check_site
 from perfed.sites.deploy.trial import entries_sent
 from perfed.sites.deploy.write import deploy
-from perfed.sites.flower.probe import Server
+from perfed.sites.flower.probe import ServerAddress
 from perfed.sites.flower.signing import SigningKey
 
 DIGITS = {"method": "fedavg", "rounds": 2, "data": {"name": "digits", "clients": 4}, "model": {"head": "linear"}}
@@ -36,7 +36,7 @@ def test_sites_under_masks_end_where_a_simulation_ends(tables):
 
 
 def site_keys(path: Path) -> dict[str, str]:
-    return {site: SigningKey.in_folder(path / f"at-{site}").public for site in ("north", "south", "west")}
+    return {site: SigningKey.in_folder(path / f"at-{site}").public_key for site in ("north", "south", "west")}
 
 
 def test_sites_that_check_each_others_keys_end_where_a_simulation_ends(tables):
@@ -65,7 +65,7 @@ def test_a_site_whose_key_the_study_does_not_have_joins_no_run(tables):
     with closing(Stations(tables, text, note=lines.append)) as stations, pytest.raises(PerfedError):
         answer_all(tables, text, stations)
     assert any("secure_aggregation.keys.west of the study is" in line for line in lines)
-    settings = SiteSettings("west", tables / "west.csv", Server("127.0.0.1:1"), tables / "at-west", text)
+    settings = SiteSettings("west", tables / "west.csv", ServerAddress("127.0.0.1:1"), tables / "at-west", text)
     with pytest.raises(PerfedError, match=r"secure_aggregation.keys.west of the study is [0-9a-f]{64}, and the key of"):
         check_site(settings)
     check_site(replace(settings, name="north", data=tables / "north.csv", folder=tables / "at-north"))
@@ -84,7 +84,7 @@ def test_a_deployment_needs_the_key_of_each_of_its_sites_and_of_nobody_else(tabl
 def test_a_site_prints_its_key_as_a_line_of_the_table(tmp_path):
     folder = tmp_path / "at-north"
     line = perfed("site", "key", "--name", "north sea", "--dir", folder).out
-    assert tomllib.loads(line) == {"north sea": SigningKey.in_folder(folder).public}
+    assert tomllib.loads(line) == {"north sea": SigningKey.in_folder(folder).public_key}
     assert perfed("site", "key", "--name", "north sea", "--dir", folder).out == line
     file = folder / "signing.key"
     assert file.stat().st_mode & 0o077 == 0

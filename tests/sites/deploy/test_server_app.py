@@ -29,7 +29,7 @@ from perfed.sites.deploy.site_agent import Station
 from perfed.sites.deploy.study import study_of
 from perfed.sites.deploy.trial import entries_sent
 from perfed.sites.flower import journal, store
-from perfed.sites.flower.hash_chain import LOG, read
+from perfed.sites.flower.hash_chain import LOG, read_log
 from perfed.sites.flower.message import pack, unpack
 from perfed.sites.flower.transport import Answer
 from perfed.tree import map_leaves
@@ -45,7 +45,7 @@ def test_what_leaves_is_what_was_declared_and_what_the_log_says(tables):
     assert run["metrics"] == simulated["metrics"] and run["virtual_time"] > 0
     declared = {"loss", *(f"reply/{name}" for name in entries_sent(validate(tomllib.loads(text))))}
     for site, replies in sent.left.items():
-        lines = [line for line in read(tables / f"at-{site}" / LOG) if "note" not in line and "arrived" not in line]
+        lines = [line for line in read_log(tables / f"at-{site}" / LOG) if "note" not in line and "arrived" not in line]
         assert [line["sha256"] for line in lines] == [hashlib.sha256(reply).hexdigest() for reply in replies]
         entries = {entry["name"] for line in lines for entry in line["entries"]} - {"reply///empty"}
         assert entries <= declared and not [name for name in entries if "embedding" in name or "head" in name]
@@ -84,7 +84,7 @@ def test_after_another_run_has_begun_the_first_ones_model_can_still_be_made(tabl
         with pytest.raises(KeyboardInterrupt):
             answer_all(tables, study(tables, seed=1), stations, "other")
         (at / "site.json").write_text(json.dumps({"name": "south", "data": str(tables / "south.csv")}))
-        assert "no model has been made yet" in perfed("site", "export", "--dir", at).err
+        assert "there is no model yet" in perfed("site", "export", "--dir", at).err
         made = site_model(at, "south", tables / "south.csv", run)
         np.testing.assert_array_equal(made.predict_proba(frame), expected)
         assert perfed("site", "export", "--dir", at, "--run", run).code == 0 and (at / "south.onnx").exists()
@@ -245,7 +245,7 @@ def test_bytes_that_are_no_message_are_refused_and_the_site_is_named(tables):
     ask = stations.exchange
     nonsense = lambda answer: replace(answer, body=b"nonsense" * 10) if answer.site == "west" else answer  # noqa: E731
     stations.exchange = lambda *given: map(nonsense, ask(*given))
-    with pytest.raises(PerfedError, match=r"^site 'west': these bytes are not of perfed"):
+    with pytest.raises(PerfedError, match=r"^site 'west': these bytes are not a message"):
         submit(tables, study(tables), stations)
 
 

@@ -13,7 +13,7 @@ from perfed.experiment.config import read as read_study
 from perfed.sites.deploy.part import Part
 from perfed.sites.deploy.server_files import app_hash
 from perfed.sites.deploy.site_agent import Station
-from perfed.sites.flower.hash_chain import LOG, read, verify
+from perfed.sites.flower.hash_chain import LOG, read_log, verify_log
 from perfed.training.plan import THREAD_VARIABLES, use_threads
 
 pytest.importorskip("flwr", reason="needs the extra flower")
@@ -26,8 +26,8 @@ def said(tables, given: str | None, app: str) -> str:
     station.began(app)
     station.close()
     (note,) = notes
-    assert [line.get("note") for line in read(tables / "site" / LOG)][1:-1] == [note]  # between start and end
-    assert verify(tables / "site" / LOG) is None
+    assert [line.get("note") for line in read_log(tables / "site" / LOG)][1:-1] == [note]  # between start and end
+    assert verify_log(tables / "site" / LOG) is None
     return note
 
 
@@ -54,10 +54,10 @@ def test_another_study_has_another_hash(tables):
 def test_what_is_no_message_of_a_run_is_in_the_log_and_on_the_terminal(tables):
     notes: list[str] = []
     station = Station(tables / "site", "north", tables / "north.csv", study(tables), notes.append)
-    line = "a message is refused, and the server is told: a message of type 'train'"
+    line = "a message is refused, and the server receives: a message of type 'train'"
     station.heard(line)
     station.close()
-    assert notes == [line] and line in [entry.get("note") for entry in read(tables / "site" / LOG)]
+    assert notes == [line] and line in [entry.get("note") for entry in read_log(tables / "site" / LOG)]
 
 
 def test_a_site_records_the_threads_that_its_trials_choose(tables, monkeypatch):

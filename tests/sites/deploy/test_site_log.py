@@ -9,7 +9,7 @@ import pytest
 from command_line import perfed
 
 from perfed.sites.flower.audit_log import OutgoingLog
-from perfed.sites.flower.hash_chain import LOG, read
+from perfed.sites.flower.hash_chain import LOG, read_log
 from perfed.sites.flower.message import pack
 
 tls = pytest.importorskip("perfed.sites.deploy.tls")
@@ -26,8 +26,8 @@ def site(tmp_path) -> Path:
     known = {"name": "north", "data": str(tmp_path / "north.csv"), "key": str(tmp_path / "north.key")}
     (folder / "site.json").write_text(json.dumps(known))
     with OutgoingLog(folder / LOG) as log:
-        log.note("site 'north' has started")
-        log.arrived(pack({"kind": "work", "run": "flic-1", "round": 3, "program": "train"}, {}))
+        log.add_note("site 'north' has started")
+        log.record_arrival(pack({"kind": "work", "run": "flic-1", "round": 3, "program": "train"}, {}))
         log.append(pack({"kind": "error", "error": "the site does not answer such a message"}, {}))
     return folder
 
@@ -42,13 +42,13 @@ def test_the_log_lists_what_arrived_and_what_left(site):
 def test_a_server_moves_no_cursor_where_the_log_is_read(site):
     """Two characters of control erase the line before."""
     with OutgoingLog(site / LOG) as log:
-        log.arrived(pack({"kind": "work", "program": "train\x1b[1A\x1b[2K\r", "round": 3}, {}))
+        log.record_arrival(pack({"kind": "work", "program": "train\x1b[1A\x1b[2K\r", "round": 3}, {}))
     said = perfed("site", "log", "--dir", site).out
     assert "\x1b" not in said and "\r" not in said and "program train\\x1b[1A\\x1b[2K\\r: " in said
 
 
 def test_the_head_stands_alone(site):
-    assert perfed("site", "log", "--head", "--dir", site).out.strip() == read(site / LOG)[-1]["hash"]
+    assert perfed("site", "log", "--head", "--dir", site).out.strip() == read_log(site / LOG)[-1]["hash"]
 
 
 def exported(site: Path) -> Path:

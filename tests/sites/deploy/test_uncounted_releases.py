@@ -17,9 +17,9 @@ from perfed.sites.deploy.site_agent import SiteSettings, check_site
 from perfed.sites.deploy.spending import LEDGER, ledger, total
 from perfed.sites.deploy.trial import private_in
 from perfed.sites.flower.message import pack, unpack
-from perfed.sites.flower.probe import Server
-from perfed.sites.flower.refusal import Said
-from perfed.sites.flower.site import OWN_MODEL
+from perfed.sites.flower.probe import ServerAddress
+from perfed.sites.flower.refusal import RefusalReason
+from perfed.sites.flower.site import SITE_MODEL
 from perfed.training.private import PrivateTraining
 
 FEDREP = {"method": "fedrep", "methods": {"fedrep": {"placement": {"embedding": "personal"}}}}
@@ -42,7 +42,7 @@ def test_a_site_that_is_asked_to_settle_after_each_round_counts_what_it_trains(t
     (line,) = ledger(tables / "at-north")
     assert settled["kind"] == "done"
     assert line.releases == {"number of rows": 1, "10001": 2, "13001": 1}  # head and body, then the head alone
-    assert trained["error"] == Said.BUDGET  # of two rounds in all
+    assert trained["error"] == RefusalReason.BUDGET  # of two rounds in all
 
 
 def test_runs_that_protect_clients_count_to_what_is_told_of_a_row(tables):
@@ -55,7 +55,7 @@ def test_runs_that_protect_clients_count_to_what_is_told_of_a_row(tables):
     other = study(tables, **{**PRIVATE, **FEDREP, "privacy": {"unit": "client", "epsilon": 6.0, "delta": 1e-3}})
     told = pack({"kind": "study", "run": "another", "study": other, "site": "north"}, {})
     (refused,) = replies_of(tables, other, told, policy=policy)
-    assert before < 7.0 and str(refused.get("error", "")).startswith(Said.POLICY)
+    assert before < 7.0 and str(refused.get("error", "")).startswith(RefusalReason.POLICY)
 
 
 def test_an_earlier_ledger_in_the_place_of_the_present_one_is_refused(tables):
@@ -86,7 +86,7 @@ def test_a_ledger_from_before_an_evaluation_is_refused(tables):
     with pytest.raises(PerfedError, match=r"lacks what run '.*' was told"):
         ledger(folder / "at-north")
     with pytest.raises(PerfedError, match=r"lacks what run '.*' was told"):
-        check_site(SiteSettings("north", folder / "north.csv", Server("127.0.0.1:1"), folder / "at-north", text))
+        check_site(SiteSettings("north", folder / "north.csv", ServerAddress("127.0.0.1:1"), folder / "at-north", text))
     assert [reply.get("metrics") for reply in replies_of(folder, text, *evaluations)] == [None, None]
 
 
@@ -179,7 +179,7 @@ def test_models_that_stay_at_the_site_count_as_the_one_that_it_keeps(tables):
     submit(tables, text, Stations(tables, text))
     (line,) = ledger(tables / "at-north")
     rounds = {f"{round_}0001": 1 for round_ in range(1, 5)}
-    assert line.releases == {"number of rows": 1, **rounds, OWN_MODEL: 10}
+    assert line.releases == {"number of rows": 1, **rounds, SITE_MODEL: 10}
 
 
 @pytest.mark.long

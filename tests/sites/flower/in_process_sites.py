@@ -21,7 +21,7 @@ from perfed.method.method import Method
 from perfed.model.chain import Model
 from perfed.participation.settings import Participation
 from perfed.rng import Noise
-from perfed.sites.flower.dry_run import Protocol, allowed_by
+from perfed.sites.flower.dry_run import ExchangeSettings, derive_allow_list
 from perfed.sites.flower.engine import FlowerEngine, Limits, RealTimeServer
 from perfed.sites.flower.journal import Journal
 from perfed.sites.flower.message import pack, unpack
@@ -53,11 +53,11 @@ class Direct:
         self.sent: list[tuple[str, bytes]] = []
         self.came: list[tuple[str, bytes]] = []
 
-    def sites(self) -> list[str]:
+    def list_sites(self) -> list[str]:
         return sorted(set(self.at) - self.silent)
 
     def wait_for(self, names: list[str], seconds: float) -> list[str]:
-        return sorted(set(names) - set(self.sites()))
+        return sorted(set(names) - set(self.list_sites()))
 
     def exchange(self, messages: Mapping[str, bytes], deadline: float, least: int = 0) -> Iterator[Answer]:
         order = sorted(messages, key=lambda name: (name not in self.first, name))
@@ -80,7 +80,7 @@ class Free:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
-    def noise(self, message: bytes) -> Noise:
+    def make_noise(self, message: bytes) -> Noise:
         return Noise(self._secret, message)
 
     def accept_message(self, exchange: str, message: bytes) -> None:
@@ -119,10 +119,13 @@ class Sites:
             for _ in range(len(federation) + 1)
         ]
         who = participation or Participation()
-        protocol = Protocol(rounds, len(federation), federation.num_domains, who, validated=validated, metrics=metrics)
+        protocol = ExchangeSettings(
+            rounds, len(federation), federation.num_domains, who, validated=validated, metrics=metrics
+        )
         self.stores = {c.id: SiteStore(path / c.id, run) for c in federation}
         answered = [
-            allowed_by(c, s.info(federation), s, protocol) for c, s in zip(federation, initialisers, strict=False)
+            derive_allow_list(c, s.info(federation), s, protocol)
+            for c, s in zip(federation, initialisers, strict=False)
         ]
         self.transport = Direct(
             {
@@ -173,4 +176,4 @@ class Sites:
 
     def state(self, client: str) -> object:
         """What the site has on its disk of the state that the server names."""
-        return self.stores[client].state(int(self.server.engine.states[client]["sequence"]))
+        return self.stores[client].load_state(int(self.server.engine.states[client]["sequence"]))

@@ -16,7 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from perfed.errors import PerfedError
 from perfed.sites.flower import transport as module
 from perfed.sites.flower.adapter import FlowerTransport
-from perfed.sites.flower.letters import HELLO, body_of, error_record, record_of
+from perfed.sites.flower.letters import HELLO, make_error_record, make_record, read_body
 
 
 class Grid:
@@ -48,8 +48,8 @@ def by_sites(sites: dict[int, str]) -> Callable[[Message], Message]:
 
     def reply(message: Message) -> Message:
         said = json.dumps([sites[message.metadata.dst_node_id], "here"]).encode()
-        body = said if message.metadata.message_type == HELLO else body_of(message).upper()
-        content = error_record("north.csv: no column 'age'") if body == b"BAD" else record_of(body)
+        body = said if message.metadata.message_type == HELLO else read_body(message).upper()
+        content = make_error_record("north.csv: no column 'age'") if body == b"BAD" else make_record(body)
         return Message(content, reply_to=message)
 
     return reply
@@ -57,8 +57,8 @@ def by_sites(sites: dict[int, str]) -> Callable[[Message], Message]:
 
 @pytest.fixture
 def open_transport(monkeypatch):
-    monkeypatch.setattr(module, "POLL", 0.005)
-    monkeypatch.setattr(module, "REFRESH", 0.02)
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.005)
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.02)
     opened = []
 
     def opening(grid: Grid) -> FlowerTransport:
@@ -73,12 +73,12 @@ def open_transport(monkeypatch):
 def test_bytes_go_to_the_sites_and_back(open_transport):
     grid = Grid({1: "north", 2: "south"}, by_sites({1: "", 2: ""}))
     transport = open_transport(grid)
-    assert transport.sites() == ["north", "south"]
+    assert transport.list_sites() == ["north", "south"]
     long = bytes(range(97, 123)) * 10_000
     found = {answer.site: answer for answer in transport.exchange({"north": long, "south": b"bad"}, 5)}
     assert found["north"].body == long.upper()
     assert found["south"].error == "site 'south': north.csv: no column 'age'"
-    assert all(5 < message.metadata.ttl <= 5 + module.LATE for message in grid.sent.values())
+    assert all(5 < message.metadata.ttl <= 5 + module.EXTRA_LIFETIME for message in grid.sent.values())
     arrays = [a for m in grid.sent.values() for r in m.content.array_records.values() for a in r.values()]
     assert [array.data for array in arrays] == [long, b"bad"]  # one flat array for each message
 
@@ -112,7 +112,7 @@ def test_an_error_reply_says_what_it_means(open_transport, code, words):
 def test_a_message_that_the_server_does_not_take_is_said(open_transport):
     grid = Grid({1: "north"}, lambda message: None)
     grid.full = True
-    with pytest.raises(PerfedError, match="the SuperLink does not take a message"):
+    with pytest.raises(PerfedError, match="the SuperLink does not accept a message"):
         list(open_transport(grid).exchange({"north": b"n"}, 5))
 
 
@@ -123,5 +123,5 @@ def test_a_reply_that_is_none_is_an_error_of_its_site(open_transport):
 
 
 def test_a_site_that_says_no_name_is_not_connected(open_transport):
-    transport = open_transport(Grid({1: ""}, lambda message: Message(record_of(b"{}"), reply_to=message)))
+    transport = open_transport(Grid({1: ""}, lambda message: Message(make_record(b"{}"), reply_to=message)))
     assert transport.wait_for(["north"], 0.2) == ["north"]

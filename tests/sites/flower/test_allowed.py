@@ -22,8 +22,8 @@ from perfed.model.presets import hidden_layer, linear
 from perfed.participation.settings import Participation
 from perfed.sites.flower.engine import Limits
 from perfed.sites.flower.message import pack, unpack
-from perfed.sites.flower.store import TRIES, SiteStore
-from perfed.sites.flower.wire import sequence_of, work_message
+from perfed.sites.flower.store import MAX_PAYLOADS, SiteStore
+from perfed.sites.flower.wire import get_sequence_number, pack_task
 from perfed.training.plan import Plan
 
 PROJECTS = "fedrep-tsne"  # cannot be deployed
@@ -131,7 +131,7 @@ def test_crafted_weights_bring_rows_back_from_a_gradient_which_no_site_of_fedavg
     found = rows_in(done.content["gradient"])
     near = (client.train.x[:, None] - found.nan_to_num(1e9)[None]).abs().amax(2).amin(1)
     assert int((near < 1e-3).sum()) > ROWS / 2
-    message = work_message(work, RUN, sequence_of(exchange), 0, (), engine.background)
+    message = pack_task(work, RUN, get_sequence_number(exchange), 0, (), engine.background)
     with pytest.raises(PerfedError, match="program is ':gradient', which the study does not ask for"):
         sites.transport.at["c0"].answer(message)
 
@@ -173,7 +173,7 @@ ODD: list[tuple[dict[str, Any], str]] = [
     ({"scoring": None}, "scoring is None"),
     ({"run": "other"}, "run is 'other'; 'run' is expected"),
     ({"kind": "study"}, "kind is 'study'; 'work' is expected"),
-    ({"more": 1}, "has 'more', which nobody needs"),
+    ({"more": 1}, "has 'more', which is not expected"),
 ]
 
 
@@ -198,7 +198,7 @@ Change = Callable[[dict[str, Any]], object]
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda tree: tree["shared"].update(more=torch.zeros(0)), "'shared/more', which nobody asked for"),
+        (lambda tree: tree["shared"].update(more=torch.zeros(0)), "'shared/more', which is not expected"),
         (lambda tree: tree["row"].update(shared=torch.zeros(2)), "nobody asked for|bytes of tensors"),
         (lambda tree: tree["shared"]["shared"].popitem(), "lacks 'shared/shared/"),
         (lambda tree: tree["shared"]["shared"]["head.bias"].fill_(torch.nan), "3 values that are not finite"),
@@ -223,15 +223,17 @@ def test_an_exchange_is_not_done_with_any_number_of_payloads(asked, tmp_path):
         bias = torch.full_like(tree["shared"]["shared"]["head.bias"], number)
         return pack(header, {**tree, "shared": {"shared": {**tree["shared"]["shared"], "head.bias": bias}}})
 
-    for number in range(1, TRIES):
+    for number in range(1, MAX_PAYLOADS):
         site.answer(message(number))
     site.answer(pack({**header, "keep": [10_000]}, tree))  # the first one, though other states are to be kept
-    with pytest.raises(PerfedError, match="exchange 10001 was asked with 3 payloads already"):
-        site.answer(message(TRIES))
+    with pytest.raises(PerfedError, match="exchange 10001 was already requested with 3 payloads"):
+        site.answer(message(MAX_PAYLOADS))
     site.answer(message(1))
     sites.close()
     with SiteStore(tmp_path / "c0", RUN) as store:
-        assert not store.admit(10_001, "train None another") and store.admit(20_001, "train None another")
+        assert not store.admit_request(10_001, "train None another") and store.admit_request(
+            20_001, "train None another"
+        )
 
 
 class Curious(FedAvg):

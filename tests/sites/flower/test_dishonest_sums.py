@@ -15,12 +15,12 @@ from perfed.engine.secure_aggregation import SecureAggregation
 from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.participation.settings import Participation
-from perfed.sites.flower.masking import context_of
-from perfed.sites.flower.masks import Keys, Member, recover_secrets, unmask_sum
+from perfed.sites.flower.masking import encode_context
+from perfed.sites.flower.masks import Member, MemberKeys, recover_secrets, unmask_sum
 from perfed.sites.flower.message import pack, unpack
-from perfed.sites.flower.refusal import Said
+from perfed.sites.flower.refusal import RefusalReason
 from perfed.sites.flower.signing import SigningKey
-from perfed.sites.flower.wire import payload_hash, request_hash
+from perfed.sites.flower.wire import hash_common_request, hash_payload
 from perfed.tree import map_leaves
 
 Request = tuple[dict[str, Any], dict[str, Any]]
@@ -33,7 +33,7 @@ def signing_keys(names: Iterable[str]) -> dict[str, SigningKey]:
 def signed(names: Iterable[str]) -> dict[str, Any]:
     """Return the arguments of sites that know each other's keys."""
     keys = signing_keys(names)
-    secure = SecureAggregation(keys={name: key.public for name, key in keys.items()})
+    secure = SecureAggregation(keys={name: key.public_key for name, key in keys.items()})
     return {"secure": secure, "signers": keys}
 
 
@@ -110,9 +110,9 @@ class Sum:
         self.server, self.refused = server, dict[str, PerfedError]()
         header, self.numbers = requests[names[0]][0], {name: n for n, name in enumerate(names, start=1)}
         fields = {"run": header["run"], "sequence": header["sequence"], "attempt": attempt}
-        self.fields, hashes = fields, {name: request_hash(*requests[name]) for name in names}
-        self.context = context_of(header["run"], header["sequence"], attempt, hashes[names[0]], asked)
-        payloads = {name: payload_hash(*requests[name]) for name in names}
+        self.fields, hashes = fields, {name: hash_common_request(*requests[name]) for name in names}
+        self.context = encode_context(header["run"], header["sequence"], attempt, hashes[names[0]], asked)
+        payloads = {name: hash_payload(*requests[name]) for name in names}
         wanted = {
             n: {
                 **{"kind": "keys", **fields, "asked": asked, "request": hashes[n], "payload": payloads[n]},
@@ -175,7 +175,7 @@ class Sum:
             self.numbers[name]: {int(n): bytes.fromhex(text) for n, text in reply["shares"].items()}
             for name, reply in replies.items()
         }
-        keys = {int(number): Keys.from_fields(of) for number, of in self.keys.items()}
+        keys = {int(number): MemberKeys.from_fields(of) for number, of in self.keys.items()}
         needed = len(self.numbers) // 2 + 1
         if len(shares) < needed:
             return None
@@ -220,7 +220,7 @@ def test_five_overlapping_sums_do_not_reveal_a_reply(rounds, tmp_path):
         arrived = sorted(going.vectors)
         if len(arrived) >= 3 and going.opened(arrived, arrived) is not None:
             sums.append(arrived)
-        assert {error.said for error in going.refused.values()} <= {Said.SUM}
+        assert {error.reason for error in going.refused.values()} <= {RefusalReason.SUM}
     assert sums == [sorted(sets[0])]
 
 
@@ -253,7 +253,7 @@ def test_a_payload_that_is_repeated_with_a_claimed_drop_out_does_not_reveal_a_re
     request = with_header(server.request, sequence=20_001, round=2, base=0)
     second = server.masked(server.names, dict.fromkeys(server.names, request))
     assert second.opened(server.names[1:], server.names[1:]) is None
-    assert "a sum of the same payload was opened" in str(second.refused[server.names[1]])
+    assert "an opened sum of the same payload" in str(second.refused[server.names[1]])
     request = with_header(server.request, sequence=30_001, round=3, base=0)
     again = server.masked(server.names, dict.fromkeys(server.names, request))
     assert again.opened(server.names, server.names) is not None  # of the same sites, which tells nothing new
@@ -271,13 +271,13 @@ def other_arrivals(server: Server, *, confirmed: bool) -> np.ndarray | None:
             fields["confirmations"] = dict.fromkeys("12345", *signed.values())
         replies |= going.ask({name: {"kind": "unmask", **fields}})
     if not replies:
-        assert {error.said for error in going.refused.values()} == {Said.SUM}
+        assert {error.reason for error in going.refused.values()} == {RefusalReason.SUM}
         return None
     shares = {
         going.numbers[name]: {int(n): bytes.fromhex(text) for n, text in reply["shares"].items()}
         for name, reply in replies.items()
     }
-    keys = {int(number): Keys.from_fields(of) for number, of in going.keys.items()}
+    keys = {int(number): MemberKeys.from_fields(of) for number, of in going.keys.items()}
     of_arrived = {n: {m: t for m, t in of.items() if m in lists[n - 1]} for n, of in shares.items()}
     of_others = {n: {m: t for m, t in of.items() if m not in lists[n - 1]} for n, of in shares.items()}
     first = recover_secrets(3, {n: keys[n] for n in (1, 2)}, [1, 2], of_arrived)
@@ -331,7 +331,7 @@ def test_a_study_of_other_sites_than_the_keys_are_of_is_refused(count, tmp_path)
     """A server may change the names and number of sites in a study; a sum of two is less than was agreed to."""
     names = ["c0", "c1", "c2", "c3", "c4"]
     options = {**signed(names[:count]), "signers": signing_keys(names)}
-    said = rf"the server's study is of 4 sites, and secure_aggregation.keys lists {count}"
+    said = rf"the server's study has 4 sites, and secure_aggregation.keys lists {count}"
     with pytest.raises(PerfedError, match=said):
         Sites(tmp_path, make("fedavg"), blobs((5, 6, 7, 8), dims=(4,)), **options)
 
@@ -351,16 +351,16 @@ def swapped(server: Server, victim: str) -> tuple[PerfedError | None, np.ndarray
     """Let the server play all members but ``victim``, with keys of its own; return what it reads."""
     names, request = sorted(server.names), server.request
     number, fields = names.index(victim) + 1, {"run": "run", "sequence": request[0]["sequence"], "attempt": "swapped"}
-    digest, payload = request_hash(*request), payload_hash(*request)
-    context = context_of("run", fields["sequence"], "swapped", digest, names)
+    digest, payload = hash_common_request(*request), hash_payload(*request)
+    context = encode_context("run", fields["sequence"], "swapped", digest, names)
     try:
         hashes = {"request": digest, "payload": payload}
         reply = server.ask(victim, {"kind": "keys", **fields, **hashes, "asked": names, "base": request[0]["base"]})
         played = {n: Member(context, 3, name) for n, name in enumerate(names, start=1) if name != victim}
-        keys = {number: Keys.from_fields(reply["keys"]), **{n: member.keys for n, member in played.items()}}
+        keys = {number: MemberKeys.from_fields(reply["keys"]), **{n: member.keys for n, member in played.items()}}
         plain = {str(n): of.to_fields() for n, of in keys.items()}
         sealed = server.ask(victim, {"kind": "shares", **fields, "number": number, "keys": plain})["sealed"]
-        shares = {n: member.shares(n, keys) for n, member in played.items()}
+        shares = {n: member.share_secrets(n, keys) for n, member in played.items()}
         for_victim = {str(n): of[number].hex() for n, of in shares.items()}
         secure = {"attempt": "swapped", "sealed": for_victim}
         tree = server.tell(victim, {**request[0], "secure": secure}, request[1])[1]
@@ -369,8 +369,8 @@ def swapped(server: Server, victim: str) -> tuple[PerfedError | None, np.ndarray
     vectors = {number: tree["masked"].numpy().view(np.uint64)}
     for n, member in played.items():
         to = {m: of[n] for m, of in shares.items() if m != n} | {number: bytes.fromhex(sealed[str(n)])}
-        vectors[n] = member.masked(np.zeros_like(vectors[number]), to)
-    given = {n: member.unmask(vectors) for n, member in played.items()}
+        vectors[n] = member.mask_values(np.zeros_like(vectors[number]), to)
+    given = {n: member.reveal_shares(vectors) for n, member in played.items()}
     recovery = recover_secrets(3, keys, vectors, given)
     return None, unmask_sum(context, keys, vectors, recovery.secrets)
 
@@ -382,7 +382,7 @@ def test_a_server_with_keys_of_its_own_reads_a_reply_unless_the_study_has_the_ke
     assert error is None and read is not None and np.abs(read.view(np.int64)).max() < 2**40  # no mask is left
     server = Server(tmp_path / "with", 4, **signed(["c0", "c1", "c2", "c3"]))
     error, read = swapped(server, "c2")
-    assert read is None and error is not None and error.said == Said.SUM
+    assert read is None and error is not None and error.reason == RefusalReason.SUM
     assert "are not signed with its key in secure_aggregation.keys" in str(error)
 
 
@@ -404,7 +404,7 @@ def test_a_site_whose_key_is_not_that_of_the_study_does_not_begin(signer, tmp_pa
     signers = {**options["signers"], "c0": options["signers"].get(signer)}
     with pytest.raises(PerfedError, match=r"secure_aggregation.keys.c0 of the study is .*'perfed site key'") as error:
         Sites(tmp_path, make("fedavg"), federation, secure=options["secure"], signers=signers)
-    assert error.value.said == Said.SUM
+    assert error.value.reason == RefusalReason.SUM
 
 
 @pytest.mark.parametrize("keys", [True, False])
@@ -415,7 +415,7 @@ def test_other_models_for_other_sites_make_the_sum_fail(keys, tmp_path):
     header, tree = server.request
     other = header, {**tree, "shared": map_leaves(tree["shared"], lambda _, tensor: tensor + 1)}
     going = server.masked(names, {name: other if name == "c0" else server.request for name in names})
-    assert len(going.vectors) < 3 and {error.said for error in going.refused.values()} == {Said.SUM}
+    assert len(going.vectors) < 3 and {error.reason for error in going.refused.values()} == {RefusalReason.SUM}
     assert "c0" in going.refused or "c0" not in going.vectors
 
 
@@ -426,9 +426,9 @@ def test_a_site_refuses_another_model_than_the_one_that_its_keys_were_made_for(t
     other = {**tree, "shared": map_leaves(tree["shared"], lambda _, tensor: tensor + 1)}
     number = str(going.numbers["c0"])
     mine = {str(going.numbers[n]): of[number] for n, of in going.sealed.items() if n != "c0"}
-    with pytest.raises(PerfedError, match="not the one that the sites' keys were made for") as error:
+    with pytest.raises(PerfedError, match="not the one for which the sites created their keys") as error:
         server.tell("c0", {**header, "secure": {"attempt": going.fields["attempt"], "sealed": mine}}, other)
-    assert error.value.said == Said.SUM
+    assert error.value.reason == RefusalReason.SUM
 
 
 class Liar:
@@ -486,7 +486,8 @@ def test_where_too_few_shares_are_left_the_message_blames_nobody(tmp_path):
     sites.transport.note = notes.append
     sites.transport.at["c1"] = Liar(sites.transport.at["c1"])
     assert sites.server.round(1).participants == []
-    assert "do not fit together, and too few came to tell whose are wrong" in notes[0] and "c1' gave" not in notes[0]
+    assert "do not fit together, and there are too few shares to find the wrong ones" in notes[0]
+    assert "c1' gave" not in notes[0]
 
 
 def test_a_sum_that_was_opened_without_wrong_shares_goes_on_to_the_same_bits(tmp_path):
@@ -528,7 +529,7 @@ def sum_again(
     assert before is not None
     going = server.masked(names, second_requests(server, later, change), shown=shown)
     if going.vectors.keys() < {*names}:
-        assert {error.said for error in going.refused.values()} == {Said.SUM}
+        assert {error.reason for error in going.refused.values()} == {RefusalReason.SUM}
         return None
     after = going.opened(names, names, confirmed=confirmed)
     return None if after is None else float((after - before).view(np.int64)[0]) / 2**24  # the loss is the first term
@@ -604,7 +605,7 @@ def test_a_site_starts_from_the_state_that_its_keys_were_made_for(tmp_path):
     requests = second_requests(server, {name: 10_001 if name == "c1" else 0 for name in names})
     going = server.masked(names, requests, bases={"c1": 0})
     assert going.vectors.keys() == {*names} - {"c1"}
-    assert "starts from exchange 10001, and its keys were made for 0" in str(going.refused["c1"])
+    assert "starts from exchange 10001, and its keys were created for 0" in str(going.refused["c1"])
 
 
 @pytest.mark.parametrize("with_keys", [True, False])

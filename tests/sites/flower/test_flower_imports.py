@@ -22,4 +22,4 @@ def imports_flower(path: Path) -> bool:
 
 def test_flower_is_imported_only_where_messages_are_carried():
     importers = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if imports_flower(path)}
-    assert importers == {f"flower/{name}.py" for name in ("letters", "adapter", "node", "bar", "masks")}
+    assert importers == {f"flower/{name}.py" for name in ("letters", "adapter", "node", "masks", "revoke_keys")}

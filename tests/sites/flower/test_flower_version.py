@@ -8,7 +8,7 @@ from importlib import import_module, metadata
 import pytest
 
 from perfed.errors import PerfedError
-from perfed.sites.flower.processes import check_flower, command
+from perfed.sites.flower.processes import build_command, check_flower
 from perfed.system import extra_command
 
 
@@ -22,7 +22,7 @@ def test_versions_that_perfed_is_made_for(monkeypatch, version):
 def test_another_version_is_refused_in_one_line(monkeypatch, version):
     monkeypatch.setattr(metadata, "version", lambda name: version)
     with pytest.raises(PerfedError) as error:
-        command("flower-superlink")
+        build_command("flower-superlink")
     assert str(error.value) == (
         f"flwr {version} is installed, but perfed needs flwr >=1.41,<1.43: {extra_command('flower')}"
     )
@@ -54,5 +54,5 @@ def test_a_flower_without_what_a_site_needs_of_it_is_refused_in_one_line(monkeyp
     monkeypatch.delitem(sys.modules, "perfed.sites.flower.node", raising=False)
     with pytest.raises(PerfedError) as error:
         import_module("perfed.sites.flower.node")
-    line = "the installed flwr lacks what a site needs of it: import of flwr.supernode.fleet_http_client halted; "
+    line = "the installed flwr lacks a part that a site needs: import of flwr.supernode.fleet_http_client halted; "
     assert str(error.value) == f"{line}None in sys.modules"

@@ -15,7 +15,7 @@ from perfed.engine.initial import Initialiser
 from perfed.model.chain import Model
 from perfed.model.presets import linear
 from perfed.participation.settings import Participation
-from perfed.sites.flower.dry_run import Protocol, allowed_by
+from perfed.sites.flower.dry_run import ExchangeSettings, derive_allow_list
 
 COLUMNS = {"east": ("age", "dose", "smokes"), "north": ("weight", "smokes", "age", "dose"), "west": ("dose", "age")}
 
@@ -50,5 +50,8 @@ def test_what_leaves_a_site_is_its_trees_and_nothing_else(survival):
     federation = sites_with_columns(survival)
     (east, *_) = federation
     initialiser = Initialiser(make("forest"), Model(head=linear(1 if survival else 2)), 0, torch.float64)
-    allowed = allowed_by(east, initialiser.info(federation), initialiser, Protocol(2, 3, 0, Participation()))
-    assert set(allowed.entries) == {f"forest/{entry}" for entry in ("feature", "left", "right", "threshold", "value")}
+    allowed = derive_allow_list(
+        east, initialiser.info(federation), initialiser, ExchangeSettings(2, 3, 0, Participation())
+    )
+    entries = ("feature", "left", "right", "threshold", "value")
+    assert set(allowed.entry_names) == {f"forest/{entry}" for entry in entries}

@@ -34,21 +34,21 @@ class Round:
         self.values = drawn if values is None else dict.fromkeys(drawn, values)
         self.at = {n: Member(SUM, needed) for n in self.values}
         self.keys = {n: member.keys for n, member in self.there("keys").items()}
-        sealed = {n: member.shares(n, self.keys) for n, member in self.there("shares").items()}
+        sealed = {n: member.share_secrets(n, self.keys) for n, member in self.there("shares").items()}
         if sealed.keys() != self.keys.keys():  # the server begins again with the rest
             self.at = {n: Member(SUM, needed) for n in sealed}
             self.keys = {n: member.keys for n, member in self.at.items()}
-            sealed = {n: member.shares(n, self.keys) for n, member in self.at.items()}
+            sealed = {n: member.share_secrets(n, self.keys) for n, member in self.at.items()}
         self.shared = {n: self.keys[n] for n in sealed}
         self.to = {n: {other: of[n] for other, of in sealed.items() if other != n} for n in sealed}
-        self.arrived = {n: m.masked(self.values[n], self.to[n]) for n, m in self.there("masked").items()}
+        self.arrived = {n: m.mask_values(self.values[n], self.to[n]) for n, m in self.there("masked").items()}
 
     def there(self, phase: str) -> dict[int, Member]:
         late = PHASES[: PHASES.index(phase) + 1]
         return {n: member for n, member in self.at.items() if self.gone.get(n) not in late}
 
     def sum(self) -> np.ndarray:
-        shares = {n: m.unmask(self.arrived) for n, m in self.there("unmask").items() if n in self.arrived}
+        shares = {n: m.reveal_shares(self.arrived) for n, m in self.there("unmask").items() if n in self.arrived}
         return opened(self.needed, self, shares)
 
 
@@ -89,7 +89,7 @@ def test_what_one_member_sends_looks_uniform_whatever_it_puts_in():
 def test_fewer_members_than_are_needed_open_nothing_with_the_server():
     """Neither as the protocol asks, nor by taking their shares for enough."""
     held = Round(5, 3)
-    shares = {n: held.at[n].unmask(held.arrived) for n in (1, 2)}
+    shares = {n: held.at[n].reveal_shares(held.arrived) for n in (1, 2)}
     with pytest.raises(PerfedError, match="2 of 5 gave their shares, and a sum needs 3"):
         opened(3, held, shares)
     with pytest.raises(PerfedError, match="wrong"):
@@ -109,12 +109,12 @@ def test_shares_below_the_threshold_do_not_depend_on_the_secret():
 
 def test_nobody_gives_both_shares_of_one_member():
     held = Round(4, 3, {4: "masked"})
-    first = held.at[1].unmask([1, 2, 3])
+    first = held.at[1].reveal_shares([1, 2, 3])
     assert sorted(first) == [1, 2, 3, 4]
-    with pytest.raises(PerfedError, match="has opened a sum already"):
-        held.at[1].unmask([1, 2, 3, 4])
+    with pytest.raises(PerfedError, match="has already revealed its shares"):
+        held.at[1].reveal_shares([1, 2, 3, 4])
     other = Round(4, 3)
-    assert other.at[1].unmask([1, 2, 3, 4]).keys() == first.keys()
+    assert other.at[1].reveal_shares([1, 2, 3, 4]).keys() == first.keys()
 
 
 def test_what_is_not_of_the_protocol_gets_nothing():
@@ -122,20 +122,20 @@ def test_what_is_not_of_the_protocol_gets_nothing():
     fresh = Member(SUM, 3)
     keys = {1: fresh.keys, 2: held.keys[2], 3: held.keys[3]}
     with pytest.raises(PerfedError, match="the keys of member 2 are not its own"):
-        fresh.shares(2, keys)
+        fresh.share_secrets(2, keys)
     with pytest.raises(PerfedError, match="2 members; a sum needs 3"):
-        fresh.shares(1, {1: fresh.keys, 2: held.keys[2]})
+        fresh.share_secrets(1, {1: fresh.keys, 2: held.keys[2]})
     with pytest.raises(PerfedError, match="two members have one key"):
-        fresh.shares(1, {**keys, 4: held.keys[3]})
-    with pytest.raises(PerfedError, match="no shares of the others"):
-        fresh.masked(np.zeros(1, np.uint64), {})
-    fresh.shares(1, keys)
-    with pytest.raises(PerfedError, match="what member 2 has sealed was changed"):
-        fresh.masked(np.zeros(1, np.uint64), {2: held.to[1][2], 3: held.to[1][3]})
+        fresh.share_secrets(1, {**keys, 4: held.keys[3]})
+    with pytest.raises(PerfedError, match="no shares of the other members"):
+        fresh.mask_values(np.zeros(1, np.uint64), {})
+    fresh.share_secrets(1, keys)
+    with pytest.raises(PerfedError, match="the sealed shares of member 2 were changed"):
+        fresh.mask_values(np.zeros(1, np.uint64), {2: held.to[1][2], 3: held.to[1][3]})
     with pytest.raises(PerfedError, match="are needed"):
-        held.at[1].unmask([1, 2])
+        held.at[1].reveal_shares([1, 2])
     with pytest.raises(PerfedError, match="are needed"):
-        held.at[1].unmask([1, 2, 9])
+        held.at[1].reveal_shares([1, 2, 9])
 
 
 @pytest.mark.parametrize("count", range(4))
@@ -143,10 +143,10 @@ def test_a_member_puts_its_numbers_under_the_masks_of_all_others_or_of_none(coun
     """A server that withholds sealed shares from one member only could remove all of its masks."""
     members = {n: Member(SUM, 3) for n in range(1, 6)}
     keys = {n: member.keys for n, member in members.items()}
-    sealed = {n: member.shares(n, keys) for n, member in members.items()}
+    sealed = {n: member.share_secrets(n, keys) for n, member in members.items()}
     some = {n: sealed[n][1] for n in range(2, 2 + count)}
     with pytest.raises(PerfedError, match=rf"shares of .*{2 + count}.* are missing; those of all 5 are needed"):
-        members[1].masked(np.zeros(1, np.uint64), some)
+        members[1].mask_values(np.zeros(1, np.uint64), some)
 
 
 def changed(share: bytes) -> bytes:
@@ -156,7 +156,7 @@ def changed(share: bytes) -> bytes:
 
 def test_with_no_share_to_spare_a_wrong_one_is_noticed():
     held = Round(4, 3, {4: "masked"})
-    shares = {n: held.at[n].unmask(held.arrived) for n in held.arrived}
+    shares = {n: held.at[n].reveal_shares(held.arrived) for n in held.arrived}
     for member in (1, 4):
         wrong = {**shares, 2: {**shares[2], member: changed(shares[2][member])}}
         assert recover_secrets(3, held.shared, held.arrived, wrong).lacking == [member]
@@ -166,7 +166,7 @@ def test_with_no_share_to_spare_a_wrong_one_is_noticed():
 @pytest.mark.parametrize("how", [changed, lambda share: b"", lambda share: share[:8], lambda share: bytes(len(share))])
 def test_members_that_give_wrong_shares_are_named_and_the_sum_is_opened_without_them(givers, how):
     held = Round(6, 3, {6: "masked"})
-    shares = {n: held.at[n].unmask(held.arrived) for n in held.arrived}
+    shares = {n: held.at[n].reveal_shares(held.arrived) for n in held.arrived}
     for giver in givers:
         shares[giver] = {member: how(share) for member, share in shares[giver].items()}
     recovery = recover_secrets(3, held.shared, held.arrived, shares)
@@ -177,9 +177,9 @@ def test_members_that_give_wrong_shares_are_named_and_the_sum_is_opened_without_
 
 def test_a_member_that_has_cut_its_secret_wrongly_is_named_and_nobody_else():
     held = Round(5, 3)
-    shares = {n: held.at[n].unmask(held.arrived) for n in held.arrived}
+    shares = {n: held.at[n].reveal_shares(held.arrived) for n in held.arrived}
     for n, of in shares.items():
-        of[2] = Round(5, 3).at[n].unmask(held.arrived)[2]
+        of[2] = Round(5, 3).at[n].reveal_shares(held.arrived)[2]
     recovery = recover_secrets(3, held.shared, held.arrived, shares)
     assert recovery.lacking == [2] and not recovery.wrong
 
@@ -189,6 +189,6 @@ def test_members_that_were_shown_other_members_do_not_share_masks():
     members = {n: Member(SUM, 3) for n in range(1, 5)}
     keys = {n: member.keys for n, member in members.items()}
     shown = dict.fromkeys(keys, keys) | {1: {**keys, 4: Member(SUM, 3).keys}}
-    sealed = {n: member.shares(n, shown[n]) for n, member in members.items()}
-    with pytest.raises(PerfedError, match="what member 1 has sealed was changed"):
-        members[2].masked(np.zeros(1, np.uint64), {other: of[2] for other, of in sealed.items() if other != 2})
+    sealed = {n: member.share_secrets(n, shown[n]) for n, member in members.items()}
+    with pytest.raises(PerfedError, match="the sealed shares of member 1 were changed"):
+        members[2].mask_values(np.zeros(1, np.uint64), {other: of[2] for other, of in sealed.items() if other != 2})

@@ -22,10 +22,10 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from perfed.errors import PerfedError
 from perfed.sites.flower import node
-from perfed.sites.flower.letters import EXCHANGE, HELLO, body_of, error_of, record_of
-from perfed.sites.flower.node import Attendant, attend
-from perfed.sites.flower.probe import Server, Unreachable
-from perfed.sites.flower.refusal import Said
+from perfed.sites.flower.letters import EXCHANGE, HELLO, make_record, read_body, read_error
+from perfed.sites.flower.node import MessageHandler, serve_messages
+from perfed.sites.flower.probe import ServerAddress, Unreachable
+from perfed.sites.flower.refusal import RefusalReason
 
 
 def refused(status: int, code: int = 0) -> httpx.HTTPStatusError:
@@ -127,11 +127,11 @@ class Client:
 def link(monkeypatch):
     made = Link()
     monkeypatch.setattr(node, "FleetHttpClient", lambda *_, **__: Client(made))
-    monkeypatch.setattr(node, "probe", lambda server: None)
-    monkeypatch.setattr(node, "SOON", 0.01)
-    monkeypatch.setattr(node, "SELDOM", 0.02)
-    monkeypatch.setattr(node, "LEASE", 0.05)
-    monkeypatch.setattr(node, "LONGEST", 0.05)
+    monkeypatch.setattr(node, "probe_server", lambda server: None)
+    monkeypatch.setattr(node, "MIN_PAUSE", 0.01)
+    monkeypatch.setattr(node, "MAX_PAUSE", 0.02)
+    monkeypatch.setattr(node, "LEASE_PAUSE", 0.05)
+    monkeypatch.setattr(node, "MAX_CONNECT_PAUSE", 0.05)
     return made
 
 
@@ -147,8 +147,8 @@ def handle(body: bytes) -> bytes:
 def site(link: Link):
     """Its notes and the hashes of apps, while it is there; what it writes into its log is the link's ``logged``."""
     notes, apps, stop = [], [], threading.Event()
-    at = Attendant("north", "here", handle, apps.append, notes.append, link.logged.append)
-    thread = threading.Thread(target=attend, args=(Server("127.0.0.1:1"), at, stop))
+    at = MessageHandler("north", "here", handle, apps.append, notes.append, link.logged.append)
+    thread = threading.Thread(target=serve_messages, args=(ServerAddress("127.0.0.1:1"), at, stop))
     thread.start()
     try:
         yield notes, apps
@@ -164,10 +164,14 @@ CONNECTED = "connected to server 127.0.0.1:1"
 def test_messages_are_answered_and_the_connection_is_given_back(link):
     with site(link) as (notes, apps):
         long = bytes(range(97, 123)) * 10_000
-        first, second, bad = link.post(record_of(long)), link.post(record_of(b""), HELLO), link.post(record_of(b"bad"))
-        assert body_of(link.reply(first)) == long.upper()
-        assert json.loads(body_of(link.reply(second))) == ["north", "here"]
-        assert error_of(link.reply(bad)) == Said.FAILED
+        first, second, bad = (
+            link.post(make_record(long)),
+            link.post(make_record(b""), HELLO),
+            link.post(make_record(b"bad")),
+        )
+        assert read_body(link.reply(first)) == long.upper()
+        assert json.loads(read_body(link.reply(second))) == ["north", "here"]
+        assert read_error(link.reply(bad)) == RefusalReason.FAILED
     assert notes == [CONNECTED, "north.csv: no column 'age'"] and apps == ["abc"]  # a run's app is told once
     assert link.calls["DeactivateNode"] == 1
     assert link.calls["GetFab"] == 0  # what was submitted is not even fetched
@@ -176,18 +180,23 @@ def test_messages_are_answered_and_the_connection_is_given_back(link):
 @pytest.mark.parametrize(
     ("content", "kind", "why", "said"),
     [
-        (record_of(b"n"), "train", "a message of type 'train'; allowed: query.exchange, query.hello", Said.MESSAGE),
-        (RecordDict(), EXCHANGE, "a message without a body", Said.MESSAGE),
-        (record_of(b"break"), EXCHANGE, "TypeError: patient 17", Said.FAILED),
+        (
+            make_record(b"n"),
+            "train",
+            "a message of type 'train'; allowed: query.exchange, query.hello",
+            RefusalReason.MESSAGE,
+        ),
+        (RecordDict(), EXCHANGE, "a message without a body", RefusalReason.MESSAGE),
+        (make_record(b"break"), EXCHANGE, "TypeError: patient 17", RefusalReason.FAILED),
     ],
 )
 def test_what_is_no_message_of_perfed_is_refused_with_a_fixed_sentence(link, content, kind, why, said):
     """Why, the site's terminal says; the log has what the server was told."""
     with site(link) as (notes, _):
-        assert error_of(link.reply(link.post(content, kind))) == said
-        assert body_of(link.reply(link.post(record_of(b"next")))) == b"NEXT"
+        assert read_error(link.reply(link.post(content, kind))) == said
+        assert read_body(link.reply(link.post(make_record(b"next")))) == b"NEXT"
     assert notes == [CONNECTED, why]
-    assert link.logged == [f"a message is refused, and the server is told: {said}"]
+    assert link.logged == [f"a message is refused, and the server receives: {said}"]
 
 
 METHODS = ["PullMessages", "GetRun", "PullObject", "ConfirmMessageReceived", "PushMessages", "PushObject"]
@@ -198,7 +207,7 @@ METHODS = ["PullMessages", "GetRun", "PullObject", "ConfirmMessageReceived", "Pu
 def test_a_server_that_is_away_gets_the_reply_when_it_is_back(link, method, fault):
     link.faults[method] = [fault]
     with site(link) as (notes, _):
-        assert body_of(link.reply(link.post(record_of(b"n")))) == b"N"
+        assert read_body(link.reply(link.post(make_record(b"n")))) == b"N"
     away = "server 127.0.0.1:1 does not answer; trying again"
     assert notes == [CONNECTED, away, CONNECTED] and link.calls["ActivateNode"] == 1
 
@@ -206,7 +215,7 @@ def test_a_server_that_is_away_gets_the_reply_when_it_is_back(link, method, faul
 def test_parts_of_a_reply_that_a_server_has_forgotten_are_sent_again(link):
     link.forgets = 2
     with site(link):
-        assert body_of(link.reply(link.post(record_of(b"n")))) == b"N"
+        assert read_body(link.reply(link.post(make_record(b"n")))) == b"N"
     assert link.calls["PushMessages"] > 1
 
 
@@ -214,8 +223,8 @@ def test_parts_of_a_reply_that_a_server_has_forgotten_are_sent_again(link):
 def test_a_message_of_a_run_that_has_ended_does_not_keep_the_site(link, method):
     link.faults[method] = [refused(403)]
     with site(link):
-        link.post(record_of(b"lost"))
-        assert body_of(link.reply(link.post(record_of(b"n")))) == b"N"
+        link.post(make_record(b"lost"))
+        assert read_body(link.reply(link.post(make_record(b"n")))) == b"N"
     (dropped,) = link.logged
     assert dropped.startswith("a message of the server was dropped: HTTPStatusError")
 
@@ -223,43 +232,49 @@ def test_a_message_of_a_run_that_has_ended_does_not_keep_the_site(link, method):
 @pytest.mark.parametrize("content", [b"", b"Message\x00", b"\x80\x04."])
 def test_nonsense_in_the_place_of_a_message_does_not_keep_the_site(link, content):
     with site(link) as (notes, _):
-        letter = link.post(record_of(b"lost"))
+        letter = link.post(make_record(b"lost"))
         link.objects[letter] = content
-        assert body_of(link.reply(link.post(record_of(b"n")))) == b"N"
+        assert read_body(link.reply(link.post(make_record(b"n")))) == b"N"
     assert notes == [CONNECTED] and link.logged[0].startswith("a message of the server was dropped")
 
 
 def test_a_server_that_no_longer_knows_the_site_is_connected_to_anew(link):
     link.faults["PullMessages"] = [refused(401)]
     with site(link) as (notes, _):
-        assert body_of(link.reply(link.post(record_of(b"n")))) == b"N"
+        assert read_body(link.reply(link.post(make_record(b"n")))) == b"N"
     assert link.calls["ActivateNode"] == 2 and "refuses this site (401); trying again" in notes[1]
 
 
 def test_a_connection_that_is_still_held_is_waited_for(link):
     link.faults["ActivateNode"] = [refused(412, 2004)] * 3
     with site(link) as (notes, _):
-        assert body_of(link.reply(link.post(record_of(b"n")))) == b"N"
-    assert len(notes) == 2 and notes[0].startswith("the server still holds a connection with this site's key")
+        assert read_body(link.reply(link.post(make_record(b"n")))) == b"N"
+    assert len(notes) == 2 and notes[0].startswith("the server still has a connection with this site's key")
 
 
 def test_a_server_that_will_never_take_the_site_ends_it(link, monkeypatch):
     link.faults["RegisterNode"] = [refused(412, 2001)]
     with pytest.raises(PerfedError, match="authenticates its sites: this site needs its key"):
-        attend(Server("127.0.0.1:1"), Attendant("north", "here", handle, print, print), threading.Event())
+        serve_messages(
+            ServerAddress("127.0.0.1:1"), MessageHandler("north", "here", handle, print, print), threading.Event()
+        )
     notes = []
 
     def probe(server):
         raise Unreachable("nobody there") if not notes else PerfedError("does not know the key")
 
-    monkeypatch.setattr(node, "probe", probe)
+    monkeypatch.setattr(node, "probe_server", probe)
     with pytest.raises(PerfedError, match="does not know the key"):
-        attend(Server("127.0.0.1:1"), Attendant("north", "here", handle, print, notes.append), threading.Event())
+        serve_messages(
+            ServerAddress("127.0.0.1:1"),
+            MessageHandler("north", "here", handle, print, notes.append),
+            threading.Event(),
+        )
     assert notes == ["nobody there; trying again"]
 
 
 def test_a_site_that_works_for_long_goes_on_giving_signs_of_life(link, monkeypatch):
-    monkeypatch.setattr(node, "ALIVE", 0.05)
+    monkeypatch.setattr(node, "HEARTBEAT_SECONDS", 0.05)
     with site(link):
         until = time.monotonic() + 5
         while link.calls["SendNodeHeartbeat"] < 3 and time.monotonic() < until:

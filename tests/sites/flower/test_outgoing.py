@@ -17,7 +17,7 @@ from faults import flip, full_after, killed
 
 from perfed.errors import PerfedError
 from perfed.sites.flower.audit_log import OutgoingLog
-from perfed.sites.flower.hash_chain import BEGINNING, read, verify
+from perfed.sites.flower.hash_chain import BEGINNING, read_log, verify_log
 from perfed.sites.flower.message import pack
 
 
@@ -37,19 +37,19 @@ def five(path) -> list[bytes]:
     with OutgoingLog(path) as log:
         for number in range(1, 6):
             log.append(message(number))
-    assert verify(path) is None
+    assert verify_log(path) is None
     return path.read_bytes().splitlines(keepends=True)
 
 
 def notes(path: Path) -> list[str]:
-    return [line["note"] for line in read(path) if "note" in line]
+    return [line["note"] for line in read_log(path) if "note" in line]
 
 
 def test_a_line_says_what_the_message_holds(path, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 1e9 + 0.5)
     with OutgoingLog(path) as log:
         log.append(message(7))
-    (line,) = read(path)
+    (line,) = read_log(path)
     assert (line["run"], line["round"], line["program"]) == ("flic-1", 7, "train")
     assert line["header"] == {"sequence": 70_000, "site": "north"}
     assert line["entries"] == [
@@ -78,9 +78,9 @@ def test_it_goes_on_where_it_was(path, five):
         assert log.head == json.loads(five[-1])["hash"]
         log.append(message(6))
         head = log.head
-    assert [line["round"] for line in read(path)] == [1, 2, 3, 4, 5, 6]
+    assert [line["round"] for line in read_log(path)] == [1, 2, 3, 4, 5, 6]
     assert path.read_bytes().startswith(b"".join(five))
-    assert verify(path) is None and verify(path, head) is None and verify(path, BEGINNING) is None
+    assert verify_log(path) is None and verify_log(path, head) is None and verify_log(path, BEGINNING) is None
 
 
 @pytest.mark.parametrize("at", range(5))
@@ -89,8 +89,8 @@ def test_a_changed_line_is_named(path, five, at):
         changed = five[at].replace(old, new, 1)
         assert changed != five[at]
         path.write_bytes(b"".join([*five[:at], changed, *five[at + 1 :]]))
-        assert verify(path) == f"{path}: line {at + 1} has been changed"
-        assert [line["round"] for line in read(path)] == list(range(1, at + 1))
+        assert verify_log(path) == f"{path}: line {at + 1} has been changed"
+        assert [line["round"] for line in read_log(path)] == list(range(1, at + 1))
         with pytest.raises(PerfedError, match=f"line {at + 1} has been changed; the log is not continued"):
             OutgoingLog(path)
 
@@ -101,7 +101,7 @@ def test_every_bit_counts(path, five):
     for position in (*range(len(five[0]), end, 7), end - 1):
         path.write_bytes(whole)
         flip(path, position)
-        assert verify(path) == f"{path}: line 2 has been changed"
+        assert verify_log(path) == f"{path}: line 2 has been changed"
 
 
 def test_a_line_changed_with_its_hash_breaks_the_next(path, five):
@@ -112,7 +112,7 @@ def test_a_line_changed_with_its_hash_breaks_the_next(path, five):
     entry["hash"] = hashlib.sha256(text.encode()).hexdigest()
     five[1] = json.dumps(entry, sort_keys=True, separators=(",", ":")).encode() + b"\n"
     path.write_bytes(b"".join(five))
-    assert verify(path) == (
+    assert verify_log(path) == (
         f"{path}: line 3 does not follow the line before it: lines were removed, added or reordered"
     )
 
@@ -120,42 +120,43 @@ def test_a_line_changed_with_its_hash_breaks_the_next(path, five):
 @pytest.mark.parametrize("at", range(4))
 def test_a_removed_or_doubled_line_is_named(path, five, at):
     path.write_bytes(b"".join(five[:at] + five[at + 1 :]))
-    assert f"line {at + 1} does not follow" in verify(path)
+    assert f"line {at + 1} does not follow" in verify_log(path)
     path.write_bytes(b"".join(five[: at + 1] + five[at:]))
-    assert f"line {at + 2} does not follow" in verify(path)
+    assert f"line {at + 2} does not follow" in verify_log(path)
 
 
 def test_every_other_order_is_named(path, five):
     for order in permutations(range(5)):
         path.write_bytes(b"".join(five[number] for number in order))
         broken = next((at for at, number in enumerate(order, start=1) if at != number + 1), None)
-        assert verify(path) is None if broken is None else f"line {broken} does not follow" in verify(path)
+        assert verify_log(path) is None if broken is None else f"line {broken} does not follow" in verify_log(path)
 
 
 def test_lines_removed_at_the_end_show_to_who_knows_the_head(path, five):
     head = json.loads(five[-1])["hash"]
     path.write_bytes(b"".join(five[:3]))
-    assert verify(path) is None
-    assert verify(path, head) == f"{path}: lines at the end were removed: none of the 3 has the hash {head}"
+    assert verify_log(path) is None
+    assert verify_log(path, head) == f"{path}: lines at the end were removed: none of the 3 has the hash {head}"
 
 
 def test_a_torn_last_line_is_mended_and_noted(path, five):
     for length in (*range(1, len(five[4]), 41), len(five[4]) - 1):
         path.write_bytes(b"".join(five[:4]) + five[4][:length])
-        assert "line 5 is torn, as a crash leaves it" in verify(path)
-        assert len(read(path)) == 4
+        assert "line 5 is incomplete after a crash" in verify_log(path)
+        assert len(read_log(path)) == 4
         with OutgoingLog(path) as log:
             log.append(message(6))
-        assert verify(path) is None
-        assert notes(path) == [f"a line that a crash had torn was removed ({length} bytes); its message has not left"]
-        assert [line.get("round") for line in read(path)] == [1, 2, 3, 4, None, 6]
+        assert verify_log(path) is None
+        line = f"a line that a crash left incomplete was removed ({length} bytes); its message has not left"
+        assert notes(path) == [line]
+        assert [line.get("round") for line in read_log(path)] == [1, 2, 3, 4, None, 6]
 
 
 def test_a_torn_only_line_is_mended(path):
     path.write_bytes(bytes(4096))  # as a power cut may leave it
     with OutgoingLog(path) as log:
         log.append(message(1))
-    assert verify(path) is None and "4096 bytes" in notes(path)[0]
+    assert verify_log(path) is None and "4096 bytes" in notes(path)[0]
 
 
 def test_a_clock_that_jumps_back_is_noted_and_changes_nothing(path, monkeypatch):
@@ -166,9 +167,9 @@ def test_a_clock_that_jumps_back_is_noted_and_changes_nothing(path, monkeypatch)
     monkeypatch.setattr(time, "time", lambda: 1e9)
     with OutgoingLog(path) as log:  # opened again, it still knows
         log.append(message(5))
-    assert verify(path) is None
-    assert [line["round"] for line in read(path) if "note" not in line] == [0, 1, 2, 3, 4, 5]
-    assert ["note" in line for line in read(path)] == [False, False, True, False, False, False, True, False]
+    assert verify_log(path) is None
+    assert [line["round"] for line in read_log(path) if "note" not in line] == [0, 1, 2, 3, 4, 5]
+    assert ["note" in line for line in read_log(path)] == [False, False, True, False, False, False, True, False]
     assert notes(path)[0] == "the clock has jumped back: a line before this one says 2033-05-18T03:33:20.000+00:00"
 
 
@@ -205,7 +206,7 @@ def test_a_full_disk_leaves_the_log_as_it_was(path):
                     log.append(pack({"run": "x" * 1000}, {}))
                 assert path.read_bytes() == before
         log.append(message(2))
-        assert path.read_bytes().startswith(before) and verify(path) is None and not notes(path)
+        assert path.read_bytes().startswith(before) and verify_log(path) is None and not notes(path)
 
 
 def test_a_disk_that_is_full_only_at_the_end_leaves_the_log_as_it_was(path, five, monkeypatch):
@@ -218,7 +219,7 @@ def test_a_disk_that_is_full_only_at_the_end_leaves_the_log_as_it_was(path, five
             log.append(message(6))
         assert path.read_bytes() == b"".join(five)
         log.append(message(7))
-    assert [line["round"] for line in read(path)] == [1, 2, 3, 4, 5, 7] and verify(path) is None
+    assert [line["round"] for line in read_log(path)] == [1, 2, 3, 4, 5, 7] and verify_log(path) is None
 
 
 def attempt(path: Path, said) -> None:
@@ -239,7 +240,7 @@ def test_one_process_writes_it_and_others_read(path):
         process.start()
         process.join()
         assert expected in said.get()
-        assert len(read(path)) == 1
+        assert len(read_log(path)) == 1
         log.close()
 
 
@@ -266,7 +267,7 @@ def test_nothing_is_written_to_a_log_that_was_closed(path, tmp_path):
 
 
 def test_a_log_that_is_not_there_is_named(path):
-    for ask in (read, verify):
+    for ask in (read_log, verify_log):
         with pytest.raises(PerfedError, match="there is no log"):
             ask(path)
     assert not path.exists()
@@ -288,8 +289,8 @@ def test_sigkill_at_any_moment_loses_nothing_that_was_written(path):
         messages[first] = last
         torn += not path.read_bytes().endswith(b"\n")
     OutgoingLog(path).close()
-    assert verify(path) is None
-    found = [line["round"] for line in read(path) if "note" not in line]
+    assert verify_log(path) is None
+    found = [line["round"] for line in read_log(path) if "note" not in line]
     for first, last in messages.items():
         mine = [number for number in found if first <= number < first + 100_000]
         assert mine in (list(range(first, last + 1)), list(range(first, last + 2)))

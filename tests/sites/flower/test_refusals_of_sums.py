@@ -13,7 +13,7 @@ from perfed.engine.secure_aggregation import SecureAggregation
 from perfed.errors import PerfedError
 from perfed.methods.fedavg import FedAvg
 from perfed.privacy.client import ClientPrivacy
-from perfed.sites.flower.allowed import Allowed
+from perfed.sites.flower.allowed import AllowList
 from perfed.sites.flower.masking import Masking
 from perfed.sites.flower.store import SiteStore
 
@@ -23,10 +23,10 @@ AFTER = {"model": {"head.weight": torch.ones(2)}}
 
 def ask(path, after, *, discreet: bool) -> str:
     """Ask for one payload from two states, with different trained domains; return what the site refuses."""
-    allowed = Allowed(5, 3, 2, (), False, (), {}, discreet=discreet)
+    allowed = AllowList(5, 3, 2, (), False, (), {}, discreet=discreet)
     with SiteStore(path, "run") as store:
-        store.put(10_001, BEFORE, b"", b"1" * 32)
-        store.put(10_002, after, b"", b"2" * 32)
+        store.save_exchange(10_001, BEFORE, b"", b"1" * 32)
+        store.save_exchange(10_002, after, b"", b"2" * 32)
         masking = Masking(SecureAggregation(), "north", "run", allowed, store, "study")
         header = {"program": "train", "index": 0, "measure": None, "extensions": "all"}
         tree = {"shared": {"w": torch.ones(3)}, "row": {}}
@@ -45,9 +45,9 @@ def test_under_privacy_a_refusal_does_not_tell_whether_training_has_changed_a_st
 
 
 def test_under_privacy_a_payload_from_one_history_is_still_answered_in_one_way(tmp_path):
-    allowed = Allowed(5, 3, 2, (), False, (), {}, discreet=True)
+    allowed = AllowList(5, 3, 2, (), False, (), {}, discreet=True)
     with SiteStore(tmp_path, "run") as store:
-        store.put(10_001, BEFORE, b"", b"1" * 32)
+        store.save_exchange(10_001, BEFORE, b"", b"1" * 32)
         masking = Masking(SecureAggregation(), "north", "run", allowed, store, "study")
         header = {"program": "train", "index": 0, "measure": None, "extensions": "all", "base": 10_001, "trained": [0]}
         tree = {"shared": {"w": torch.ones(3)}, "row": {}}

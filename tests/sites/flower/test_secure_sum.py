@@ -18,7 +18,7 @@ from perfed.method.registry import known_names
 from perfed.methods.fedavg import FedAvg
 from perfed.participation.settings import Participation
 from perfed.sites.flower.message import pack, unpack
-from perfed.sites.flower.refusal import Said
+from perfed.sites.flower.refusal import RefusalReason
 
 SECURE = SecureAggregation()
 SINGLE = ["boost", "fedamp", "feddar-sa", "fedfomo", "fedpac", "fedpac-cc", "forest", "hypcluster", "mixed", "pfedhn"]
@@ -278,7 +278,7 @@ def test_a_site_opens_one_sum_of_an_exchange_and_no_second_one(tmp_path):
     train(sites.server, 1)
     with pytest.raises(PerfedError, match="has been opened") as error:
         Asking(sites).ask("c0", "keys", asked=["c0", "c1"], request="")
-    assert error.value.said == Said.SUM
+    assert error.value.reason == RefusalReason.SUM
 
 
 def test_a_site_gives_its_reply_to_no_server_that_asks_without_a_sum(tmp_path):
@@ -290,7 +290,7 @@ def test_a_site_gives_its_reply_to_no_server_that_asks_without_a_sum(tmp_path):
         changed = {k: v for k, v in header.items() if k != "secure"} | ({} if secure is None else {"secure": secure})
         with pytest.raises(PerfedError) as error:
             sites.transport.at[name].answer(pack(changed, tree))
-        assert error.value.said == Said.SUM
+        assert error.value.reason == RefusalReason.SUM
 
 
 @pytest.mark.parametrize(
@@ -304,8 +304,8 @@ def test_a_site_gives_its_reply_to_no_server_that_asks_without_a_sum(tmp_path):
         ("keys", {"asked": ["c0", 3]}, "names of sites are needed"),
         ("keys", {"asked": ["c0", "c1"], "request": None, "payload": ""}, "request and payload are None and ''"),
         ("keys", {"asked": ["c0", "c1"], "request": "", "payload": ["x"]}, "hashes are needed"),
-        ("shares", {"number": 1, "keys": {}}, "is not going on here"),
-        ("unmask", {"arrived": [1, 2]}, "is not going on here"),
+        ("shares", {"number": 1, "keys": {}}, "is not in progress at this site"),
+        ("unmask", {"arrived": [1, 2]}, "is not in progress at this site"),
         ("unmask", {"arrived": "all"}, "numbers of members are needed"),
         ("keys", {"asked": ["c0", "c1"], "run": "other"}, "run is 'other'"),
         ("keys", {"asked": ["c0", "c1"], "sequence": "x"}, "sequence is 'x'"),

@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 
 from perfed.experiment.config import Experiment
 from perfed.experiment.start import start
-from perfed.sites.flower.node import Attendant, attend
-from perfed.sites.flower.probe import Server
+from perfed.sites.flower.node import MessageHandler, serve_messages
+from perfed.sites.flower.probe import ServerAddress
 from perfed.sites.flower.submission import Submitter
 
 APP = """
@@ -105,16 +105,18 @@ def write_app(folder: Path) -> Path:
 class Site:
     """A site in a thread of this process; its handler answers in the place of a station."""
 
-    def __init__(self, name: str, folder: Path, server: Server, handler: Callable[[bytes], bytes], as_name="") -> None:
+    def __init__(
+        self, name: str, folder: Path, server: ServerAddress, handler: Callable[[bytes], bytes], as_name=""
+    ) -> None:
         self.name, self.folder = name, folder
         folder.mkdir(parents=True)
         self.stop, self.notes, self.apps, self.heard, self.problem = threading.Event(), [], [], [], None
         told = (self.apps.append, self.notes.append, self.heard.append)
-        attendant = Attendant(as_name or name, str(folder), handler, *told)
+        attendant = MessageHandler(as_name or name, str(folder), handler, *told)
 
         def work() -> None:
             try:
-                attend(server, attendant, self.stop)
+                serve_messages(server, attendant, self.stop)
             except Exception as error:
                 self.problem = error
 
@@ -165,8 +167,8 @@ class Loopback(ExitStack):
         self.sites: dict[str, Site] = {}
         self.run = 0
 
-    def server(self, key: Path | None = None) -> Server:
-        return Server(self.address, self.ca, key)
+    def server(self, key: Path | None = None) -> ServerAddress:
+        return ServerAddress(self.address, self.ca, key)
 
     def add(
         self, name: str, handler: Callable[[bytes], bytes], key: Path | None = None, as_name: str = "", folder: str = ""

@@ -19,7 +19,7 @@ from perfed.errors import PerfedError
 from perfed.experiment.config import validate
 from perfed.sites.deploy.deployment import Deployment
 from perfed.sites.deploy.write import deploy, rotate
-from perfed.sites.flower.probe import Server, Unreachable, probe
+from perfed.sites.flower.probe import ServerAddress, Unreachable, probe_server
 
 pytestmark = [pytest.mark.network, pytest.mark.long]
 SITES = ("north", "south")
@@ -60,7 +60,7 @@ def known(address: str, authority: Path, key: Path) -> bool:
     while time.monotonic() < ends:
         with suppress(Unreachable):
             try:
-                probe(Server(address, authority, key))
+                probe_server(ServerAddress(address, authority, key))
             except Unreachable:
                 raise
             except PerfedError as error:

@@ -23,7 +23,7 @@ from loopback import same_bits
 from perfed.experiment.config import find_experiment, validate
 from perfed.experiment.overrides import override
 from perfed.sites.deploy.submit import goes_on
-from perfed.sites.flower.hash_chain import read, verify
+from perfed.sites.flower.hash_chain import read_log, verify_log
 
 pytestmark = [pytest.mark.network, pytest.mark.long]
 ROOT = Path(__file__).parents[3]
@@ -230,8 +230,8 @@ def test_the_site_has_its_log_and_its_model(place):
         if line.startswith(("perfed site log", "perfed site export")):
             place.run(line)
     log = place.path / "perfed-site-north/outgoing.jsonl"
-    assert verify(log) is None
-    names = {entry["name"] for line in read(log) for entry in line.get("entries", []) if line["run"]}
+    assert verify_log(log) is None
+    names = {entry["name"] for line in read_log(log) for entry in line.get("entries", []) if line["run"]}
     assert not [name for name in names if "embedding" in name or ("head" in name and "flic" in name)]
     assert (place.path / "perfed-site-north/north.onnx").exists()
     printed = [file.read_text() for file in place.path.glob("terminal-*.log")]

@@ -42,10 +42,10 @@ from perfed.sites.deploy.policy import Policy
 from perfed.sites.deploy.site_agent import Station
 from perfed.sites.deploy.spending import ledger, total
 from perfed.sites.deploy.study import study_of
-from perfed.sites.flower.adapter import bundle_hash
-from perfed.sites.flower.node import Attendant, attend
-from perfed.sites.flower.probe import Server, Unreachable, probe
-from perfed.sites.flower.refusal import Said
+from perfed.sites.flower.adapter import hash_bundle
+from perfed.sites.flower.node import MessageHandler, serve_messages
+from perfed.sites.flower.probe import ServerAddress, Unreachable, probe_server
+from perfed.sites.flower.refusal import RefusalReason
 from perfed.sites.flower.submission import Submitter
 from perfed.sites.flower.transport import Answer
 
@@ -132,7 +132,7 @@ def test_an_exchange_over_tls_with_names_from_keys(federation):
 
 def test_an_error_of_a_site_is_one_line_and_the_others_count(federation):
     found = federation.exchange(HEARD | {"north": "fail"}, PATIENT)
-    assert found["north"][:2] == ["", f"site 'north': {Said.FAILED}"]  # what failed, its own terminal says
+    assert found["north"][:2] == ["", f"site 'north': {RefusalReason.FAILED}"]  # what failed, its own terminal says
     assert [found["south"][0], found["west"][0]] == ["S", "W"]
 
 
@@ -154,7 +154,7 @@ class Remote:
     def __init__(self, federation: Loopback) -> None:
         self.note, self.wait_for, self._federation = print, federation.missing, federation
 
-    def sites(self) -> list[str]:
+    def list_sites(self) -> list[str]:
         return NAMES
 
     def exchange(self, messages, deadline, least=0):
@@ -306,11 +306,11 @@ def test_a_run_in_which_a_key_is_rotated_ends_with_the_bits_of_a_simulation(fede
         before.close()
         station.close()
         home = folder / "server" / "home"
-        words = [sys.executable, "-m", "perfed.sites.flower.bar", "perfed", "north"]
+        words = [sys.executable, "-m", "perfed.sites.flower.revoke_keys", "perfed", "north"]
         done = subprocess.run(words, env={**os.environ, "FLWR_HOME": str(home)}, capture_output=True, text=True)
         said.append(done.stdout or done.stderr)
         with pytest.raises(PerfedError, match="does not know the key"):
-            probe(federation.server(folder / "north"))
+            probe_server(federation.server(folder / "north"))
         (folder / "new").mkdir()
         private, public = site_key(folder / "new", "north")
         federation.register(public, "north")
@@ -363,17 +363,17 @@ def test_an_app_that_is_submitted_runs_at_no_site(federation, folder):
     project = app / "pyproject.toml"
     project.write_text(project.read_text().replace('clientapp = "toy.server', 'clientapp = "toy.client'))
     run = federation.submitter.submit(app, {})
-    assert federation.submitter.follow(run, lines.append, 120) == "finished:completed"
+    assert federation.submitter.follow_log(run, lines.append, 120) == "finished:completed"
     heard = [line.partition("evil heard: ")[2] for line in lines if "evil heard: " in line]
     assert not witness.exists()
-    assert heard == [Said.MESSAGE] * 4 * len(NAMES)
+    assert heard == [RefusalReason.MESSAGE] * 4 * len(NAMES)
     sources = [path for path in app.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     files = {path.relative_to(app).as_posix(): path.read_text() for path in sources}
     for site in federation.sites.values():
-        assert site.heard[-4:] == [f"a message is refused, and the server is told: {Said.MESSAGE}"] * 4
+        assert site.heard[-4:] == [f"a message is refused, and the server receives: {RefusalReason.MESSAGE}"] * 4
         kinds = [f"a message of type '{kind}'" for kind in ("train", "evaluate", "query")]
         assert [note.partition(";")[0] for note in site.notes[-4:]] == [*kinds, "a message without a body"]
-    assert all(site.apps[-1] == bundle_hash(files) != site.apps[0] for site in federation.sites.values())
+    assert all(site.apps[-1] == hash_bundle(files) != site.apps[0] for site in federation.sites.values())
     assert {site: text for site, (text, _, _) in federation.exchange(HEARD, PATIENT).items()} == {
         "north": "N", "south": "S", "west": "W",
     }  # fmt: skip
@@ -390,19 +390,19 @@ def test_a_superlink_that_is_killed_and_started_again_interrupts_nothing(federat
     federation.start_link()
     exchange.join(130)
     assert {site: tuple(said[:2]) for site, said in results.items()} == {"north": ("N", ""), "west": ("SLEEP 5", "")}
-    assert federation.submitter.status(federation.run) == "running"
+    assert federation.submitter.read_status(federation.run) == "running"
 
 
-def nobody(notes: list[str]) -> Attendant:
-    return Attendant("x", "nowhere", handle, print, notes.append)
+def nobody(notes: list[str]) -> MessageHandler:
+    return MessageHandler("x", "nowhere", handle, print, notes.append)
 
 
-def refusal(server: Server) -> str:
+def refusal(server: ServerAddress) -> str:
     stop = threading.Event()
     timer = threading.Timer(20, stop.set)
     timer.start()
     with pytest.raises(PerfedError) as error:
-        attend(server, nobody([]), stop)
+        serve_messages(server, nobody([]), stop)
     timer.cancel()
     assert type(error.value) is not Unreachable
     return str(error.value)
@@ -412,16 +412,22 @@ def test_what_will_not_mend_is_said_in_one_line(federation, folder, authority):
     address = federation.address
     stranger, _ = site_key(folder, "stranger")
     good = federation.server(folder / "north")
-    probe(good)
+    probe_server(good)
     says = {
-        "wrong key": (Server(address, good.ca, stranger), f"does not know the key in {stranger}"),
-        "no key": (Server(address, good.ca), "authenticates its sites: this site needs its key"),
-        "no authority": (Server(address), "speaks TLS: this site needs the certificate of its authority"),
-        "another authority": (Server(address, Authority(folder / "other").ca, good.key), "is not signed by the auth"),
-        "wrong name": (Server(address.replace("127.0.0.1", "localhost"), good.ca, good.key), "not for 'localhost'"),
-        "no port": (Server("127.0.0.1", good.ca, good.key), "write HOST:PORT"),
-        "no file": (Server(address, folder / "missing.crt", good.key), "not the certificate of an authority"),
-        "not a key": (Server(address, good.ca, good.ca), "not a private key of an elliptic curve"),
+        "wrong key": (ServerAddress(address, good.ca, stranger), f"does not know the key in {stranger}"),
+        "no key": (ServerAddress(address, good.ca), "authenticates its sites: this site needs its key"),
+        "no authority": (ServerAddress(address), "speaks TLS: this site needs the certificate of its authority"),
+        "another authority": (
+            ServerAddress(address, Authority(folder / "other").ca, good.key),
+            "is not signed by the auth",
+        ),
+        "wrong name": (
+            ServerAddress(address.replace("127.0.0.1", "localhost"), good.ca, good.key),
+            "not for 'localhost'",
+        ),
+        "no port": (ServerAddress("127.0.0.1", good.ca, good.key), "write HOST:PORT"),
+        "no file": (ServerAddress(address, folder / "missing.crt", good.key), "not the certificate of an authority"),
+        "not a key": (ServerAddress(address, good.ca, good.ca), "not a private key of an elliptic curve"),
     }
     for case, (server, words) in says.items():
         line = refusal(server)
@@ -441,12 +447,12 @@ def test_an_expired_certificate_is_said_in_one_line(folder, authority):
 
         pool.submit(shake)
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        assert "its certificate, or its authority's, has expired" in refusal(Server(address, authority.ca))
+        assert "its certificate, or its authority's, has expired" in refusal(ServerAddress(address, authority.ca))
 
 
 def test_a_server_that_is_not_there_is_waited_for(folder, connections):
     address, notes, stop = f"127.0.0.1:{free_port()}", [], threading.Event()
-    thread = threading.Thread(target=attend, args=(Server(address), nobody(notes), stop))
+    thread = threading.Thread(target=serve_messages, args=(ServerAddress(address), nobody(notes), stop))
     thread.start()
     until(lambda: bool(notes), 10)
     assert notes == [f"server {address} is not reachable: Connection refused; trying again"]
@@ -454,13 +460,13 @@ def test_a_server_that_is_not_there_is_waited_for(folder, connections):
     thread.join(5)
     assert not thread.is_alive()
     with pytest.raises(PerfedError, match=f"server {address}: .*unavailable"):
-        Submitter(folder / "gone" / "home", address).status(1)
+        Submitter(folder / "gone" / "home", address).read_status(1)
 
 
 def test_the_run_ends_with_its_true_status(federation):
     lines = []
     federation.order(10, do="stop")
-    assert federation.submitter.follow(federation.run, lines.append, 60) == "finished:completed"
+    assert federation.submitter.follow_log(federation.run, lines.append, 60) == "finished:completed"
     said = [line for line in lines if "the server program" in line]
     assert said == ["the server program is here", "the server program is done"]
 
@@ -470,7 +476,7 @@ def test_a_server_program_that_fails_is_not_taken_for_a_success(federation, fold
     broken = SERVER.replace("def do(order):", "raise SystemError('no server here')\n    def do(order):")
     (app / "toy" / "server.py").write_text(broken)
     submitter = federation.submitter
-    assert submitter.follow(submitter.submit(app, {}), print, 60) == "finished:failed"
+    assert submitter.follow_log(submitter.submit(app, {}), print, 60) == "finished:failed"
 
 
 def test_nobody_was_called_but_this_machine(connections):

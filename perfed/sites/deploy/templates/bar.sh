@@ -3,4 +3,4 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/environment.sh"
-exec python -m perfed.sites.flower.bar @{connection} "$@"
+exec python -m perfed.sites.flower.revoke_keys @{connection} "$@"

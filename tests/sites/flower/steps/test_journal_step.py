@@ -10,11 +10,11 @@ from perfed.engine.steps.step import ExchangeStep
 from perfed.sites.flower.journal import Journal
 from perfed.sites.flower.steps.journal_step import JournalStep
 from perfed.sites.flower.transport import Answer
-from perfed.sites.flower.wire import sequence_of
+from perfed.sites.flower.wire import get_sequence_number
 
 ANSWERS = [Answer("a", b"reply", "", 1.5), Answer("b", None, "no answer", 30.0)]
 TASK = task_of("ab")
-SEQUENCE = sequence_of(TASK.exchange)
+SEQUENCE = get_sequence_number(TASK.exchange)
 
 
 class Ask(ExchangeStep):
@@ -26,7 +26,7 @@ class Ask(ExchangeStep):
     def send(self, task):
         self.answers_before = self.step.answers
         if self.answers_before is None:
-            self.step.keep(ANSWERS)
+            self.step.record_answers(ANSWERS)
         return task
 
 
@@ -34,11 +34,11 @@ class Ask(ExchangeStep):
 def test_answers_are_on_disk_before_another_step_sees_them(used, tmp_path):
     class Look(ExchangeStep):
         def receive(self, result):
-            seen.append(Journal(tmp_path).answers(SEQUENCE))
+            seen.append(Journal(tmp_path).load_answers(SEQUENCE))
             return result
 
         def collect(self, replies):
-            seen.append(Journal(tmp_path).answers(SEQUENCE))
+            seen.append(Journal(tmp_path).load_answers(SEQUENCE))
             return replies
 
     seen: list = []
@@ -63,7 +63,7 @@ def test_other_exchanges_are_neither_read_nor_written(tmp_path):
     step = JournalStep(Journal(tmp_path), [], lambda exchange: False)
     ask = Ask(step)
     run_steps([step, ask], [], TASK)
-    assert ask.answers_before is None and Journal(tmp_path).answers(SEQUENCE) == ANSWERS[:1]
+    assert ask.answers_before is None and Journal(tmp_path).load_answers(SEQUENCE) == ANSWERS[:1]
 
 
 def test_a_damaged_file_is_noted_and_its_exchange_is_asked_again(tmp_path):
@@ -75,4 +75,4 @@ def test_a_damaged_file_is_noted_and_its_exchange_is_asked_again(tmp_path):
     ask = Ask(step)
     run_steps([step, ask], [], TASK)
     assert ask.answers_before is None and len(notes) == 1 and "is damaged" in notes[0]
-    assert Journal(tmp_path).answers(SEQUENCE) == ANSWERS
+    assert Journal(tmp_path).load_answers(SEQUENCE) == ANSWERS

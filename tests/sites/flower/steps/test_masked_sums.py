@@ -9,7 +9,7 @@ from exchanges import chunk_of, run_steps, task_of
 from perfed.errors import PerfedError
 from perfed.maths.aggregate import weighted_mean
 from perfed.maths.sums import SingleReplies
-from perfed.sites.flower.checks import Entry
+from perfed.sites.flower.checks import TensorSpec
 from perfed.sites.flower.steps.masked_sums import MaskedSums
 
 MASKED = {"masked": torch.zeros(3, dtype=torch.int64)}
@@ -17,7 +17,7 @@ MASKED = {"masked": torch.zeros(3, dtype=torch.int64)}
 
 def opened_sums() -> MaskedSums:
     step = MaskedSums()
-    step.spec = {"reply/w": Entry((2,), torch.float64), "reply/num_samples": Entry((), torch.float64)}
+    step.spec = {"reply/w": TensorSpec((2,), torch.float64), "reply/num_samples": TensorSpec((), torch.float64)}
     step.totals = {("num_samples",): torch.tensor(8.0), ("num_samples", "w"): torch.tensor([4.0, -2.0])}
     return step
 
