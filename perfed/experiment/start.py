@@ -19,7 +19,7 @@ from perfed.datasets.tables import read_site_client
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
-from perfed.method.extension import full_name
+from perfed.method.extension import qualified_extension_name
 from perfed.plugins import BLEND, POOLED, SKLEARN
 from perfed.privacy.settings import Privacy
 from perfed.run.callback import Callback
@@ -279,5 +279,5 @@ def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> N
 def _with_modules(table: dict[str, Any]) -> dict[str, Any]:
     """A method's table whose own extensions say their module, so that another process finds them."""
     return (
-        {**table, "extensions": [full_name(name) for name in table["extensions"]]} if "extensions" in table else table
+        {**table, "extensions": [qualified_extension_name(name) for name in table["extensions"]]} if "extensions" in table else table
     )

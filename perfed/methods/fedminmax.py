@@ -11,7 +11,7 @@ from torch import Tensor
 from perfed.maths.aggregate import weighted_mean
 from perfed.maths.simplex import nearest_on_simplex
 from perfed.method.declared import FederationInfo, ParameterSet
-from perfed.method.domains import reweighted
+from perfed.method.domains import reweight_samples
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
 from perfed.method.registry import register
@@ -65,7 +65,7 @@ class FedMinMax(Method):
         """The domains' losses at the received model; then all stages together, on the weighted loss."""
         cohort.load(shared)
         losses = _domain_losses(cohort)
-        samples = reweighted(cohort, weights)
+        samples = reweight_samples(cohort, weights)
         cohort.fit(STAGES, epochs=self.local_epochs, samples=samples)
         return Reply(
             shared=cohort.shared(),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from perfed.method.disclosure import Disclosure
 from perfed.method.exchange import Reply, ServerState
-from perfed.method.extension import payload_of
+from perfed.method.extension import extension_payloads
 from perfed.method.registry import register
 from perfed.methods.extensions.prototypes import Prototypes
 from perfed.methods.local import Local
@@ -49,7 +49,7 @@ class FedProto(Local):
 
     def download(self, server: ServerState) -> dict[str, Any]:
         """The extensions' payload, with the class means."""
-        return {"extensions": payload_of(self.extensions, server)}
+        return {"extensions": extension_payloads(self.extensions, server)}
 
     def train(self, cohort: Cohort) -> Reply:
         """Local training with the alignment to the received class means."""

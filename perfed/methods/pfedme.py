@@ -101,11 +101,11 @@ class PFedMe(Method):
         return self.lam * (self.eta or self.lr_of(stage_of(name)))
 
     def notes(self, federation: Federation, model: Model) -> list[str]:
-        """Where explicit steps would diverge."""
+        """Return notes on the stages in which explicit proximal steps would diverge."""
         return implicit_notes(self, model, self.lam, self.proximal)
 
     def download(self, server: ServerState) -> dict[str, Any]:
-        """Nothing: a client has its own model."""
+        """Return nothing, because every client has its own model."""
         return {}
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:

@@ -77,7 +77,7 @@ def test_any_method_goes_with_any_policy_by_a_plus():
         with pytest.raises(PerfedError, match=r"unknown method '.*'; '.*' is no policy; allowed: cyclic, .*uniform"):
             entry(wrong)
     for wrong, said in (
-        ("quickest+srpfl", "'perfed list methods' names those that there are"),
+        ("quickest+srpfl", "'perfed list methods' lists all methods"),
         ("fedrep-srpfl+srpfl", "did you mean: fedrep-srpfl"),
         ("+srpfl", "'perfed list methods'"),
     ):

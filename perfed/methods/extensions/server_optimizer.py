@@ -13,7 +13,7 @@ from torch import Tensor
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.disclosure import Disclosure
 from perfed.method.exchange import ServerState
-from perfed.method.extension import Extension, check_moved, register_extension
+from perfed.method.extension import Extension, check_moves_shared, register_extension
 
 # From v, the square of Delta and beta2 to the new v.
 _SCALE: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
@@ -58,7 +58,7 @@ class ServerOptimizer(Extension):
 
     def check(self, info: FederationInfo, moves_shared: bool) -> None:
         """Refuse methods whose server has no shared model to move."""
-        check_moved(f"extension '{self.name}' moves the server's shared parameters", info, moves_shared)
+        check_moves_shared(f"extension '{self.name}' moves the server's shared parameters", info, moves_shared)
 
     def server_step(self, server: ServerState, before: Mapping[str, Any]) -> None:
         """In place of the method's new shared parameters, the optimiser's."""

@@ -13,7 +13,7 @@ from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.disclosure import Disclosure
 from perfed.method.exchange import Reply, ServerState
-from perfed.method.extension import Extension, check_moved, register_extension
+from perfed.method.extension import Extension, check_moves_shared, register_extension
 from perfed.training.cohort import Cohort
 
 
@@ -44,7 +44,9 @@ class TopK(Extension):
 
     def check(self, info: FederationInfo, moves_shared: bool) -> None:
         """Refuse methods whose clients send no shared parameters."""
-        check_moved(f"extension '{self.name}' compresses what clients make of shared parameters", info, moves_shared)
+        check_moves_shared(
+            f"extension '{self.name}' compresses clients' updates of shared parameters", info, moves_shared
+        )
 
     def outgoing(self, cohort: Cohort, reply: Reply) -> Reply:
         """Return the reply with values and places of the largest entries in place of the shared parameters."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from perfed.errors import PerfedError
 from perfed.maths.aggregate import masked_mean, weighted_mean
 from perfed.method.declared import FederationInfo
-from perfed.method.domains import domain_means, reweighted
+from perfed.method.domains import mean_loss_per_domain, reweight_samples
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.registry import register
 from perfed.methods.domain_fedavg import DomainFedAvg
@@ -155,7 +155,7 @@ class FedDAR(DomainFedAvg):
             solve_heads(cohort)
         else:
             train = (*cohort.personal_parameters, *cohort.trainable_names("head"))
-            cohort.fit(train, epochs=self.head_epochs, loss=domain_means(cohort.num_domains))
+            cohort.fit(train, epochs=self.head_epochs, loss=mean_loss_per_domain(cohort.num_domains))
         heads = {name: cohort.model[name].detach() for name in cohort.trainable_names("head")}
         if wanted == "trained":
             hessians = {"hessians": hessians_of(cohort)}
@@ -165,7 +165,7 @@ class FedDAR(DomainFedAvg):
         """The body on the re-weighted loss, the heads frozen."""
         cohort.load(shared)
         body = tuple(name for name in cohort.shared_parameters if stage_of(name) != "head")
-        samples = reweighted(cohort, weights)
+        samples = reweight_samples(cohort, weights)
         cohort.fit(body, epochs=self.local_epochs, samples=samples)
         shared = {name: t for name, t in cohort.shared().items() if stage_of(name) != "head"}
         return Reply(shared=shared, num_samples=cohort.num_samples)
