@@ -35,7 +35,7 @@ from perfed.method.extension import extension_id
 from perfed.method.method import Method
 from perfed.method.registry import entry, method_id
 from perfed.methods.build import build_method
-from perfed.methods.presets import method_and_policy
+from perfed.methods.presets import split_method_name
 from perfed.model.chain import Model
 from perfed.model.columns import split_first_layer
 from perfed.participation.clock import Clock
@@ -198,7 +198,7 @@ class Experiment(BaseModel):
     @field_serializer("participation", mode="wrap")
     def _write_participation(self, value: Participation, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Write the settings of the policy also where the method brings it."""
-        policy = method_and_policy(self.method)[1]  # of a model of scikit-learn, which is no method, none
+        policy = split_method_name(self.method)[1]  # of a model of scikit-learn, which is no method, none
         return {**write(value.with_policy(policy) if policy else value), "policy": value.policy}
 
     def _table_of(self, method: str) -> dict[str, Any]:

@@ -279,5 +279,7 @@ def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> N
 def _with_modules(table: dict[str, Any]) -> dict[str, Any]:
     """A method's table whose own extensions say their module, so that another process finds them."""
     return (
-        {**table, "extensions": [qualified_extension_name(name) for name in table["extensions"]]} if "extensions" in table else table
+        {**table, "extensions": [qualified_extension_name(name) for name in table["extensions"]]}
+        if "extensions" in table
+        else table
     )

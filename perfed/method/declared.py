@@ -38,11 +38,9 @@ class FederationInfo:
         client: in the ``init`` of a :class:`ParameterSet`, the id of the client whose row or set is created; empty
             otherwise.
         shared_inputs: number of leading inputs that have the same meaning at every client that has them; 0 if clients
-            have
-            only columns of their own.
+            have only columns of their own.
         scaled_inputs: whether all inputs are on one scale, as in tables with one schema and in data sets with
-            standardised
-            inputs.
+            standardised inputs.
 
     Example:
         >>> def init(info: FederationInfo, key: Tensor) -> Tree:  # of a ParameterSet: one centre per class
@@ -95,9 +93,8 @@ class ParameterSet:
         home: where the set is stored: ``"server"``; ``"client"`` (one at each client); ``"table"`` (on the server, one
             row per client id).
         like: ``"model"`` for all stages, ``"shared"`` for the shared parameters, or the name of a stage.
-        init: ``"initial"`` (the model's own initial values), ``"zeros"``, or a function of the
-            :class:`FederationInfo` and an int64 key that returns nested dictionaries of tensors (``like`` is then
-            unused).
+        init: ``"initial"`` (the model's own initial values), ``"zeros"``, or a function of the :class:`FederationInfo`
+            and an int64 key that returns nested dictionaries of tensors (``like`` is then unused).
         bank: length k of a bank axis, which comes first (after the clients in a cohort: ``clients x bank x ...``); each
             entry of the bank has its own initial values. ``None``: no bank axis.
 

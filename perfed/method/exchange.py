@@ -125,8 +125,8 @@ class Replies:
     """The replies of one exchange, stacked in the sorted order of client ids.
 
     Attributes:
-        ids: sorted client ids; row j of every tensor belongs to ``ids[j]``. Tensors whose shapes differ between
-            clients are lists.
+        ids: sorted client ids; row j of every tensor belongs to ``ids[j]``. Tensors whose shapes differ between clients
+            are lists.
         train_loss: mean training loss of each client ``(clients,)``, NaN where nothing was trained.
         aggregator: how the run combines replies (``[aggregation]``), for extensions.
 

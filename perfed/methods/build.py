@@ -43,36 +43,36 @@ def build_method(
         >>> method.lr, method.batch_size, method.extensions[0].alignment
         (0.03, 10, 0.5)
     """
-    base = entry(name)
-    if base.base and training is None:
+    registered = entry(name)
+    if registered.base and training is None:
         raise PerfedError(
-            f"'{name}' is the method '{base.base}' under the policy '{base.policy}': build '{base.base}' and give "
-            f"the run participation = Participation(policy='{base.policy}')"
+            f"'{name}' is the method '{registered.base}' under the policy '{registered.policy}': build "
+            f"'{registered.base}' and give the run participation = Participation(policy='{registered.policy}')"
         )
     for key in training or {}:
         if key not in Method.model_fields or key == "extensions":
             allowed = sorted(set(Method.model_fields) - {"extensions"})
             raise PerfedError(f"unknown key 'training.{key}'; allowed: {', '.join(allowed)}")
     settings = settings or {}
-    merged = {**(base.defaults or {}), **(training or {}), **settings}
+    merged = {**(registered.defaults or {}), **(training or {}), **settings}
     extra = merged.pop("extensions", [])
     if not isinstance(extra, list | tuple) or not all(isinstance(name, str) for name in extra):
         raise PerfedError(f"methods.{name}.extensions: must be a list of names (given: {extra!r})")
-    classes: list[type[Extension]] = [*base.extensions, *(extension_class(t) for t in extra)]
+    classes: list[type[Extension]] = [*registered.extensions, *(extension_class(t) for t in extra)]
     for cls in classes:
         if classes.count(cls) > 1:
             raise PerfedError(f"methods.{name}.extensions: '{cls.name}' is listed twice; allowed: once")
-    method_values = {key: value for key, value in merged.items() if key in base.method.model_fields}
+    method_values = {key: value for key, value in merged.items() if key in registered.method.model_fields}
     extension_values = {key: value for key, value in merged.items() if key not in method_values}
     extensions = []
     for cls in classes:
         values = {key: extension_values.pop(key) for key in list(extension_values) if key in cls.model_fields}
         extensions.append(_validate(cls, values, f"methods.{name}"))
     if extension_values:
-        allowed = sorted(set(base.method.model_fields).union(*(cls.model_fields for cls in classes)))
+        allowed = sorted(set(registered.method.model_fields).union(*(cls.model_fields for cls in classes)))
         raise PerfedError(f"unknown key 'methods.{name}.{next(iter(extension_values))}'; allowed: {', '.join(allowed)}")
     origin = f"methods.{name}" if set(method_values) <= set(settings) else f"training or methods.{name}"
-    method: Method = _validate(base.method, {**method_values, "extensions": tuple(extensions)}, origin)
+    method: Method = _validate(registered.method, {**method_values, "extensions": tuple(extensions)}, origin)
     return method
 
 

@@ -29,8 +29,7 @@ class FedAMP(Method):
     The method minimises ``sum_i f_i(w_i) + lam sum_{i<j} A(|w_i - w_j|^2)`` with ``A(x) = 1 - exp(-x / sigma)`` in
     turns. The server computes ``u_i = sum_j xi_ij w_j`` with ``xi_ij = alpha A'(|w_i - w_j|^2)`` and ``xi_ii = 1 -
     sum_{j != i} xi_ij``. Client i then minimises ``f_i(w) + lam / (2 alpha) |w - u_i|^2``, starting at u_i, by gradient
-    steps
-    (``proximal = "implicit"``: SGD takes a proximal step on the second term after its step on f_i).
+    steps (``proximal = "implicit"``: SGD takes a proximal step on the second term after its step on f_i).
     Departures: if the paper's condition xi_ii >= 0 fails (alpha too large), the weights of the other models are divided
     by their sum, so that u_i stays a convex combination; ``alpha`` is constant. Models of clients that have not taken
     part yet are not mixed into others. Personal parameters are trained as well, but not mixed. ``sigma`` has the unit
