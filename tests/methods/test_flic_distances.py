@@ -29,7 +29,7 @@ from perfed.methods.flic.bures import barycentre, bures_w2
 from perfed.methods.flic.covariance import Covariance, pack_triangles, unpack_triangles
 from perfed.methods.flic.distances import GAMMAS, mmd, transport
 from perfed.methods.flic.gaussians import Gaussians
-from perfed.methods.flic.mixture import clustered
+from perfed.methods.flic.mixture import cluster_samples
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
 from perfed.report.snapshots import load_snapshot, place_samples
@@ -281,9 +281,9 @@ def test_clusters_are_those_of_samples_far_from_their_modes():
     """With the modes' own means all samples would be nearest to the same one."""
     blob = torch.arange(40) % 3
     z = 0.1 * normal(40, 4) + 5 * torch.eye(3, 4).double()[blob]
-    found = clustered(80 + 10 * normal(3, 4, seed=1), z)
+    found = cluster_samples(80 + 10 * normal(3, 4, seed=1), z)
     assert len({(int(a), int(b)) for a, b in zip(blob, found, strict=True)}) == 3  # one cluster for each
-    assert clustered(normal(2, 4), z[:1].expand(5, -1)).unique().numel() == 1
+    assert cluster_samples(normal(2, 4), z[:1].expand(5, -1)).unique().numel() == 1
 
 
 def two_modes(clients=3, samples=40) -> Federation:

@@ -179,7 +179,7 @@ class ClassAnchors:
         """Return ``samples`` with the entry of each as its mark, for alignment before there is any alignment.
 
         With one mode there are no marks. With several modes the mark is the mode of the sample's cluster under the
-        current embedding; samples without marks belong to the find_nearest_modes mode in each step.
+        current embedding; samples without marks belong to the nearest mode in each step.
         """
         if self.modes == 1:
             return samples

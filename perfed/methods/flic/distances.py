@@ -85,7 +85,7 @@ def _solve_plan(costs: NDArray[np.float64], entropy: float) -> NDArray[np.float6
 
 
 GAMMAS = (1e-4, 1e-3, 1e-2, 1e-1, 1e0, 1e1, 1e2)
-"""The gammas of the authors' program. Initial distances to anchors are about 80: only the widest kernel has a gradient."""
+"""The gammas of the authors' program. Initial distances to anchors are about 80: only the widest has a gradient."""
 
 
 def mmd(x: Tensor, counts: Sequence[int], anchors: Gaussians) -> Tensor:
