@@ -39,7 +39,7 @@ class FedRep(Method):
         """Return the epochs of the head and of the representation."""
         return self.local_epochs + (self.body_epochs if round_ >= self.body_from_round else 0)
 
-    def own(self, cohort: Cohort) -> tuple[str, ...]:
+    def head_parameters(self, cohort: Cohort) -> tuple[str, ...]:
         """Return the names of the parameters that are trained with the head."""
         return cohort.personal_parameters
 
@@ -53,7 +53,7 @@ class FedRep(Method):
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """Train the head (with a personal embedding), then the representation."""
         cohort.load(shared)
-        cohort.fit(self.own(cohort), epochs=self.local_epochs)
+        cohort.fit(self.head_parameters(cohort), epochs=self.local_epochs)
         if cohort.where.round >= self.body_from_round:
             cohort.fit(cohort.shared_parameters, epochs=self.body_epochs)
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)

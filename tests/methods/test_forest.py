@@ -123,9 +123,9 @@ def test_rounding_of_whole_numbers_does_not_change_what_a_forest_says():
     [
         ("left", 0, "a node whose children are not behind it"),
         ("right", 10_000, "a node whose children are not behind it"),
-        ("feature", 5, "a split on a column beyond the 5 that all have"),
+        ("feature", 5, "a split on a column beyond the 5 common ones"),
         ("threshold", float("nan"), "a threshold that is not finite"),
-        ("value", -0.5, "a leaf that says no shares of classes"),
+        ("value", -0.5, "a leaf with no shares of classes"),
     ],
 )
 def test_arrays_that_are_no_trees_are_refused(name, change, said):

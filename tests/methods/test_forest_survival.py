@@ -167,7 +167,7 @@ def test_a_risk_that_is_none_is_refused(risk):
     arrays = {name: tensor[None].clone() for name, tensor in trees.grow_forest(*weibull(60), recipe, KEY).items()}
     trees.check_trees(arrays, 4, recipe, str)
     arrays["value"][0, 1, 0] = risk
-    with pytest.raises(PerfedError, match="the trees of 0 have a leaf that says no risk above 0"):
+    with pytest.raises(PerfedError, match="the trees of 0 have a leaf with no risk above 0"):
         trees.check_trees(arrays, 4, recipe, str)
 
 

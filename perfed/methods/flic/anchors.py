@@ -369,7 +369,7 @@ class Anchors(Extension):
         received = {name: payload[name] for name in ("mean", "factor") if name in payload}
         steps = torch.ones(cohort.n) if self.anchor_steps == "once" else cohort.steps_done
         updated = run_adam(received, self.anchor_gradient(cohort, payload), steps, self.anchor_lr)
-        has_samples = self.anchors(cohort, payload).held(cohort)
+        has_samples = self.anchors(cohort, payload).find_present_entries(cohort)
         weight = (torch.ones_like(has_samples) if self.send_all else has_samples).to(updated["mean"])
         if self.anchor_average == "samples":
             weight = weight * cohort.num_samples[:, None]
@@ -385,7 +385,7 @@ class Anchors(Extension):
         The gradient is 0 for entries without samples at the client.
         """
         anchors = self.anchors(cohort, received)
-        has_samples, pull = anchors.held(cohort), anchors.pull(cohort)
+        has_samples, pull = anchors.find_present_entries(cohort), anchors.pull(cohort)
 
         def compute_gradient(values: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
             gradients = {name: self.lambda1 * gradient for name, gradient in pull(values, count).items()}

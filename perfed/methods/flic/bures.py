@@ -40,7 +40,7 @@ def bures_w2(x: Tensor, counts: Sequence[int], anchors: Gaussians) -> Tensor:
     """
     centred, mean, squares, n = compute_moments(x, counts)
     degrees_of_freedom = (n - 1).clamp_min(1)
-    cross = centred_nuclear_norm(anchors.scaled(centred), counts) / degrees_of_freedom.sqrt()
+    cross = centred_nuclear_norm(anchors.multiply_factor(centred), counts) / degrees_of_freedom.sqrt()
     return (mean - anchors.mean).square().sum(1) + squares / degrees_of_freedom + anchors.traces() - 2 * cross
 
 

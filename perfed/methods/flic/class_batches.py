@@ -82,11 +82,11 @@ class ClassSlots:
 
     Attributes:
         label: class, ascending; 0 in unused slots.
-        used: whether the slot is used.
+        is_used: whether the slot is used.
     """
 
     label: Tensor
-    used: Tensor
+    is_used: Tensor
 
 
 def find_class_slots(labels: Tensor, valid: NDArray[np.bool_], num_classes: int) -> ClassSlots:
@@ -99,9 +99,9 @@ def find_class_slots(labels: Tensor, valid: NDArray[np.bool_], num_classes: int)
     step, client, label = np.nonzero(present[:, :, :num_classes])
     slot = number[step, client, label] - 1
     table = np.zeros((steps, clients, int(slot.max(initial=0)) + 1), dtype=np.int64)
-    used = np.zeros(table.shape, dtype=bool)
-    table[step, client, slot], used[step, client, slot] = label, True
-    return ClassSlots(torch.from_numpy(table).to(labels.device), torch.from_numpy(used).to(labels.device))
+    is_used = np.zeros(table.shape, dtype=bool)
+    table[step, client, slot], is_used[step, client, slot] = label, True
+    return ClassSlots(torch.from_numpy(table).to(labels.device), torch.from_numpy(is_used).to(labels.device))
 
 
 def _pad_labels(labels: Tensor, valid: NDArray[np.bool_], num_classes: int) -> IntArray:

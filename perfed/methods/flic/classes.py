@@ -79,13 +79,13 @@ class ClassAnchors:
     def calibration(self, step: Step) -> Tensor:
         """Return ``sum_c mean_j l(c, g[Z_cj])`` ``(clients,)`` over classes of the mini-batch, ``Z_cj ~ anchor_c``."""
         draws: _Draws = step.block.compute_once("draws", lambda: _Draws(step, self))
-        z, labels, weight = draws.at(step)
+        z, labels, weight = draws.select_step(step)
         losses = self._losses(step.apply_after(EMBEDDING, z).flatten(0, 1), labels)
         return (losses.view(weight.shape) * weight).sum(1)
 
     # The anchors' own step ---------------------------------------------------------------------------------
 
-    def held(self, cohort: Cohort) -> Tensor:
+    def find_present_entries(self, cohort: Cohort) -> Tensor:
         """Return whether a client has a sample of each entry, ``(n, entries)``."""
         if self.modes == 1:
             return self._sum_groups(cohort.class_counts[:, :, None])[:, :, 0] > 0
@@ -142,7 +142,7 @@ class ClassAnchors:
         keys = cohort.key("anchor step", count)
         noise = rng.normal(keys, entries * self.samples * k, values["mean"].dtype).view(n, entries, -1, k)
         leaves = _make_leaves(values)
-        z = self.covariance.gaussians(leaves, ()).drawn(noise).flatten(1, 2)
+        z = self.covariance.gaussians(leaves, ()).draw_samples(noise).flatten(1, 2)
         logits = cohort.apply_after(EMBEDDING, z, params=cohort.received, turn=count)
         labels = torch.arange(entries, device=z.device).repeat_interleave(self.samples).repeat(n)
         losses = self._losses(logits.flatten(0, 1), labels).sum()
@@ -194,7 +194,7 @@ class ClassAnchors:
     def slots(self, block: Block) -> tuple[Tensor, Tensor]:
         """Return the entries of each mini-batch's classes ``(steps, clients, slots)``, and which slots are used."""
         slots = find_class_slots(self._to_group(block.y), block.valid, self.entries // self.modes)
-        return self._to_entries(slots.label).flatten(2), slots.used.repeat_interleave(self.modes, dim=2)
+        return self._to_entries(slots.label).flatten(2), slots.is_used.repeat_interleave(self.modes, dim=2)
 
     def _find_members(self, step: Step, z: Tensor) -> ClassMembers:
         """Return the sets of samples of the step's mini-batch."""
@@ -292,14 +292,14 @@ class _Draws:
     def __init__(self, step: Step, anchors: ClassAnchors) -> None:
         self.anchors = anchors
         self.values = {name: step.select_rows(tensor) for name, tensor in anchors.values.items()}
-        self.labels, self.used = anchors.slots(step.block)
+        self.labels, self.is_used = anchors.slots(step.block)
         k = self.values["mean"].shape[-1]
         values_per_slot = k * anchors.samples + (k * k if anchors.covariance.kind == "full" else 0)
         per_step = self.values["mean"].element_size() * values_per_slot * self.labels[0].numel()
         self.steps_at_once = max(1, _DRAW_BYTES // per_step)
         self.first = self.stop = 0
 
-    def at(self, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+    def select_step(self, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Return samples, their entries (flattened) and their weights for a step.
 
         Samples are ``(clients, slots * J, k)``, weights ``(clients, slots * J)``.
@@ -314,8 +314,8 @@ class _Draws:
         keys = rng.key(step.block.keys[first:stop, :, None], "calibration", label)
         noise = rng.normal(keys, samples * mean.shape[-1], mean.dtype).view(*label.shape, samples, -1)
         client = torch.arange(label.shape[1], device=label.device)[:, None]
-        self.z = self.anchors.covariance.gaussians(self.values, (client, label)).drawn(noise).flatten(2, 3)
+        self.z = self.anchors.covariance.gaussians(self.values, (client, label)).draw_samples(noise).flatten(2, 3)
         self.entry = label.repeat_interleave(samples, dim=2).flatten(1)
-        used = self.used[first:stop].to(mean.dtype)
-        self.weight = used.repeat_interleave(samples, dim=2) / (samples * self.anchors.modes)
+        is_used = self.is_used[first:stop].to(mean.dtype)
+        self.weight = is_used.repeat_interleave(samples, dim=2) / (samples * self.anchors.modes)
         self.first, self.stop = first, stop

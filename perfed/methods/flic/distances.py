@@ -174,7 +174,7 @@ def _closed_form(z: Tensor, members: ClassMembers, anchors: Gaussians, noise: No
 
 def _two_sample(z: Tensor, members: ClassMembers, anchors: Gaussians, noise: Noise) -> Tensor:
     rows = _select_rows(z, members)
-    return sample_w2(rows, anchors.drawn(noise(rows.shape[1])), members.counts.tolist())
+    return sample_w2(rows, anchors.draw_samples(noise(rows.shape[1])), members.counts.tolist())
 
 
 def _mmd(z: Tensor, members: ClassMembers, anchors: Gaussians, noise: Noise) -> Tensor:
@@ -183,7 +183,7 @@ def _mmd(z: Tensor, members: ClassMembers, anchors: Gaussians, noise: Noise) -> 
 
 def _transport(z: Tensor, members: ClassMembers, anchors: Gaussians, noise: Noise, entropy: float) -> Tensor:
     rows = _select_rows(z, members)
-    return transport(rows, anchors.drawn(noise(rows.shape[1])), members.counts.tolist(), entropy)
+    return transport(rows, anchors.draw_samples(noise(rows.shape[1])), members.counts.tolist(), entropy)
 
 
 def select_distance(measure: Measure, w2: Estimate, entropy: float) -> Distance:

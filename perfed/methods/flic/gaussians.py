@@ -32,13 +32,13 @@ class Gaussians:
         assert isinstance(self.factor, Tensor)
         return self.factor @ self.factor.mT
 
-    def drawn(self, noise: Tensor) -> Tensor:
+    def draw_samples(self, noise: Tensor) -> Tensor:
         """Return samples ``mean + L noise`` ``(..., J, k)`` from standard normal ``noise`` of the same shape."""
-        return self._multiply_factor(noise, transposed=True).add_(self.mean.unsqueeze(-2))
+        return self._apply_factor(noise, transposed=True).add_(self.mean.unsqueeze(-2))
 
-    def scaled(self, x: Tensor) -> Tensor:
+    def multiply_factor(self, x: Tensor) -> Tensor:
         """Return ``x L`` of rows x ``(..., n, k)``."""
-        return self._multiply_factor(x, transposed=False)
+        return self._apply_factor(x, transposed=False)
 
     def traces(self) -> Tensor | float:
         """Return ``tr L L^T``, ``(...)``; one number if L is a number."""
@@ -46,7 +46,7 @@ class Gaussians:
             return self.factor * self.factor * self.mean.shape[-1]
         return self.factor.square().flatten(self.mean.ndim - 1).sum(-1)
 
-    def _multiply_factor(self, x: Tensor, *, transposed: bool) -> Tensor:
+    def _apply_factor(self, x: Tensor, *, transposed: bool) -> Tensor:
         if isinstance(self.factor, float):
             return x * self.factor
         if self.factor.ndim == self.mean.ndim:

@@ -39,7 +39,7 @@ class HetFedRep(FedRep):
         exclude_if=exclude_default(False),
     )
 
-    def own(self, cohort: Cohort) -> tuple[str, ...]:
+    def head_parameters(self, cohort: Cohort) -> tuple[str, ...]:
         """Return the names of the head's parameters, and of the embedding's unless it is frozen."""
-        names = super().own(cohort)
+        names = super().head_parameters(cohort)
         return tuple(name for name in names if stage_of(name) != EMBEDDING) if self.freeze_embedding else names

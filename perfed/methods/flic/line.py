@@ -68,7 +68,7 @@ class LineAnchors:
         total: Tensor = (losses.unflatten(1, (-1, self.samples)).mean(2) * step.weight).sum(1)
         return total
 
-    def held(self, cohort: Cohort) -> Tensor:
+    def find_present_entries(self, cohort: Cohort) -> Tensor:
         """Return which anchors a client moves, ``(n, 2)``: both points at every client."""
         return torch.ones(cohort.n, 2, dtype=torch.bool, device=cohort.device)
 

@@ -213,9 +213,9 @@ def check_trees(trees: Arrays, columns: int, recipe: Recipe, forest_name: Callab
         value_is_valid &= (value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-3)
     for valid, fault in (
         (leaf | behind, "a node whose children are not behind it"),
-        (column_exists, f"a split on a column beyond the {columns} that all have"),
+        (column_exists, f"a split on a column beyond the {columns} common ones"),
         (torch.isfinite(trees["threshold"]), "a threshold that is not finite"),
-        (value_is_valid, f"a leaf that says {leaf_fault}"),
+        (value_is_valid, f"a leaf with {leaf_fault}"),
     ):
         faulty = ~valid.flatten(1).all(1)
         if faulty.any():
