@@ -263,9 +263,8 @@ class Forest(Method):
             x: its training rows.
             key: the key with which the trees were grown.
         """
-        tree_votes = compute_votes({name: t[None] for name, t in trees.items()}, torch.from_numpy(x)[None], self.depth)[
-            0
-        ].double()
+        one_client = {name: tensor[None] for name, tensor in trees.items()}
+        tree_votes = compute_votes(one_client, torch.from_numpy(x)[None], self.depth)[0].double()
         unseen = (draw_bootstrap(key, len(tree_votes), len(x)) == 0).astype(np.float64)
         with np.errstate(invalid="ignore"):
             mean_votes: FloatArray = np.einsum("trc,tr->rc", tree_votes.numpy(), unseen) / unseen.sum(0)[:, None]
@@ -336,10 +335,8 @@ class Forest(Method):
         shift, width = np.zeros(forest_outputs.shape[2]), int(has_vote.sum())
         if width < 2:
             return prior_weights, shift, 1.0
-        forest_outputs, y = (
-            np.nan_to_num(forest_outputs[:, has_vote], nan=1.0),
-            y[has_vote],
-        )  # votes of a forest without weight
+        # A forest without weight may have no votes.
+        forest_outputs, y = np.nan_to_num(forest_outputs[:, has_vote], nan=1.0), y[has_vote]
         if cohort.task == "survival":
             risk = np.log(forest_outputs[:, :, 0])
             weight = hazard_weights(risk, y, prior_weights, self.prior_rows)
