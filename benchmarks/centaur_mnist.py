@@ -54,7 +54,7 @@ class Centaur(FedRep):
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """What a client does first in a round; nothing leaves."""
         cohort.load(payload["shared"])
-        cohort.fit(self.own(cohort), epochs=self.local_epochs)
+        cohort.fit(self.head_parameters(cohort), epochs=self.local_epochs)
 
 
 METHODS: dict[str, type[Method]] = {"centaur": Centaur, "fedavg-ft": FedAvgFT, "local": Local}

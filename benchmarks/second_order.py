@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from perfed.methods.feddar.heads import softmax_hessian, with_ones
-from perfed.methods.feddar.second_order import Quadratics, add_quadratics, minimiser
+from perfed.methods.feddar.second_order import Quadratics, add_quadratics, minimise_quadratics
 
 CLIENTS, DOMAINS, CLASSES, FEATURES, SAMPLES = 100, 7, 10, 64, 500
 SIZE = CLASSES * (FEATURES + 1)
@@ -87,8 +87,8 @@ def main() -> None:
     for _ in range(repeats):
         found = {name: Stopwatch() for name in ("clients", "folds", "damped", "pseudo-inverse")}
         total = folded(found["clients"], found["folds"])
-        heads = found["damped"].call(lambda t: minimiser(t, old, damping=DAMPING), total)
-        found["pseudo-inverse"].call(lambda t: minimiser(t, old), total)
+        heads = found["damped"].call(lambda t: minimise_quadratics(t, old, damping=DAMPING), total)
+        found["pseudo-inverse"].call(lambda t: minimise_quadratics(t, old), total)
         best = {name: min(best.get(name, s), s, key=lambda w: w.processor) for name, s in found.items()}
     memory = peak_mb()
     print("| work | processor ms | wall ms |\n|---|---|---|")

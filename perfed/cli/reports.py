@@ -16,7 +16,7 @@ from perfed.cli.terminal import print_conclusion, print_parts
 from perfed.errors import PerfedError
 from perfed.experiment.comparison import Conclusion
 from perfed.experiment.study import Study, read_comparison
-from perfed.methods.titles import meant
+from perfed.methods.titles import match_display_name
 from perfed.report import change_communication, verdict, write_report
 from perfed.report.campaign import Part, campaign_csv, grids
 from perfed.report.comparison import compare_with_reference
@@ -112,7 +112,7 @@ def _is_comparison(directory: Path) -> bool:
 def _reference(given: str | None, runs: Sequence[RunResults]) -> str | None:
     """The method that ``--reference`` means."""
     done = list_methods([run for run in runs if run.summary])
-    if given is None or (found := meant(given, done)):
+    if given is None or (found := match_display_name(given, done)):
         return given and found
     raise PerfedError(f"--reference {given}: there is no finished run of it; there are: {', '.join(done) or 'none'}")
 

@@ -21,7 +21,7 @@ from perfed.engine.record import RoundRecord, Snapshot
 from perfed.errors import PerfedError
 from perfed.maths.aggregate import weighted_mean
 from perfed.method.exchange import ServerState
-from perfed.method.extension import end_round, payload_of
+from perfed.method.extension import end_round, extension_payloads
 from perfed.method.method import Method
 from perfed.model.chain import Model
 from perfed.model.placement import PER_DOMAIN
@@ -304,7 +304,7 @@ class Server:
         metrics = self.engine.evaluate(payload, trained, split, round_, outputs)
         if fitted:
             payload |= {
-                "unused": {"shared": self.state.shared, "extensions": payload_of(method.extensions, self.state)}
+                "unused": {"shared": self.state.shared, "extensions": extension_payloads(method.extensions, self.state)}
             }
             metrics |= self.engine.evaluate(payload, fitted, split, round_, outputs, program=":personalise_unused")
         return metrics

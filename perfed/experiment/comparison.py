@@ -22,7 +22,7 @@ from perfed.experiment.config import Experiment, experiment_names, find_experime
 from perfed.experiment.estimators import TRIES, is_baseline
 from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.start import is_done, start
-from perfed.methods.presets import method_and_policy
+from perfed.methods.presets import split_method_name
 from perfed.methods.titles import display_name
 from perfed.plugins import BLEND, bare_name
 from perfed.report import GatheredRuns, Verdict, comparison_rows, gather_runs, verdict, write_report
@@ -144,7 +144,7 @@ class ComparisonSpec:
         The speed-up by the method's policy is measured against the same method without a policy.
         """
         policy = self.table.get("participation", {}).get("policy", "uniform")
-        with_policy = [method for method in federated(self.methods) if method_and_policy(method)[1]]
+        with_policy = [method for method in federated(self.methods) if split_method_name(method)[1]]
         if policy != "uniform" and 0 < len(with_policy) < len(federated(self.methods)):
             raise PerfedError(
                 f"participation.policy = '{policy}' is for all methods, and {with_policy[0]} brings a policy of its "

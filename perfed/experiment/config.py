@@ -35,7 +35,7 @@ from perfed.method.extension import extension_id
 from perfed.method.method import Method
 from perfed.method.registry import entry, method_id
 from perfed.methods.build import build_method
-from perfed.methods.presets import method_and_policy
+from perfed.methods.presets import split_method_name
 from perfed.model.chain import Model
 from perfed.model.columns import split_first_layer
 from perfed.participation.clock import Clock
@@ -199,7 +199,7 @@ class Experiment(BaseModel):
     @field_serializer("participation", mode="wrap")
     def _write_participation(self, value: Participation, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Return the table with the settings of the policy, also if the policy comes from the method."""
-        policy = method_and_policy(self.method)[1]  # None for scikit-learn models, which are not methods
+        policy = split_method_name(self.method)[1]  # None for scikit-learn models, which are not methods
         return {**write(value.with_policy(policy) if policy else value), "policy": value.policy}
 
     def _merge_method_tables(self, method: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from perfed.experiment.planned import check_methods
 from perfed.experiment.search import Search, read_chosen
 from perfed.experiment.study import Study, read_comparison
 from perfed.experiment.worker import Source
-from perfed.methods.titles import meant
+from perfed.methods.titles import match_display_name
 from perfed.report import write_report
 from perfed.report.comparison import compare_with_reference
 from perfed.run.directory import RunDirectory
@@ -97,7 +97,7 @@ class ComparisonResult:
         Raises:
             PerfedError: there is no such run, or it failed; the message contains the reason.
         """
-        name = meant(method, self.methods)
+        name = match_display_name(method, self.methods)
         if name is None or seed not in self.seeds:
             raise PerfedError(f"there is no run of '{method}' with seed {seed} in {self!r}")
         for reason in self.failed:

@@ -19,7 +19,7 @@ from perfed.datasets.tables import read_site_client
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
-from perfed.method.extension import full_name
+from perfed.method.extension import qualified_extension_name
 from perfed.plugins import BLEND, POOLED, SKLEARN
 from perfed.privacy.settings import Privacy
 from perfed.run.callback import Callback
@@ -300,5 +300,7 @@ def _write_config(run: Run, experiment: Experiment, directory: RunDirectory) -> 
 def _with_modules(table: dict[str, Any]) -> dict[str, Any]:
     """Return a method's table with the modules of the user's extensions, so that another process can import them."""
     return (
-        {**table, "extensions": [full_name(name) for name in table["extensions"]]} if "extensions" in table else table
+        {**table, "extensions": [qualified_extension_name(name) for name in table["extensions"]]}
+        if "extensions" in table
+        else table
     )

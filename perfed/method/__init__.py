@@ -1,4 +1,4 @@
-"""What a method is: its base class, extensions, exchanges, and methods by name."""
+"""Methods: their base class, extensions, the exchanges of a round, and the registry of methods by name."""
 
 from perfed.method.declared import FederationInfo, Home, ParameterSet
 from perfed.method.exchange import Clients, Each, Fold, Replies, Reply, ServerState, each

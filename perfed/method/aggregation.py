@@ -1,4 +1,4 @@
-"""Which methods and extensions a robust kind of aggregation can be used with."""
+"""Checks of whether a method and its extensions work with a robust kind of aggregation."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from perfed.method.method import UNDECLARED, Method
 
 
 def find_reason_for_mean(method: Method) -> str:
-    """Return why the method or one of its extensions needs the mean over clients; empty if neither does.
+    """Return why the method or one of its extensions needs the mean over clients; empty if neither needs it.
 
-    A class whose ``round`` is not the one that :attr:`Method.needs_mean <perfed.method.method.Method.needs_mean>` was
-    declared for counts as undeclared.
+    A class that defines ``round`` without :attr:`Method.needs_mean <perfed.method.method.Method.needs_mean>` counts as
+    undeclared, whatever its base class declares.
     """
-    owner = next(cls for cls in type(method).__mro__ if {"needs_mean", "round"} & vars(cls).keys())
-    if reason := str(vars(owner).get("needs_mean", UNDECLARED)):
+    declaring_class = next(cls for cls in type(method).__mro__ if {"needs_mean", "round"} & vars(cls).keys())
+    if reason := str(vars(declaring_class).get("needs_mean", UNDECLARED)):
         return reason
     reasons = ((extension.name, extension.needs_mean) for extension in method.extensions)
     return next((f"in the extension '{name}', {reason}" for name, reason in reasons if reason), "")
 
 
 def check_aggregation(aggregation: Aggregation, method: Method, *, sums_only: bool) -> None:
-    """Check that ``aggregation`` can take the place of the mean in the method's rounds.
+    """Check that ``aggregation`` can replace the mean in the method's rounds.
 
     Args:
         aggregation: the ``[aggregation]`` table.
@@ -29,7 +29,7 @@ def check_aggregation(aggregation: Aggregation, method: Method, *, sums_only: bo
         sums_only: whether the server sees only sums of replies (``[secure_aggregation]``).
 
     Raises:
-        PerfedError: it cannot; gives the reason.
+        PerfedError: it cannot; the message gives the reason.
     """
     if aggregation.aggregator.is_mean:
         return
@@ -41,5 +41,5 @@ def check_aggregation(aggregation: Aggregation, method: Method, *, sums_only: bo
 
 
 def refuse_aggregation(aggregation: Aggregation, reason: str) -> PerfedError:
-    """Return the error that ``aggregation`` cannot take the place of the mean, with the reason."""
+    """Return the error which says, with the reason, that ``aggregation`` cannot replace the mean."""
     return PerfedError(f"aggregation.kind = '{aggregation.kind}' cannot replace the mean here: {reason}; allowed: mean")

@@ -1,4 +1,4 @@
-"""What a method declares, and what it knows of the federation before the first round."""
+"""The parameter sets that a method declares, and the server's information about the federation."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ Home = Literal["server", "client", "table"]
 
 @dataclass(frozen=True)
 class FederationInfo:
-    """What the server knows about the federation before the first round.
+    """The server's information about the federation before the first round.
 
     Attributes:
         ids: client ids in sorted order.
         task: classification, regression or survival.
-        num_classes: ``None`` where targets are no labels.
-        num_domains: M; 0 where domains are unknown.
-        latent_shape: output shape of the embedding (of the first stage, if there is no embedding).
-        representation: numbers that the head gets, all axes together; 0 where these differ between clients.
-        shared: shape of every shared parameter and buffer by name, without the axis of domains (:meth:`shape`).
-        dtype: of parameters and inputs.
-        buffers: names among ``shared`` of what is no parameter: statistics of batch-norm.
-        per_domain: names among ``shared`` of what every domain has one of.
-        personal: names of the parameters that each client has of its own.
-        columns: of each client, by id, and which of them all have.
-        client: in the ``init`` of a :class:`ParameterSet`, the client whose row or set is made; else empty.
-        shared_inputs: how many inputs, the first of every client, mean the same wherever a client has them; 0 where
-            clients have columns of their own alone.
-        scaled_inputs: whether inputs are on one scale, as those of tables with one schema and of data sets that
-            standardise their inputs are.
+        num_classes: number of classes; ``None`` if the targets are not labels.
+        num_domains: M, the number of domains; 0 if the samples have no domain ids.
+        latent_shape: output shape of the embedding (of the first stage if there is no embedding).
+        representation: number of values that the head receives per sample, all axes together; 0 if clients differ in
+            it.
+        shared: shape of every shared parameter and buffer by name, without the axis of domains (see :meth:`shape`).
+        dtype: data type of parameters and inputs.
+        buffers: names in ``shared`` that are buffers, such as the statistics of batch-norm, and not parameters.
+        per_domain: names in ``shared`` that have one value per domain.
+        personal: names of the personal parameters.
+        columns: the columns of each client by client id, and the columns that all clients have.
+        client: in the ``init`` of a :class:`ParameterSet`, the id of the client whose row or set is created; empty
+            otherwise.
+        shared_inputs: number of leading inputs that have the same meaning at every client that has them; 0 if clients
+            have only columns of their own.
+        scaled_inputs: whether all inputs are on one scale, as in tables with one schema and in data sets with
+            standardised inputs.
 
     Example:
         >>> def init(info: FederationInfo, key: Tensor) -> Tree:  # of a ParameterSet: one centre per class
@@ -65,19 +67,22 @@ class FederationInfo:
     scaled_inputs: bool = False
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the shared parameter or buffer ``name``, as the server has it: first M where it is per-domain."""
+        """Return the server's shape of a shared parameter or buffer; per-domain ones start with an axis of M."""
         return (self.num_domains, *self.shared[name]) if name in self.per_domain else self.shared[name]
 
     def shared_parameters(self, why: str) -> dict[str, tuple[int, ...]]:
-        """:meth:`shape` of every shared parameter, without buffers.
+        """Return the shape (:meth:`shape`) of every shared parameter by name, without buffers.
+
+        Args:
+            why: a clause that says why shared parameters are needed; the error message starts with it.
 
         Raises:
-            PerfedError: there is none; starts with ``why``.
+            PerfedError: no parameter is shared.
         """
-        found = {name: self.shape(name) for name in self.shared if name not in self.buffers}
-        if not found:
+        shapes = {name: self.shape(name) for name in self.shared if name not in self.buffers}
+        if not shapes:
             raise PerfedError(f"{why}, but the placement leaves none")
-        return found
+        return shapes
 
 
 @dataclass(frozen=True)
@@ -85,13 +90,13 @@ class ParameterSet:
     """A named set of tensors that a method or extension keeps between rounds.
 
     Attributes:
-        home: ``"server"``; ``"client"`` (kept by each client); ``"table"`` (on the server, one row per client id).
+        home: where the set is stored: ``"server"``; ``"client"`` (one at each client); ``"table"`` (on the server, one
+            row per client id).
         like: ``"model"`` for all stages, ``"shared"`` for the shared parameters, or the name of a stage.
-        init: ``"initial"`` (the model's own initial values), ``"zeros"``, or a function of the
-            :class:`FederationInfo` and an int64 key that returns nested dictionaries of tensors (``like`` is then
-            unused).
-        bank: with k, a bank axis of size k in front (``clients x bank x ...`` in a cohort); each entry of a bank has
-            its own initial values.
+        init: ``"initial"`` (the model's own initial values), ``"zeros"``, or a function of the :class:`FederationInfo`
+            and an int64 key that returns nested dictionaries of tensors (``like`` is then unused).
+        bank: length k of a bank axis, which comes first (after the clients in a cohort: ``clients x bank x ...``); each
+            entry of the bank has its own initial values. ``None``: no bank axis.
 
     Example:
         >>> sets = {  # what Method.sets returns: server.momentum, and cohort.state["own"] at each client

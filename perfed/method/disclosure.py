@@ -1,9 +1,10 @@
-"""What clients disclose: the entries of a reply, and the mechanism by which each kind of entry can be made private.
+"""What clients disclose: the entries of a reply, and the privacy mechanism of each kind of entry.
 
-A method or an extension declares its own in the class attribute ``disclosure``; ``[privacy]`` plans its releases by it.
-A reply's entries are released together: under ``unit = "sample"`` those that are made of anything but trained
-parameters add their own releases, one after the other; under ``unit = "client"`` all of them are one vector, which is
-cut as a whole. An entry without a mechanism is refused by name before the run begins.
+A method or an extension declares its entries in the class attribute ``disclosure``, and ``[privacy]`` plans the
+releases from it. The entries of a reply are released together. Under ``unit = "sample"`` every entry that consists of
+anything but trained parameters adds releases of its own, which are composed in sequence. Under ``unit = "client"`` all
+entries are one vector, which is clipped as a whole. An entry without a mechanism is refused by name before the run
+starts.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Unit = Literal["sample", "client"]
-"""What is protected: each row, or each client as a whole."""
+"""The unit that is protected: each row, or each client as a whole."""
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """How one kind of entry is released.
+    """The privacy mechanism for one kind of entry.
 
     Attributes:
         name: name of the kind.
-        sample: what is done to it where rows are protected; empty: it has no mechanism.
-        client: what is done to it where clients are protected; empty: it has no mechanism.
-        sensitivity: what one row, or one client, can change of it, in units that noise is a multiple of.
-        counts: what is counted, where a run releases it once, with the same noise in every reply; otherwise empty.
+        sample: how it is made private if rows are protected; empty if it has no mechanism.
+        client: how it is made private if clients are protected; empty if it has no mechanism.
+        sensitivity: how much one row, or one client, can change it, in the unit of which the noise is a multiple.
+        counts: the kind of count that a run releases once, with the same noise in every reply; empty for other entries.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Mechanism:
 
     @property
     def once(self) -> bool:
-        """Whether a run releases it once."""
+        """Whether a run releases it only once."""
         return bool(self.counts)
 
 
@@ -65,7 +66,7 @@ PRESENT_CLASSES = Mechanism(
     "classes held", "of noisy class counts", "does not leave: all clients weigh the same", "1 (a row)", counts="classes"
 )
 MECHANISMS = (PARAMETERS, ROWS, CLASS_COUNTS, CLASS_MEANS, ANCHORS, PRESENT_CLASSES)
-"""Kinds that have a mechanism, where rows are protected, clients, or both."""
+"""Kinds that have a mechanism for the protection of rows, of clients, or of both."""
 NONE: dict[str, Mechanism] = {
     name: Mechanism(name)
     for name in ("losses", "second moments", "Hessians", "kernels", "trees", "domain counts", "choices", "features")
@@ -83,18 +84,18 @@ def _no_entries(part: Any) -> Collection[str]:
 
 @dataclass(frozen=True)
 class Disclosure:
-    """What a method, or an extension, sends and how often it looks at rows beside the local epochs of its rounds.
+    """The entries that a method or an extension sends, and its accesses to rows besides local training.
 
-    Functions get the method or extension with its settings.
+    The functions receive the method or extension with its settings.
 
     Attributes:
-        entries: entries of its replies, by name.
-        counts: kinds of counts that it uses whether or not they leave.
-        per_round: releases of each round beside the passes over the data in ``epochs_in``.
+        entries: the kind of each entry of the replies, by name.
+        counts: kinds of counts that are used, whether or not they are sent.
+        per_round: releases in each round besides the passes over the data in ``epochs_in``.
         before_rounds: releases before round 1.
-        after_run: releases for a client's own model, made when the run has ended.
-        absent: entries that it does not send with its settings.
-        refused: by unit, why it cannot be private, where its entries do not say it.
+        after_run: releases for the model of a single client, made after the run has ended.
+        absent: names of entries that are not sent with the current settings.
+        refused: by unit, why privacy is impossible, if the entries alone do not show it.
 
     Example:
         >>> from perfed.methods.fedavg import FedAvg
@@ -111,15 +112,15 @@ class Disclosure:
     refused: Mapping[Unit, str] = field(default_factory=dict)
 
     def sent_entries(self, part: Any) -> dict[str, Mechanism]:
-        """Return the entries that ``part`` sends with its settings."""
+        """Return the entries that ``part``, a method or an extension, sends with its settings."""
         absent = self.absent(part)
         return {name: kind for name, kind in self.entries.items() if name not in absent}
 
 
-def disclosure_of(kind: type) -> Disclosure | None:
-    """Return what a method's or an extension's class declares itself; ``None`` if it declares nothing.
+def find_disclosure(kind: type) -> Disclosure | None:
+    """Return the disclosure that a class of methods or extensions declares itself; ``None`` if it declares none.
 
-    A declaration is not inherited: a subclass may send something else.
+    A disclosure is not inherited, because a subclass may send something else.
     """
     disclosure: Disclosure | None = vars(kind).get("disclosure")
     return disclosure

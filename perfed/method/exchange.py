@@ -1,4 +1,4 @@
-"""What travels in an exchange: the server's sets, payloads, replies."""
+"""The parts of an exchange: the server's parameter sets, payloads and replies."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from perfed.method.declared import FederationInfo
 from perfed.tree import Tree
 
 Fold = Callable[[Any, dict[str, Any]], Any]
-"""From a total (``None`` before the first client) and one client's whole reply to the new total."""
+"""A function of a total (``None`` before the first client) and one client's complete reply; returns the new total."""
 
 
 class ServerState:
     """The server's parameter sets as attributes; only declared names exist.
 
-    A set at home in a table is a dictionary from client id to its row.
+    A set whose home is a table is a dictionary from client id to row.
 
     Example:
         >>> import torch
@@ -41,8 +41,8 @@ class ServerState:
         try:
             return self.__dict__["_sets"][name]
         except KeyError:
-            known = ", ".join(sorted(self.__dict__.get("_sets", {})))
-            raise AttributeError(f"the server has no parameter set '{name}'; declared: {known}") from None
+            declared_names = ", ".join(sorted(self.__dict__.get("_sets", {})))
+            raise AttributeError(f"the server has no parameter set '{name}'; declared: {declared_names}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._sets:
@@ -50,15 +50,15 @@ class ServerState:
         self._sets[name] = value
 
     def tree(self) -> dict[str, Any]:
-        """All sets by name."""
+        """Return all parameter sets by name."""
         return dict(self._sets)
 
 
 class Reply(dict[str, Any]):
-    """What a client program returns: nested dictionaries of tensors with a leading client axis.
+    """The return value of a client program: nested dictionaries of tensors with a leading client axis.
 
-    An entry that is too large for all clients at once may be a function from a client's row in the cohort to its
-    tensor. It is called once per client, after the program has ended.
+    An entry that is too large to hold for all clients at once may be a function that maps a client's row in the cohort
+    to the client's tensor. It is called once per client, after the program has ended.
 
     Example:
         >>> import torch
@@ -69,10 +69,14 @@ class Reply(dict[str, Any]):
 
     @classmethod
     def of(cls, returned: Any, where: str) -> Reply:
-        """What the program ``where`` returned, as a reply; nothing is an empty one.
+        """Return the return value of a program as a reply; ``None`` becomes an empty reply.
+
+        Args:
+            returned: the return value.
+            where: name of the program, for the message.
 
         Raises:
-            PerfedError: neither a reply nor ``None``.
+            PerfedError: the value is neither a dictionary nor ``None``.
         """
         if returned is not None and not isinstance(returned, dict):
             raise PerfedError(f"{where} returned {_kind(returned)}; a client program returns a Reply, or None")
@@ -80,10 +84,19 @@ class Reply(dict[str, Any]):
 
 
 def check_rows(reply: Mapping[str, Any], where: str, ids: Sequence[str], path: str = "") -> None:
-    """Every tensor of a reply has one row per client; entries that are made client by client come later.
+    """Check that every tensor of a reply has one row per client.
+
+    Entries that are functions of a client's row are not checked; their tensors are created later, client by client.
+
+    Args:
+        reply: the reply, or a nested dictionary of it.
+        where: name of the client program.
+        ids: the clients of the cohort.
+        path: position of ``reply`` in the complete reply, for messages.
 
     Raises:
-        PerfedError: names the program, the entry and the first client that is without a row, or has one too many.
+        PerfedError: an entry has too few or too many rows, or is not a tensor; the message names the program, the entry
+            and the client without a row, or the last client.
     """
     for name, value in reply.items():
         entry = f"{path}{name}"
@@ -112,12 +125,12 @@ class Replies:
     """The replies of one exchange, stacked in the sorted order of client ids.
 
     Attributes:
-        ids: sorted client ids; row j of every tensor belongs to ``ids[j]``. Tensors whose shapes differ between
-            clients are lists.
+        ids: sorted client ids; row j of every tensor belongs to ``ids[j]``. Tensors whose shapes differ between clients
+            are lists.
         train_loss: mean training loss of each client ``(clients,)``, NaN where nothing was trained.
         aggregator: how the run combines replies (``[aggregation]``), for extensions.
 
-    An entry that was folded (``reduce``) is its total.
+    The value of a folded entry (``reduce``) is its total.
 
     Example:
         >>> import torch
@@ -141,7 +154,10 @@ class Replies:
 
 @dataclass(frozen=True)
 class Each:
-    """A payload entry with one row per client: made by :func:`each`.
+    """A payload entry with one row per client, created by :func:`each`.
+
+    Attributes:
+        rows: client id -> tensor or nested dictionary of tensors.
 
     Example:
         >>> import torch
@@ -153,7 +169,7 @@ class Each:
 
 
 def each(rows: Mapping[str, Tree | Tensor]) -> Each:
-    """Give every client its own row of ``rows`` (client id -> tensor or nested dictionary).
+    """Return a payload entry that gives every client its row of ``rows`` (client id -> tensor or nested dictionary).
 
     Example:
         >>> import torch
@@ -164,7 +180,7 @@ def each(rows: Mapping[str, Tree | Tensor]) -> Each:
 
 
 class Clients(Protocol):
-    """The clients of this round, as ``Method.round`` sees them.
+    """The clients of a round, as ``Method.round`` uses them.
 
     Example:
         >>> from perfed import Method, Model, Run, linear, load
@@ -183,50 +199,50 @@ class Clients(Protocol):
 
     @property
     def ids(self) -> list[str]:
-        """Ids of the clients that the next exchange goes to, sorted."""
+        """The ids of the clients that take part in the next exchange, sorted."""
 
     @property
     def round(self) -> int:
-        """Number of the round, from 1; 0 is the preparation before the first."""
+        """The number of the round, starting at 1; 0 during the preparation before the first round."""
 
     @property
     def info(self) -> FederationInfo:
-        """What the server knows about the federation."""
+        """The server's information about the federation."""
 
     def key(self, purpose: str) -> Tensor:
-        """Randomness of the server in this round for ``purpose``."""
+        """Return the key of the server's random numbers in this round for ``purpose``."""
 
     def mean(self, stacked: Tree, weights: Tensor | None = None, *, current: Tree) -> dict[str, Any]:
-        """Return the weighted mean over clients of every tensor, or what ``[aggregation]`` puts in its place.
+        """Return the weighted mean over clients of every tensor, or the estimator that ``[aggregation]`` selects.
 
         Args:
             stacked: nested dictionary of ``(clients, ...)`` tensors, from replies.
-            weights: ``(clients,)``, not negative, not all zero; ``None``: equal weights. ``(clients, entries)``: the
-                clients' weights in every entry k of tensors ``(clients, entries, ...)``, such as a class; 0 where a
-                client lacks it.
-            current: the server's values that the mean replaces, without the client axis. A bounded update is one from
-                these values. An entry without any weight keeps them.
+            weights: ``(clients,)``, not negative, not all zero; ``None``: equal weights. For tensors ``(clients,
+                entries, ...)``, weights ``(clients, entries)`` give a client's weight separately for every entry, such
+                as a class; 0 if the client lacks the entry.
+            current: the server's values that the mean replaces, without the client axis. Bounds on updates are relative
+                to these values. An entry whose weights are all zero keeps them.
 
         Returns:
             The same structure without the client axis.
         """
 
     def show(self, name: str, **arrays: Tensor | Sequence[str]) -> None:
-        """Let the run keep ``arrays`` of this round, if it is an evaluated one, in ``NAME/round-NNNN.npz``."""
+        """Save ``arrays`` of this round as ``NAME/round-NNNN.npz`` in the run directory if it is an evaluated round."""
 
     def count(self, name: str, ids: Sequence[str]) -> None:
-        """Let the run say that ``name`` happened to these clients: ids by round, numbers in the summary."""
+        """Record that ``name`` happened to these clients: their ids by round, and their number in the summary."""
 
     def run(
         self, program: Callable[..., Reply | None], *, reduce: Mapping[str, Fold] | None = None, **payload: Any
     ) -> Replies:
-        """One exchange: run ``program`` where the data is.
+        """Run ``program`` on the clients, where their data is, and return their replies: one exchange.
 
-        Payload entries are tensors or nested dictionaries of tensors, the same for all, or :func:`each`. In the
-        program every entry has a leading client axis.
-
-        Entry ``name`` of the replies is folded with ``reduce[name]`` in the sorted order of client ids as they come,
-        and dropped, so that the server need not hold all of them.
+        Args:
+            program: a client program; every payload entry that it receives has a leading client axis.
+            reduce: by name, folds of entries. Such an entry of the replies is folded as replies arrive, in the sorted
+                order of client ids, and then dropped, so that the server never holds all of them.
+            payload: tensors or nested dictionaries of tensors, the same for all clients, or :func:`each`.
         """
 
     def train(
@@ -237,12 +253,14 @@ class Clients(Protocol):
         reduce: Mapping[str, Fold] | None = None,
         **payload: Any,
     ) -> Replies:
-        """An exchange (:meth:`run`) in which the method's extensions travel along.
+        """Run ``program`` as :meth:`run` does, together with the method's extensions.
 
-        What they send arrives as :attr:`Cohort.carried <perfed.training.cohort.Cohort.carried>`, their penalties are in
-        every fit, they add to the replies once the program has ended, and update their state after the round.
+        The clients receive the extensions' payloads as :attr:`Cohort.carried <perfed.training.cohort.Cohort.carried>`.
+        The extensions' penalties are part of every fit. When the program has ended, extensions add entries to the
+        replies, and after the round they update their state on the server.
 
         Args:
             program, reduce, payload: as in :meth:`run`.
-            closing: whether the extensions add to the replies; not so in an exchange before the round's last.
+            closing: whether the extensions add to the replies; ``False`` in every exchange before the last one of the
+                round.
         """

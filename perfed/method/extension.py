@@ -1,22 +1,22 @@
-"""Extensions: what goes inside any method's rounds, one idea in one file.
+"""Extensions: additions to the rounds of any method, one idea in one file.
 
 | where | hook | meaning |
 |---|---|---|
-| server | ``payload`` | what goes down with the method's payload |
-| client | ``private`` | how rows are kept private, in every exchange |
-| client | ``loss`` | what is added to the loss of local training |
-| client | ``gradient`` | what is made of every gradient of the loss before it is used |
-| client | ``client_update`` | after local training: what is added to the reply |
-| client | ``outgoing`` | what leaves the client in the place of the reply |
-| client | masks | under secure aggregation, once all of the above is done (:mod:`perfed.engine.steps.secure_sums`) |
-| server | ``refuses`` | where clients are elsewhere: why a reply is none that ``outgoing`` makes |
-| server | ``incoming`` | its inverse, for one client's reply where it arrives, before anything is folded or stacked |
-| server | ``on_replies`` | what the server learns from the replies |
-| server | ``server_step`` | what is made of the round's result |
+| server | ``payload`` | returns what is sent with the method's payload |
+| client | ``private`` | returns how rows are kept private, in every exchange |
+| client | ``loss`` | returns a penalty that is added to the loss of local training |
+| client | ``gradient`` | returns a function that changes every gradient of the loss before it is used |
+| client | ``client_update`` | returns what is added to the reply after local training |
+| client | ``outgoing`` | replaces the reply that leaves the client |
+| client | masks | under secure aggregation, after all hooks above (:mod:`perfed.engine.steps.secure_sums`) |
+| server | ``refuses`` | at real sites: returns why ``outgoing`` cannot have produced a reply |
+| server | ``incoming`` | inverts ``outgoing`` for one client's reply on arrival, before replies are folded or stacked |
+| server | ``on_replies`` | updates the server state from the replies |
+| server | ``server_step`` | changes the result of the round |
 
-Extensions travel with every exchange of a method that trains (:meth:`perfed.method.exchange.Clients.train`), so that
-they and methods combine freely; ``outgoing`` and ``incoming`` are asked for every reply. Several compose in the order
-in which they are given, ``incoming`` in the reverse order.
+Extensions take part in every exchange of a method that trains (:meth:`perfed.method.exchange.Clients.train`), so that
+extensions and methods combine freely; ``outgoing`` and ``incoming`` are called for every reply. Several extensions are
+applied in the order in which they are listed, ``incoming`` in the reverse order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from perfed.training.steprules import Transform
 
 
 class Extension(Scheduled):
-    """Base of all extensions: does nothing. Hyper-parameters are fields; anything that changes is in parameter sets.
+    """The base class of all extensions; its hooks do nothing.
+
+    Hyper-parameters are fields; everything that changes during a run is in parameter sets.
 
     Example:
         >>> class SmallHead(Extension):
@@ -52,123 +54,133 @@ class Extension(Scheduled):
 
     name: ClassVar[str] = ""
     checks_again: ClassVar[bool] = False
-    """Whether :meth:`incoming` only does once more what :meth:`outgoing` has done, as clients may be wrong. Where the
-    server sees sums alone it is then left out; an extension with any other ``incoming`` is refused there."""
+    """Whether :meth:`incoming` only repeats the work of :meth:`outgoing`, as a check of clients that may be wrong. It
+    is then skipped if the server sees only sums; an extension with any other ``incoming`` is refused in that case."""
     discreet: ClassVar[bool] = False
-    """Whether clients that are elsewhere keep their losses and metrics, and draw noise with secrets of their own."""
+    """Whether real sites keep their losses and metrics to themselves, and draw noise with secrets of their own."""
     needs_mean: ClassVar[str] = ""
-    """Why the extension needs the mean over clients, so that ``[aggregation]`` can have no other kind; a clause for the
-    message."""
+    """A clause that says why the extension needs the mean over clients, for the message that refuses other kinds of
+    ``[aggregation]``; empty if every kind can be used."""
     disclosure: ClassVar[Disclosure | None] = None
-    """What the class sends, for ``[privacy]``; it is not inherited. ``[privacy]`` refuses classes without one."""
+    """The entries that the class sends; ``[privacy]`` refuses classes without a disclosure. It is not inherited."""
 
     def sets(self) -> dict[str, ParameterSet]:
-        """Return the extension's parameter sets; names are shared with the method's."""
+        """Return the extension's parameter sets by name; the names must differ from those of the method's sets."""
         return {}
 
     def check(self, info: FederationInfo, moves_shared: bool) -> None:
-        """Refuse, before anything runs, what the extension would do nothing for.
+        """Raise an error, before anything runs, if the extension would have no effect.
 
         Args:
-            info: of the federation.
-            moves_shared: whether the method's rounds move ``server.shared``
+            info: the server's information about the federation.
+            moves_shared: whether the method's rounds change ``server.shared``
                 (:attr:`perfed.method.method.Method.moves_shared`).
 
         Raises:
-            PerfedError: a method, model or data that do not fit; says why.
+            PerfedError: the method, the model or the data do not fit; the message says why.
         """
 
     def prepare(self, server: ServerState, clients: Clients) -> None:
-        """Do what comes before the first round, with all clients."""
+        """Prepare the extension before the first round, with all clients."""
 
     def payload(self, server: ServerState) -> dict[str, Any]:
-        """Return what client programs get from the extension's server state."""
+        """Return the part of the extension's server state that is sent to client programs."""
         return {}
 
     def private(self) -> PrivateTraining | None:
-        """Return how the rows of clients are kept private in whatever trains on them; or nothing.
+        """Return how the rows of clients are kept private in all training, or ``None``.
 
-        It holds in every exchange, those without extensions and work on copies among them.
+        It applies to every exchange, including exchanges without extensions and training on copies.
         """
         return None
 
     def loss(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty | None:
-        """Return a function of the step to one value per active client, added to the local loss; or nothing."""
+        """Return a function of the step, one value per active client, that is added to the local loss; or ``None``."""
         return None
 
     def gradient(self, cohort: Cohort, payload: Mapping[str, Any]) -> Transform | None:
-        """Return a function from a step and its gradients ``{name: (clients, ...)}`` to those used; or nothing.
+        """Return a function from a step and its gradients ``{name: (clients, ...)}`` to new gradients; or ``None``.
 
-        It gets every gradient of the local loss, what extensions add to it among it. What a method makes of gradients
-        (SCAFFOLD's controls, Ditto's pull, pFedMe's steps) comes after it.
+        It receives every gradient of the local loss, including the extensions' penalties. The method's own changes of
+        gradients (SCAFFOLD's controls, Ditto's pull, pFedMe's steps) are applied after it.
         """
         return None
 
     def client_update(self, cohort: Cohort, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the extension adds to the reply, after local training."""
+        """Return the entries that the extension adds to the reply after local training."""
         return {}
 
     def outgoing(self, cohort: Cohort, reply: Reply) -> Reply:
-        """Return what leaves the clients of ``cohort`` in the place of ``reply``, whose tensors are ``(clients, ...)``.
+        """Return the reply to send instead of ``reply``, whose tensors are ``(clients, ...)``.
 
-        It is asked for the reply of every exchange that may change clients' states, with or without training.
+        It is called for the reply of every exchange that may change clients' states, with or without training.
         """
         return reply
 
     def incoming(self, server: ServerState, reply: dict[str, Any]) -> dict[str, Any]:
-        """Return the reply of one client, without a client axis, from what :meth:`outgoing` made of it.
+        """Return the reply of one client, without a client axis, recovered from the output of :meth:`outgoing`.
 
         Raises:
-            PerfedError: it is not of that form; clients may be wrong.
+            PerfedError: the reply does not have the form that :meth:`outgoing` produces; clients may be wrong.
         """
         return reply
 
     def refuses(self, sent: Mapping[str, Any], reply: Mapping[str, Any]) -> str:
-        """Return why the ``reply`` of one client to the payload ``sent`` is none that :meth:`outgoing` makes; or "".
+        """Return why :meth:`outgoing` cannot have produced the ``reply`` of one client to the payload ``sent``; or "".
 
-        It is asked where clients are elsewhere and replies are seen; neither has a client axis.
+        It is called for real sites if the server sees single replies. Neither argument has a client axis.
         """
         return ""
 
     def on_replies(self, server: ServerState, replies: Replies, content: Mapping[str, Any]) -> None:
-        """Update the server state; ``content`` is :meth:`client_update`'s, stacked in ``replies.ids`` order."""
+        """Update the server state from the replies of one exchange.
+
+        Args:
+            server: the server's parameter sets.
+            replies: the method's entries of the replies.
+            content: the entries of :meth:`client_update`, stacked in the order of ``replies.ids``.
+        """
 
     def server_step(self, server: ServerState, before: Mapping[str, Any]) -> None:
-        """Change, at the end of the method's round, what it made of the server's sets, which were ``before``."""
+        """Change the server's sets at the end of the method's round; ``before``: the sets before the round."""
 
     def finish(self, server: ServerState, clients: Clients) -> None:
-        """Do what comes after each round, with all clients."""
+        """Do the extension's work after each round, with all clients."""
 
 
-def check_moved(what: str, info: FederationInfo, moves_shared: bool) -> None:
-    """Refuse methods without one model that clients send and go on from; for :meth:`Extension.check`.
+def check_moves_shared(purpose: str, info: FederationInfo, moves_shared: bool) -> None:
+    """Check that clients of the method send one shared model and continue from it; for :meth:`Extension.check`.
 
     Args:
-        what: says what the extension does with the shared parameters.
-        info, moves_shared: as :meth:`Extension.check` gets them.
+        purpose: a clause that says what the extension does with the shared parameters; error messages start with it.
+        info, moves_shared: the arguments of :meth:`Extension.check`.
 
     Raises:
-        PerfedError: starts with ``what``.
+        PerfedError: no parameter is shared, or rounds do not change the shared model.
     """
-    info.shared_parameters(what)
+    info.shared_parameters(purpose)
     if not moves_shared:
         raise PerfedError(
-            f"{what}, and clients of this method do not go on from them; allowed: methods that average one model, as "
-            "fedavg, fedrep or fedpac"
+            f"{purpose}, but this method's clients do not continue from them; allowed: methods that average one model, "
+            "such as fedavg, fedrep or fedpac"
         )
 
 
-def payload_of(extensions: Sequence[Extension], server: ServerState) -> dict[str, Any]:
-    """Return what ``extensions`` send with an exchange, by the extension's name."""
+def extension_payloads(extensions: Sequence[Extension], server: ServerState) -> dict[str, Any]:
+    """Return the payload of every extension by the extension's name."""
     return {extension.name: extension.payload(server) for extension in extensions}
 
 
 def end_round(
     extensions: Sequence[Extension], server: ServerState, carrying: Sequence[Replies], before: Mapping[str, Any]
 ) -> None:
-    """Let every extension learn from the replies of the exchanges that carried it, and take its step.
+    """Run the hooks :meth:`Extension.on_replies` and :meth:`Extension.server_step` of every extension.
 
-    ``before``: the server's sets before the method's round.
+    Args:
+        extensions: the method's extensions.
+        server: the server's parameter sets, after the method's round.
+        carrying: the replies of the exchanges that included the extensions.
+        before: the server's sets before the method's round.
     """
     for replies in carrying:
         for extension in extensions:
@@ -177,43 +189,44 @@ def end_round(
         extension.server_step(server, before)
 
 
-def received(extensions: Sequence[Extension], server: ServerState, reply: dict[str, Any]) -> dict[str, Any]:
-    """Return one client's reply as its program made it, from what :meth:`Extension.outgoing` made of it."""
+def undo_outgoing(extensions: Sequence[Extension], server: ServerState, reply: dict[str, Any]) -> dict[str, Any]:
+    """Return one client's reply as its program returned it, by inverting ``outgoing`` of every extension."""
     for extension in reversed(extensions):
         reply = extension.incoming(server, reply)
     return reply
 
 
 class BoundExtensions:
-    """Extensions at the clients, in one exchange; what :attr:`perfed.training.cohort.Cohort.extensions` is."""
+    """The extensions of one exchange at the clients; the type of :attr:`perfed.training.cohort.Cohort.extensions`."""
 
     def __init__(self, extensions: Sequence[Extension]) -> None:
         self._extensions = extensions
 
     def penalties(self, cohort: Cohort) -> list[Penalty]:
-        """Return what each adds to the loss, for the model as it is now."""
-        found = (extension.loss(cohort, cohort.carried[extension.name]) for extension in self._extensions)
-        return [penalty for penalty in found if penalty is not None]
+        """Return the penalties that the extensions add to the loss, for the current model."""
+        penalties = (extension.loss(cohort, cohort.carried[extension.name]) for extension in self._extensions)
+        return [penalty for penalty in penalties if penalty is not None]
 
     def transforms(self, cohort: Cohort) -> list[Transform]:
-        """Return what each makes of gradients, for the model as it is now."""
-        found = (extension.gradient(cohort, cohort.carried[extension.name]) for extension in self._extensions)
-        return [transform for transform in found if transform is not None]
+        """Return the functions with which the extensions change gradients, for the current model."""
+        transforms = (extension.gradient(cohort, cohort.carried[extension.name]) for extension in self._extensions)
+        return [transform for transform in transforms if transform is not None]
 
     def reply(self, cohort: Cohort) -> dict[str, Any]:
-        """Return what the extensions add to the reply, by name."""
+        """Return the entries that the extensions add to the reply, by the extension's name."""
         return {e.name: e.client_update(cohort, cohort.carried[e.name]) for e in self._extensions}
 
 
 EXTENSIONS: Registry[type[Extension]] = Registry("extension", lambda cls: cls.__module__)
-"""What :func:`register_extension` has made known, by name."""
+"""The extensions registered with :func:`register_extension`, by name."""
 
 
 def register_extension(cls: type[Extension]) -> type[Extension]:
-    """Class decorator: make the extension known under its ``name``.
+    """Register the extension under its ``name``; a class decorator.
 
     Raises:
-        PerfedError: it has none, or an extension of another module has it; the same module may register it again.
+        PerfedError: the class has no name, or an extension of another module has the same name. The same module may
+            register its extension again.
 
     Example:
         >>> @register_extension
@@ -234,26 +247,26 @@ def register_extension(cls: type[Extension]) -> type[Extension]:
 
 
 def extension_class(name: str) -> type[Extension]:
-    """Return the registered extension called ``name``, in any case; ``module:NAME`` imports its module.
+    """Return the registered extension called ``name``, in any case; ``module:NAME`` first imports its module.
 
     Raises:
-        PerfedError: there is none; says what is allowed.
+        PerfedError: no extension has this name; the message lists the allowed names.
 
     Example:
         >>> extension_class("proximal")(mu=0.1)
         Proximal(mu=0.1)
     """
-    own = EXTENSIONS.resolve_name(name)
-    if own not in EXTENSIONS:
-        raise PerfedError(f"unknown extension '{own}'; allowed: {', '.join(sorted(EXTENSIONS))}, or module:NAME")
-    return EXTENSIONS[own]
+    bare = EXTENSIONS.resolve_name(name)
+    if bare not in EXTENSIONS:
+        raise PerfedError(f"unknown extension '{bare}'; allowed: {', '.join(sorted(EXTENSIONS))}, or module:NAME")
+    return EXTENSIONS[bare]
 
 
 def extension_id(name: str) -> str:
-    """``name`` as files have it: as it was registered, behind the module where the user has written one.
+    """Return the name of an extension as run files store it: as registered, after the module if ``name`` has one.
 
     Raises:
-        PerfedError: as :func:`extension_class`.
+        PerfedError: no extension has this name.
 
     Example:
         >>> extension_id("Proximal")
@@ -263,14 +276,14 @@ def extension_id(name: str) -> str:
     return f"{module}{colon}{extension_class(name).name}"
 
 
-def full_name(name: str) -> str:
-    """``module:NAME`` of an extension that a module of the user's own has registered; any other name as it is."""
+def qualified_extension_name(name: str) -> str:
+    """Return ``module:NAME`` for an extension of a user's module, and any other name unchanged."""
     module = EXTENSIONS[name].__module__ if name in EXTENSIONS else "__main__"
     return name if module == "__main__" or module.startswith("perfed.") else f"{module}:{name}"
 
 
 def extension_names() -> list[str]:
-    """Names of all registered extensions, sorted.
+    """Return the names of all registered extensions, sorted.
 
     Example:
         >>> {"anchors", "prototypes", "proximal"} <= set(extension_names())

@@ -1,8 +1,8 @@
-"""What a method is: hyper-parameters, where parameters live, server programs and client programs.
+"""Methods: hyper-parameters, the placement of parameters, server programs and client programs.
 
-A method is written once, in its paper's own order. ``round`` runs on the server; the programs it names run where the
-data is, on a :class:`~perfed.training.cohort.Cohort` whose tensors all have a leading client axis. The method object
-holds hyper-parameters only; everything that changes is in named parameter sets.
+A method is written once, in the order of its paper. ``round`` runs on the server. The client programs that it calls run
+where the data is, on a :class:`~perfed.training.cohort.Cohort` whose tensors all have a leading client axis. The method
+object contains only hyper-parameters; everything that changes is in named parameter sets.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from perfed.training.cohort import Cohort
 from perfed.training.settings import LocalTraining
 
 UNDECLARED = "this method does not declare that its rounds average replies with clients.mean (Method.needs_mean)"
-"""Why a method without a declaration refuses every kind of aggregation but the mean."""
+"""The reason with which a method without a declaration refuses every kind of aggregation except the mean."""
 
 
 class Method(LocalTraining):
-    """Base of all methods. A subclass declares hyper-parameters as fields, its placement, and its programs.
+    """The base class of all methods.
 
-    Local training settings are fields of every method. Unknown settings are an error.
+    A subclass declares hyper-parameters as fields, its placement, and its programs. The settings of local training are
+    fields of every method. Unknown settings are an error.
 
     Example:
         >>> from perfed import PERSONAL, Reply, Run, linear, load, mlp
@@ -53,32 +54,34 @@ class Method(LocalTraining):
     """
 
     needs_mean: ClassVar[str] = UNDECLARED
-    """Why the server needs the mean over clients, so that ``[aggregation]`` can have no other kind; a clause for the
-    message. Empty: the rounds average replies with :meth:`Clients.mean <perfed.method.exchange.Clients.mean>` only, or
-    average nothing, and every kind can be used. A class that defines ``round`` declares it anew."""
+    """A clause that says why the server needs the mean over clients, for the message that refuses other kinds of
+    ``[aggregation]``. Empty: rounds average replies only with :meth:`Clients.mean
+    <perfed.method.exchange.Clients.mean>`, or average nothing, and every kind can be used. A class that defines
+    ``round`` must declare it again."""
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": SHARED}
     layer_placement: ClassVar[dict[str, Placement]] = {}
-    """Of parameters and buffers by name, or a pattern of names, where they do not live with their stage: those of the
-    layers that :meth:`adapt` adds."""
+    """The placement of parameters and buffers of layers that :meth:`adapt` adds, by name or pattern of names, if it
+    differs from the placement of their stage."""
     needs_domains: ClassVar[bool] = False
     uses_validation: ClassVar[bool] = False
-    """Whether client programs use validation data, and training data where a client has none.
+    """Whether client programs use validation data; training data stand in at clients without validation data.
 
-    A run that is scored on validation data then keeps half of them from the method.
+    If a run is scored on validation data, the method receives only half of them.
     """
     moves_shared: ClassVar[bool] = True
-    """Whether rounds move the model ``server.shared`` from which clients go on. Else a policy cannot ask for the
-    gradient there, and a server's optimiser has no steps to take."""
+    """Whether rounds change the model ``server.shared`` from which clients continue. Otherwise policies that need the
+    gradient at this model, and optimisers on the server, are refused."""
     fits_unused: ClassVar[str] = "personal parameters"
-    """What a client that was never used fits to the newest shared parameters (Tziotis et al. 2023, remark 4.8): its
-    ``"personal parameters"``, what the program of this name trains (it gets ``shared``), or ``""``, nothing."""
+    """What a client that never took part fits to the newest shared parameters (Tziotis et al. 2023, remark 4.8):
+    ``"personal parameters"``; the name of a client program, which receives ``shared``; or ``""`` for nothing."""
 
     joins: ClassVar[str | None] = "settle"
-    """What a client that comes after the run does, round by round and alone: ``"settle"``, what :attr:`fits_unused`
-    says; or the program of this name. ``None``: the server makes its model from what it has sent, so that it cannot."""
+    """What a client that joins after the run executes in each of its rounds, without other clients: ``"settle"`` for
+    the training of :attr:`fits_unused`, or the name of a client program. ``None``: clients cannot join, because the
+    server computes a client's model from its earlier replies."""
 
     disclosure: ClassVar[Disclosure | None] = None
-    """What the class sends, for ``[privacy]``; it is not inherited. ``[privacy]`` refuses classes without one."""
+    """The entries that the class sends; ``[privacy]`` refuses classes without a disclosure. It is not inherited."""
 
     placement: dict[str, Placement] = Field(
         default_factory=dict,
@@ -86,90 +89,96 @@ class Method(LocalTraining):
         "(whole stages) or frozen",
     )
     extensions: Annotated[tuple[Extension, ...], LISTED] = Field(
-        (), description="what rides along its rounds (perfed.method.extension)"
+        (), description="extensions that take part in its rounds (perfed.method.extension)"
     )
 
     # Server programs ---------------------------------------------------------------------------------------
 
     def sets(self) -> dict[str, ParameterSet]:
-        """Parameter sets beside ``shared`` (the shared parameters, at home on the server)."""
+        """Return the parameter sets besides ``shared`` (the shared parameters, whose home is the server)."""
         return {}
 
     def check(self, server: ServerState, info: FederationInfo) -> None:
-        """Refuse, before anything runs, what the method cannot do.
+        """Raise an error, before anything runs, if the method cannot work in this federation.
 
         Raises:
-            PerfedError: a model, data or settings that do not fit; says what is allowed.
+            PerfedError: the model, the data or the settings do not fit; the message says what is allowed.
         """
 
     def prepare(self, server: ServerState, clients: Clients) -> None:
-        """Runs once before the first round, with all clients, after the extensions' own preparation."""
+        """Prepare the server before the first round, with all clients; called after the extensions' preparation."""
 
     def round(self, server: ServerState, clients: Clients) -> None:
-        """One round. May use only the server state at its start, the replies, and keyed randomness."""
+        """Run one round; it may use only the server state at its start, the replies, and keyed random numbers."""
         raise NotImplementedError
 
     def finish(self, server: ServerState, clients: Clients) -> None:
-        """Runs after each round, with all clients, before the extensions' own work; the two are one transaction."""
+        """Do the method's work after each round, with all clients.
+
+        It is called before the extensions' ``finish``; the two are one transaction.
+        """
 
     def download(self, server: ServerState) -> dict[str, Any]:
-        """What a client needs from the server to have its own model: the payload of :meth:`personalise`."""
+        """Return what a client needs from the server for its own model: the payload of :meth:`personalise`."""
         return {"shared": server.shared}
 
     # Client programs ---------------------------------------------------------------------------------------
 
     def local_data(self, client: Client, key: Tensor) -> Client:
-        """What the client makes of its data before the run starts, and then works on."""
+        """Return the client with the data that it uses in the run, computed from its data before the run starts."""
         return client
 
     @property
     def finishes(self) -> bool:
-        """Whether the method or an extension works with all clients after each round (:meth:`finish`)."""
-        own = type(self).finish is not Method.finish
-        return own or any(type(extension).finish is not Extension.finish for extension in self.extensions)
+        """Whether the method or an extension does work with all clients after each round (:meth:`finish`)."""
+        method_finishes = type(self).finish is not Method.finish
+        return method_finishes or any(type(extension).finish is not Extension.finish for extension in self.extensions)
 
     @property
     def changes_data(self) -> bool:
-        """Whether the method says what a client makes of its data (:meth:`local_data`)."""
+        """Whether the method changes clients' data before the run starts (:meth:`local_data`)."""
         return type(self).local_data is not Method.local_data
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """Make each client's own model from its state and ``payload``; runs on a copy that is thrown away."""
+        """Build each client's own model from its state and ``payload``; runs on a copy that is discarded afterwards."""
         cohort.load(payload["shared"])
 
     def predict(self, cohort: Cohort, x: Tensor) -> Tensor:
-        """Outputs (logits) of each client's model for ``x`` ``(clients, batch, ...)``."""
+        """Return the outputs (logits) of each client's model for ``x`` ``(clients, batch, ...)``."""
         return cohort.forward(x)
 
     # Settings ----------------------------------------------------------------------------------------------
 
     def epochs_in(self, round_: int) -> int:
-        """Local epochs of round ``round_``, all phases and models together: the work that clocks time by steps.
+        """Return the number of local epochs of round ``round_``, summed over phases and models.
 
-        One epoch is one gradient for each mini-batch of the client.
+        Clocks that measure work in steps use it. One epoch is one gradient for each mini-batch of the client.
         """
         return self.local_epochs
 
     @property
     def all_settings(self) -> dict[str, Any]:
-        """Every setting of the method and its extensions; of equal names the method's, then the first extension's."""
+        """The settings of the method and its extensions, by name.
+
+        If names coincide, the method's setting comes first, then that of the first extension.
+        """
         parts = (*reversed(self.extensions), self)
-        found = {key: part.to_plain_setting(key) for part in parts for key in part.model_dump(exclude={"extensions"})}
-        return {key: found[key] for key in sorted(found)}
+        values = {key: part.to_plain_setting(key) for part in parts for key in part.model_dump(exclude={"extensions"})}
+        return {key: values[key] for key in sorted(values)}
 
     def notes(self, federation: Federation, model: Model) -> list[str]:
-        """What a run's notes say of the method with these clients and this (adapted) model: one line for each.
+        """Return lines for the run's notes about the method with these clients and this (adapted) model.
 
-        For what it does in place of what the settings say.
+        A note says where the method deviates from its settings.
         """
         return []
 
     def adapt(self, model: Model) -> Model:
-        """The model that this method works on: the experiment's."""
+        """Return the model that this method trains; by default the experiment's model."""
         return model
 
     def places(self, chain: Chain) -> dict[str, Placement]:
-        """Placement of every parameter and buffer of ``chain``; the most specific rule wins.
+        """Return the placement of every parameter and buffer of ``chain``; the most specific rule wins.
 
         Raises:
             PerfedError: a rule of ``placement`` matches nothing.

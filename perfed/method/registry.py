@@ -1,4 +1,4 @@
-"""Methods by name: registered ones, presets, and METHOD+POLICY."""
+"""The registry of methods by name: methods, presets, and METHOD+POLICY."""
 
 from __future__ import annotations
 
@@ -14,20 +14,28 @@ from perfed.participation.policy import POLICIES, policy_id, policy_names, quali
 from perfed.plugins import BLEND, POOLED, SKLEARN, Registry, bare_name, import_registered, match_name
 
 Differs = Literal["features", "labels", "domains", "speeds", "nothing"]
-"""What differs between the clients that a method is made for."""
+"""The difference between clients for which a method is designed."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered method: a class, the extensions it always has, and settings that differ from the class's defaults.
+    """A registered method or preset.
 
-    A preset also has the name of its method (``base``) and a participation ``policy``. ``module``: where it was
-    registered. ``title``: what readers see in place of the name; empty where there is none. ``differs``, ``needs`` and
-    ``example`` are as in :func:`register`.
+    Attributes:
+        name: the registered name.
+        method: the class.
+        extensions: classes of the extensions that it always has.
+        defaults: settings that differ from the class's defaults.
+        summary: one line for ``perfed list methods``.
+        base: of a preset, the name of its method; empty for methods.
+        policy: of a preset, its participation policy; empty for methods.
+        module: name of the module that registered it.
+        title: the name that readers see; empty if it is the registered name.
+        differs, needs, example: as in :func:`register`.
 
     Example:
-        >>> found = entry("FedAvg+deadline")
-        >>> found.name, found.base, found.policy, found.method.__name__
+        >>> deadline = entry("FedAvg+deadline")
+        >>> deadline.name, deadline.base, deadline.policy, deadline.method.__name__
         ('fedavg+deadline', 'fedavg', 'deadline', 'FedAvg')
     """
 
@@ -46,7 +54,7 @@ class Entry:
 
 
 METHODS: Registry[Entry] = Registry("method", lambda entry: entry.module)
-"""What :func:`register` and :func:`preset` have made known, by name."""
+"""The methods and presets registered with :func:`register` and :func:`preset`, by name."""
 
 
 def register(
@@ -60,23 +68,24 @@ def register(
     needs: str = "",
     example: str = "",
 ) -> Callable[[type[Method]], type[Method]]:
-    """Class decorator: make the method known under ``name``; may be applied several times with different settings.
+    """Register the method under ``name``; a class decorator that may be applied several times with different settings.
 
     Args:
-        name: as used on the command line.
-        extensions: extension classes that belong to this method; their hyper-parameters become the method's.
+        name: the name used on the command line.
+        extensions: classes of the extensions that belong to this method; their hyper-parameters become hyper-parameters
+            of the method.
         defaults: settings that differ from the class's own defaults.
         summary: one line for ``perfed list methods``; default: the first line of the class's docstring.
         title: the name as its paper prints it, for readers (:func:`perfed.methods.titles.display_name`); default: the
             name.
-        differs: what differs between the clients that the method is made for, the group in ``perfed list methods``;
-            default: domains where the class needs them, otherwise labels.
-        needs: what the method needs of data, model or training, for ``perfed show``.
-        example: experiment, and settings, of the command that ``perfed show`` suggests; default: by what differs.
+        differs: the difference between clients for which the method is designed, which is its group in ``perfed list
+            methods``; default: domains if the class needs them, labels otherwise.
+        needs: the method's requirements on data, model or training, for ``perfed show``.
+        example: experiment and settings of the command that ``perfed show`` suggests; default: depends on ``differs``.
 
     Raises:
-        PerfedError: the name, in whatever case, is taken by a method of another module; the same module may register
-            it again.
+        PerfedError: a method of another module has the same name, in upper or lower case. The same module may register
+            its method again.
 
     Example:
         >>> from perfed.methods.fedavg import FedAvg
@@ -108,7 +117,13 @@ def register(
 
 
 def preset(name: str, method: str, policy: str, summary: str, title: str = "", example: str = "") -> None:
-    """Register ``method`` under the participation ``policy`` as ``name``; the others are as in :func:`register`.
+    """Register ``method`` with the participation ``policy`` under ``name``.
+
+    Args:
+        name: the name used on the command line.
+        method: name of a registered method.
+        policy: name of a participation policy.
+        summary, title, example: as in :func:`register`.
 
     Example:
         >>> preset("fedavg-in-time", "fedavg", "deadline", "FedAvg with the replies that come in time")
@@ -122,13 +137,13 @@ def preset(name: str, method: str, policy: str, summary: str, title: str = "", e
 
 
 def entry(name: str) -> Entry:
-    """The registered method or preset called ``name``, or ``METHOD+POLICY``: a method under a participation policy.
+    """Return the method or preset called ``name``, or ``METHOD+POLICY``: a method under a participation policy.
 
-    Names may be written in any case, and titles in their place. ``module:NAME`` imports the module first, which
-    registers the method NAME; a policy after ``+`` may be written in the same way.
+    Names may be written in upper or lower case, and titles instead of names. ``module:NAME`` first imports the module,
+    which registers the method NAME; a policy after ``+`` may be written in the same way.
 
     Raises:
-        PerfedError: there is none; says what is allowed.
+        PerfedError: no method has this name; the message says what is allowed.
 
     Example:
         >>> [extension.__name__ for extension in entry("fedpac").extensions]
@@ -136,41 +151,41 @@ def entry(name: str) -> Entry:
     """
     if name.startswith((SKLEARN, POOLED)):
         raise PerfedError(
-            f"'{name}' is no method: scikit-learn's models stand beside methods in 'perfed compare' alone"
+            f"'{name}' is not a method: scikit-learn's models are available only in 'perfed compare', beside methods"
         )
     if name.casefold() == BLEND:
-        raise PerfedError(f"'{name}' is no method: a blend stands beside methods in 'perfed compare' alone")
-    written, plus, policy = name.rpartition("+")
-    if plus and ":" in policy:  # a policy in a file of the user's
+        raise PerfedError(f"'{name}' is not a method: a blend is available only in 'perfed compare', beside methods")
+    name_as_written, plus, policy = name.rpartition("+")
+    if plus and ":" in policy:  # a policy in a user's file
         policy = policy_id(policy)
-        name = f"{import_registered(written, 'method')}+{bare_name(policy)}"
+        name = f"{import_registered(name_as_written, 'method')}+{bare_name(policy)}"
     else:
-        written, name = name, import_registered(name, "method")
+        name_as_written, name = name, import_registered(name, "method")
     base, _, policy_name = name.rpartition("+")
-    known, under_policy = _meant(name, known_names()), _meant(base, method_names())
-    METHODS.check_registration(written, known or under_policy or name)
-    if known is not None:
-        return METHODS[known]
-    if under_policy is not None and (registered := match_name(policy_name, POLICIES)):
+    known_name, base_name = _match_registered(name, known_names()), _match_registered(base, method_names())
+    METHODS.check_registration(name_as_written, known_name or base_name or name)
+    if known_name is not None:
+        return METHODS[known_name]
+    if base_name is not None and (registered := match_name(policy_name, POLICIES)):
         policy = policy if ":" in policy else qualified_name(registered)
-        full_name, summary = f"{under_policy}+{policy}", f"{under_policy} under the participation policy {policy}"
+        full_name, summary = f"{base_name}+{policy}", f"{base_name} under the participation policy {policy}"
         return replace(
-            METHODS[under_policy],
+            METHODS[base_name],
             name=full_name,
             summary=summary,
-            base=under_policy,
+            base=base_name,
             policy=policy,
             title="",
             example="",
         )
-    raise PerfedError(f"unknown method '{name}'; {_nearest(name)}")
+    raise PerfedError(f"unknown method '{name}'; {_suggest_names(name)}")
 
 
 def method_id(name: str) -> str:
-    """``name`` as files have it: as it was registered, behind the module where the user has written one.
+    """Return the name of a method as run files store it: as registered, after the module if ``name`` has one.
 
     Raises:
-        PerfedError: as :func:`entry`.
+        PerfedError: no method has this name.
 
     Example:
         >>> method_id("FedAvg-FT"), method_id("FedPAC+SRPFL")
@@ -180,45 +195,45 @@ def method_id(name: str) -> str:
     return f"{module}{colon}{entry(name).name}"
 
 
-def _meant(name: str, known: Sequence[str]) -> str | None:
-    """The one of the ``known`` names that is meant: itself in any case, or the title of its method."""
-    titles = {METHODS[own].title.casefold(): own for own in known if METHODS[own].title}
-    return match_name(name, known) or titles.get(name.casefold())
+def _match_registered(name: str, names: Sequence[str]) -> str | None:
+    """Return the one of ``names`` that equals ``name`` in upper or lower case, or whose title does; or ``None``."""
+    titles = {METHODS[registered].title.casefold(): registered for registered in names if METHODS[registered].title}
+    return match_name(name, names) or titles.get(name.casefold())
 
 
-def _nearest(name: str) -> str:
-    """What may have been meant by a name that is not known: all methods that begin so, or those written alike."""
+def _suggest_names(name: str) -> str:
+    """Return a hint for an unknown name: the methods that begin with it, or methods with similar names."""
     base, plus, policy = name.partition("+")
     base = base.casefold()
-    if plus and _meant(base, method_names()):
+    if plus and _match_registered(base, method_names()):
         return f"'{policy}' is no policy; allowed: {', '.join(policy_names())}"
-    family = [known for known in known_names() if known.startswith(f"{base}-")]
+    family = [registered for registered in known_names() if registered.startswith(f"{base}-")]
     near = family or difflib.get_close_matches(base, known_names(), n=3)
-    return f"did you mean: {', '.join(near)}?" if near else "'perfed list methods' names those that there are"
+    return f"did you mean: {', '.join(near)}?" if near else "'perfed list methods' lists all methods"
 
 
 def method_names() -> list[str]:
-    """Names of all registered methods, sorted.
+    """Return the names of all registered methods, sorted.
 
     Example:
         >>> "fedavg" in method_names(), "fedrep-srpfl" in method_names()
         (True, False)
     """
-    return sorted(name for name, found in METHODS.items() if not found.base)
+    return sorted(name for name, registered in METHODS.items() if not registered.base)
 
 
 def preset_names() -> list[str]:
-    """Names of all presets, sorted.
+    """Return the names of all presets, sorted.
 
     Example:
         >>> "fedavg" in preset_names(), "fedrep-srpfl" in preset_names()
         (False, True)
     """
-    return sorted(name for name, found in METHODS.items() if found.base)
+    return sorted(name for name, registered in METHODS.items() if registered.base)
 
 
 def known_names() -> list[str]:
-    """Names that :func:`entry` knows: the methods, then the presets.
+    """Return all names that :func:`entry` accepts without a policy: the methods, then the presets.
 
     Example:
         >>> {"fedavg", "fedrep-srpfl"} <= set(known_names())

@@ -1,4 +1,4 @@
-"""Every method, one file per paper or family; importing this package registers them all."""
+"""All methods, one file per paper or family; importing this package registers them."""
 
 from perfed.methods import (
     apfl,

@@ -1,4 +1,4 @@
-"""APFL: every client evaluates a mixture of the global model and one of its own."""
+"""APFL: every client evaluates a mixture of the global model and a local model."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from perfed.training.step import Step, add_penalties, mean_loss
 class APFL(Method):
     """Mixture ``alpha v + (1 - alpha) w`` of a local and the global model (Deng et al. 2020, Algorithm 1).
 
-    On every mini-batch w takes a step on its own loss, and v one by the gradient at the mixture (which carries the
-    factor alpha; Adam undoes a constant factor). Both losses have the extensions' penalties, and the reported training
-    loss is their sum. Parameters that are placed personal are not mixed; they are trained on both losses. Batch-norm
-    keeps statistics of w, which are averaged, and of the mixture, which stay with v; where it is placed personal, those
-    of the mixture, which is what is evaluated.
+    On every mini-batch w takes a step along the gradient of its own loss, and v takes a step along the gradient of the
+    mixture's loss (which contains the factor alpha; Adam cancels a constant factor). Both losses include the
+    extensions' penalties, and the reported training loss is their sum. Personal parameters are not mixed; they are
+    trained on both losses. Batch-norm keeps statistics of w, which are averaged, and statistics of the mixture, which
+    stay with v; a personal batch-norm keeps only those of the mixture, which is the evaluated model.
     Departures: alpha is fixed, not learnt; w is averaged after every round of local epochs.
     """
 
@@ -37,45 +37,45 @@ class APFL(Method):
     alpha: float = Field(0.25, ge=0, le=1, description="share of the local model in the mixture")
 
     def sets(self) -> dict[str, ParameterSet]:
-        """``local``: each client's v."""
+        """Return ``local``: each client's v."""
         return {"local": ParameterSet("client", like="shared")}
 
     def epochs_in(self, round_: int) -> int:
-        """Epochs of both models, the global and the local one."""
+        """Return the epochs of both models, the global and the local one."""
         return 2 * self.local_epochs
 
     def round(self, server: ServerState, clients: Clients) -> None:
-        """One exchange; w is the plain mean over the round's clients."""
+        """Run one exchange, and set w to the plain mean over the round's clients."""
         reply = clients.train(self.train, shared=server.shared)
         server.shared = clients.mean(reply.shared, current=server.shared)
 
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
-        """w and v together, each mini-batch for both."""
+        """Train w and v on the same mini-batches."""
         cohort.load(shared)
         local, mixed = dict(cohort.state["local"]), cohort.shared_parameters
         objective = add_penalties(mean_loss, cohort.penalties)
         statistics = cohort.personal().keys() - set(cohort.personal_parameters)
-        apart = {name: cohort.model[name].clone() for name in statistics}
+        statistics_of_w = {name: cohort.model[name].clone() for name in statistics}
 
-        def both(step: Step) -> Tensor:
+        def loss_of_both(step: Step) -> Tensor:
             fixed, v = {name: tensor.detach() for name, tensor in step.params.items()}, step.set_parameters("local")
-            at_w = objective(step.with_params(step.set_parameters("w")))
-            return at_w + objective(step.with_params(v | self.mixture(mixed, v, fixed)))
+            loss_at_w = objective(step.with_params(step.set_parameters("w")))
+            return loss_at_w + objective(step.with_params(v | self.mixture(mixed, v, fixed)))
 
-        cohort.penalties = ()  # both losses have them
-        cohort.fit(STAGES, epochs=self.local_epochs, also={"local": local, "w": apart}, loss=both)
+        cohort.penalties = ()  # Both losses include them.
+        cohort.fit(STAGES, epochs=self.local_epochs, also={"local": local, "w": statistics_of_w}, loss=loss_of_both)
         cohort.state["local"] = local
-        cohort.close_extensions()  # they look at w
+        cohort.close_extensions()  # They measure w.
         reply = Reply(shared=cohort.shared())
         cohort.load(local, self.mixture(mixed, local, cohort.model))
         return reply
 
     def mixture(self, names: Sequence[str], local: Parameters, other: Parameters) -> Parameters:
-        """``alpha v + (1 - alpha) w`` of the parameters in ``names``."""
+        """Return ``alpha v + (1 - alpha) w`` of the parameters in ``names``; ``local`` is v and ``other`` is w."""
         return {name: self.alpha * local[name] + (1 - self.alpha) * other[name] for name in names}
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """The mixture with the newest global model."""
+        """Load the mixture of v with the newest global model."""
         w = payload["shared"]
         local = cohort.state["local"]
         cohort.load(w, local, self.mixture(cohort.shared_parameters, local, w))

@@ -1,4 +1,4 @@
-"""The weights of a blend between clients: pooled ones from sums, and each client's own, which stay where it is."""
+"""Learning the weights of a blend: pooled weights from sums over clients, and local weights of each client."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ Numbers = dict[str, Tensor]
 
 
 class Blending(Method):
-    """Learns how to mix K candidates at each client (:mod:`perfed.maths.blending`); nothing else is trained.
+    """Learning how to mix K candidate models at each client (:mod:`perfed.maths.blending`); nothing else is trained.
 
-    A client's inputs are what the candidates say of its samples, of training samples while these were held out: K
-    blocks of C outputs (logits, values or log hazards), and last the number of the fold. A round is one exchange. The
-    server sends weights, and clients reply with sums over their samples: how many, the loss, its gradient and its
-    Hessian. With the pooled weights, and the loss around them, each client has its own. Of values it keeps its best own
-    model where these err more (:func:`~perfed.maths.blending.guard_weights`).
+    The inputs of a client are the candidates' outputs for its samples, where the output for a training sample comes
+    from a model that was fitted without the sample: K blocks of C outputs (logits, values or log hazards), and in the
+    last column the number of the fold. A round is one exchange: the server sends weights, and clients reply with the
+    number of samples, the loss, its gradient and its Hessian, each summed over samples. Each client derives weights of
+    its own from the pooled weights and the loss around them. For regression, a client uses only its best local model if
+    its weights have a larger error (:func:`~perfed.maths.blending.guard_weights`).
 
-    It has no name for experiments: who knows the candidates makes it.
+    The method is not registered under a name, because only the caller knows the candidates.
     """
 
     needs_mean: ClassVar[str] = "the pooled weights of a blend follow sums over all rows"
@@ -50,80 +51,86 @@ class Blending(Method):
     fits_unused: ClassVar[str] = ""
     joins: ClassVar[str | None] = None
 
-    candidates: int = Field(ge=1, description="K")
-    task: Task = Field(description="of the targets")
-    prior_rows: float = Field(50.0, ge=0, description="rows that the pooled weights count as at a client")
-    own: tuple[int, ...] = Field((), description="which of the candidates are models of the client alone")
+    candidates: int = Field(ge=1, description="K, the number of candidates")
+    task: Task = Field(description="task of the targets")
+    prior_rows: float = Field(50.0, ge=0, description="number of rows that the pooled weights are worth at a client")
+    own: tuple[int, ...] = Field((), description="indices of the candidates that are local models of the client")
 
     def sets(self) -> dict[str, ParameterSet]:
-        """``told``: the clients' sums in each round so far."""
-        return {"told": ParameterSet("server", init=self._nothing)}
+        """Return ``told``: the sums over clients in each round so far."""
+        return {"told": ParameterSet("server", init=self._init_sums)}
 
-    def _nothing(self, info: FederationInfo, key: Tensor) -> Numbers:
+    def _init_sums(self, info: FederationInfo, key: Tensor) -> Numbers:
         k = self.candidates
         shapes = {"rows": (0,), "value": (0,), "gradient": (0, k), "hessian": (0, k, k)}
         return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
     def epochs_in(self, round_: int) -> int:
-        """Return 0: nothing is trained."""
+        """Return 0, because no model is trained."""
         return 0
 
     # Server ------------------------------------------------------------------------------------------------
 
     def descent(self, server: ServerState) -> Descent:
-        """Return where the rounds so far have led."""
-        found, told = Descent.start(self.candidates, mixture=self.task == "classification"), server.told
-        for rows, value, gradient, hessian in zip(*(told[name].numpy() for name in _SUMS), strict=True):
-            found = found.advance(Sums(float(rows), float(value), gradient, hessian))
-        return found
+        """Return the state of the descent after the rounds so far."""
+        descent, sums = Descent.start(self.candidates, mixture=self.task == "classification"), server.told
+        for rows, value, gradient, hessian in zip(*(sums[name].numpy() for name in _SUMS), strict=True):
+            descent = descent.advance(Sums(float(rows), float(value), gradient, hessian))
+        return descent
 
     def round(self, server: ServerState, clients: Clients) -> None:
-        """One exchange: weights down, sums up."""
+        """Run one exchange: send weights, and add the sums of the replies to the state."""
         reply = clients.run(self.blend_sums, weights=torch.from_numpy(self.descent(server).trial_weights))
         new = {name: reply.blend[name].double().sum(0)[None] for name in _SUMS}
         server.told = {name: torch.cat([server.told[name], new[name]]) for name in _SUMS}
 
     def download(self, server: ServerState) -> dict[str, Any]:
-        """The pooled weights, and the mean loss around them."""
+        """Return the pooled weights, and the quadratic model of the mean loss around them."""
         prior = self.descent(server).prior
         return {"pooled": {name: torch.tensor(getattr(prior, name), dtype=torch.float64) for name in _PRIOR}}
 
     # Clients -----------------------------------------------------------------------------------------------
 
     def blend_sums(self, cohort: Cohort, weights: Tensor) -> Reply:
-        """Sum over the samples: all that leaves a client."""
-        found = [rows.compute_sums(weights[row].cpu().double().numpy()) for row, rows in enumerate(self._rows(cohort))]
-        stacked = {name: np.stack([np.asarray(getattr(at, name), dtype=np.float64) for at in found]) for name in _SUMS}
+        """Return each client's sums over its samples at ``weights``, the only data that leave a client."""
+        sums = [
+            rows.compute_sums(weights[row].cpu().double().numpy())
+            for row, rows in enumerate(self._iterate_rows(cohort))
+        ]
+        stacked = {
+            name: np.stack([np.asarray(getattr(client_sums, name), dtype=np.float64) for client_sums in sums])
+            for name in _SUMS
+        }
         return Reply(blend={name: torch.from_numpy(values).to(cohort.device) for name, values in stacked.items()})
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """Give each client weights of its own: ``cohort.scratch["weights"]`` ``(clients, K)``."""
-        found = []
-        for row, rows in enumerate(self._rows(cohort)):
+        """Compute the weights of each client, ``cohort.scratch["weights"]`` ``(clients, K)``."""
+        client_weights = []
+        for row, rows in enumerate(self._iterate_rows(cohort)):
             weights, value, gradient, hessian = (payload["pooled"][name][row].cpu().numpy() for name in _PRIOR)
             prior = Prior(weights, float(value), gradient, hessian)
-            learnt = drop_small_weights(shrink_site_weights(rows, prior, self.prior_rows))
-            found.append(guard_weights(rows, learnt, self.own))
-        cohort.scratch["weights"] = torch.from_numpy(np.stack(found)).to(cohort.device)
+            learnt_weights = drop_small_weights(shrink_site_weights(rows, prior, self.prior_rows))
+            client_weights.append(guard_weights(rows, learnt_weights, self.own))
+        cohort.scratch["weights"] = torch.from_numpy(np.stack(client_weights)).to(cohort.device)
 
     def predict(self, cohort: Cohort, x: Tensor) -> Tensor:
-        """Return the mixture: logarithms of probabilities, values or log hazards."""
-        said = x[..., :-1].unflatten(2, (self.candidates, -1))
+        """Return the mixture's outputs: log-probabilities, values or log hazards."""
+        outputs = x[..., :-1].unflatten(2, (self.candidates, -1))
         weights = cohort.scratch.get("weights")
-        if weights is None:  # before there are any
-            weights = said.new_full((len(said), self.candidates), 1 / self.candidates)
+        if weights is None:  # not personalised yet
+            weights = outputs.new_full((len(outputs), self.candidates), 1 / self.candidates)
         if self.task == "classification":
-            mixed = torch.einsum("nbkc,nk->nbc", said.softmax(-1), weights.to(said.dtype))
-            return mixed.clamp_min(torch.finfo(said.dtype).tiny).log()
-        return torch.einsum("nbkc,nk->nbc", said, weights.to(said.dtype))
+            mixed = torch.einsum("nbkc,nk->nbc", outputs.softmax(-1), weights.to(outputs.dtype))
+            return mixed.clamp_min(torch.finfo(outputs.dtype).tiny).log()
+        return torch.einsum("nbkc,nk->nbc", outputs, weights.to(outputs.dtype))
 
-    def _rows(self, cohort: Cohort) -> Iterator[Rows]:
-        """What the candidates say of each client's training samples."""
+    def _iterate_rows(self, cohort: Cohort) -> Iterator[Rows]:
+        """Yield the candidates' outputs and the targets of each client's training samples."""
         samples = cohort.samples()
         for start, count in zip(samples.starts.tolist(), samples.counts.tolist(), strict=True):
             x, y = (part[start : start + count].cpu().numpy() for part in (samples.x, samples.y))
-            said = x[:, :-1].reshape(count, self.candidates, -1).astype(np.float64)
-            rows, targets = prepare_outputs(self.task, y, list(said.swapaxes(0, 1)))
+            outputs = x[:, :-1].reshape(count, self.candidates, -1).astype(np.float64)
+            rows, targets = prepare_outputs(self.task, y, list(outputs.swapaxes(0, 1)))
             yield ROWS[self.task](rows, targets, x[:, -1].astype(np.int64))
 
 

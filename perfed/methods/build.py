@@ -1,4 +1,4 @@
-"""Methods from plain settings."""
+"""Building methods from plain settings."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from perfed.method.registry import entry
 
 
 def setting_names(method: str) -> set[str]:
-    """Names of the settings that ``[methods.NAME]`` may hold: the method's own and those of its extensions."""
-    found = entry(method)
-    names = set(found.method.model_fields)
-    for extension in found.extensions:
+    """Return the names of the settings allowed in ``[methods.NAME]``: the method's and those of its extensions."""
+    registered = entry(method)
+    names = set(registered.method.model_fields)
+    for extension in registered.extensions:
         names |= set(extension.model_fields)
     return names
 
@@ -26,56 +26,57 @@ def setting_names(method: str) -> set[str]:
 def build_method(
     name: str, settings: Mapping[str, Any] | None = None, training: Mapping[str, Any] | None = None
 ) -> Method:
-    """A registered method from plain settings.
+    """Return a registered method, built from plain settings.
 
     Args:
-        name: of the method.
-        settings: the method's hyper-parameters and those of its extensions; ``extensions`` may list further ones by
-            name.
-        training: settings that every method has (optimiser, learning rate, ...); ``settings`` win.
+        name: name of the method.
+        settings: the hyper-parameters of the method and of its extensions; ``extensions`` may list further extensions
+            by name.
+        training: settings that every method has (optimiser, learning rate, ...); ``settings`` take precedence.
 
     Raises:
-        PerfedError: unknown setting, or a value that is not allowed; names ``methods.NAME.key`` or ``training.key``.
+        PerfedError: a setting is unknown, or its value is not allowed; the message names ``methods.NAME.key`` or
+            ``training.key``.
 
     Example:
         >>> method = build_method("fedpac", {"lr": 0.03, "alignment": 0.5}, {"batch_size": 10})
         >>> method.lr, method.batch_size, method.extensions[0].alignment
         (0.03, 10, 0.5)
     """
-    found = entry(name)
-    if found.base and training is None:
+    registered = entry(name)
+    if registered.base and training is None:
         raise PerfedError(
-            f"'{name}' is the method '{found.base}' under the policy '{found.policy}': build '{found.base}' and give "
-            f"the run participation = Participation(policy='{found.policy}')"
+            f"'{name}' is the method '{registered.base}' under the policy '{registered.policy}': build "
+            f"'{registered.base}' and give the run participation = Participation(policy='{registered.policy}')"
         )
     for key in training or {}:
         if key not in Method.model_fields or key == "extensions":
             allowed = sorted(set(Method.model_fields) - {"extensions"})
             raise PerfedError(f"unknown key 'training.{key}'; allowed: {', '.join(allowed)}")
     settings = settings or {}
-    merged = {**(found.defaults or {}), **(training or {}), **settings}
+    merged = {**(registered.defaults or {}), **(training or {}), **settings}
     extra = merged.pop("extensions", [])
     if not isinstance(extra, list | tuple) or not all(isinstance(name, str) for name in extra):
         raise PerfedError(f"methods.{name}.extensions: must be a list of names (given: {extra!r})")
-    classes: list[type[Extension]] = [*found.extensions, *(extension_class(t) for t in extra)]
+    classes: list[type[Extension]] = [*registered.extensions, *(extension_class(t) for t in extra)]
     for cls in classes:
         if classes.count(cls) > 1:
-            raise PerfedError(f"methods.{name}.extensions: '{cls.name}' would be there twice; once is allowed")
-    own = {key: value for key, value in merged.items() if key in found.method.model_fields}
-    rest = {key: value for key, value in merged.items() if key not in own}
+            raise PerfedError(f"methods.{name}.extensions: '{cls.name}' is listed twice; allowed: once")
+    method_values = {key: value for key, value in merged.items() if key in registered.method.model_fields}
+    extension_values = {key: value for key, value in merged.items() if key not in method_values}
     extensions = []
     for cls in classes:
-        mine = {key: rest.pop(key) for key in list(rest) if key in cls.model_fields}
-        extensions.append(_checked(cls, mine, f"methods.{name}"))
-    if rest:
-        known = sorted(set(found.method.model_fields).union(*(cls.model_fields for cls in classes)))
-        raise PerfedError(f"unknown key 'methods.{name}.{next(iter(rest))}'; allowed: {', '.join(known)}")
-    where = f"methods.{name}" if set(own) <= set(settings) else f"training or methods.{name}"
-    method: Method = _checked(found.method, {**own, "extensions": tuple(extensions)}, where)
+        values = {key: extension_values.pop(key) for key in list(extension_values) if key in cls.model_fields}
+        extensions.append(_validate(cls, values, f"methods.{name}"))
+    if extension_values:
+        allowed = sorted(set(registered.method.model_fields).union(*(cls.model_fields for cls in classes)))
+        raise PerfedError(f"unknown key 'methods.{name}.{next(iter(extension_values))}'; allowed: {', '.join(allowed)}")
+    origin = f"methods.{name}" if set(method_values) <= set(settings) else f"training or methods.{name}"
+    method: Method = _validate(registered.method, {**method_values, "extensions": tuple(extensions)}, origin)
     return method
 
 
-def _checked(cls: type[Any], values: Mapping[str, Any], where: str) -> Any:
+def _validate(cls: type[Any], values: Mapping[str, Any], where: str) -> Any:
     try:
         return cls.model_validate(dict(values))
     except ValidationError as error:

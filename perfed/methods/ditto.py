@@ -20,11 +20,12 @@ from perfed.training.steprules import ProximalStep
 
 @register("ditto", title="Ditto")
 class Ditto(FedAvg):
-    """FedAvg, and local models v on ``f(v) + (lam / 2) |v - w|^2``, w as received (Li et al. 2021, Algorithm 1).
+    """FedAvg, and local models v that minimise ``f(v) + (lam / 2) |v - w|^2`` (Li et al. 2021, Algorithm 1).
 
-    Both models take ``local_epochs``. Parameters that are placed personal are trained with w and held fixed for v.
-    With ``proximal = "implicit"`` SGD takes ``v <- (v + lr lam w) / (1 + lr lam)`` after its step on f, in place of the
-    term's gradient: it rests at the same point, and is stable where explicit steps diverge.
+    w is the global model as received. Both models are trained for ``local_epochs``. Personal parameters are trained
+    with w and fixed while v is trained. With ``proximal = "implicit"``, SGD replaces the gradient of the quadratic term
+    by ``v <- (v + lr lam w) / (1 + lr lam)`` after its step on f. This has the same fixed point and is stable even
+    where explicit steps diverge.
     """
 
     disclosure: ClassVar[Disclosure | None] = Disclosure({"shared": PARAMETERS, "num_samples": ROWS})
@@ -34,18 +35,18 @@ class Ditto(FedAvg):
     proximal: ProximalKind = Field("explicit", description=STEP)
 
     def sets(self) -> dict[str, ParameterSet]:
-        """``local``: each client's v."""
+        """Return ``local``: each client's v."""
         return {"local": ParameterSet("client", like="shared")}
 
     def epochs_in(self, round_: int) -> int:
-        """Epochs of both models, w and v."""
+        """Return the epochs of both models, w and v."""
         return 2 * self.local_epochs
 
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
-        """w on the local loss, then v on the local loss near the w that was received."""
+        """Train w on the local loss, then v on the local loss near the received w."""
         cohort.load(shared)
         cohort.fit(STAGES, epochs=self.local_epochs)
-        cohort.close_extensions()  # they look at w
+        cohort.close_extensions()  # They measure w.
         reply = Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
         cohort.fit(
             cohort.shared_parameters,
@@ -57,11 +58,11 @@ class Ditto(FedAvg):
         return reply
 
     def notes(self, federation: Federation, model: Model) -> list[str]:
-        """Where explicit steps would diverge."""
+        """Return notes on the stages in which explicit proximal steps would diverge."""
         return implicit_notes(self, model, self.lam, self.proximal)
 
     def download(self, server: ServerState) -> dict[str, Any]:
-        """Nothing: a client has its own model."""
+        """Return nothing, because every client has its own model."""
         return {}
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:

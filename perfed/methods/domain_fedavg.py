@@ -11,7 +11,13 @@ from torch import Tensor
 
 from perfed.maths.aggregate import masked_mean, weighted_mean
 from perfed.method.declared import ParameterSet
-from perfed.method.domains import domain_means, domain_weights, of_domain, reweighted, unit_weights
+from perfed.method.domains import (
+    domain_weights,
+    init_domain_weights,
+    mean_loss_per_domain,
+    reweight_samples,
+    select_domain,
+)
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
 from perfed.method.registry import register
@@ -26,8 +32,8 @@ from perfed.training.step import Loss
 class DomainFedAvg(Method):
     """FedAvg on the re-weighted loss, in which every domain counts the same (Zhong et al. 2023, section 5).
 
-    Parameters placed per domain are averaged with the clients' samples of the domain as weights. The paper's image
-    experiments begin with ``warmup_rounds`` of FedAvg (appendix B.3).
+    Per-domain parameters are averaged with the numbers of the clients' samples of the domain as weights. In the paper,
+    image experiments begin with ``warmup_rounds`` of FedAvg (appendix B.3).
     """
 
     needs_mean: ClassVar[str] = "it averages by domain, with each client's share of a domain"
@@ -39,25 +45,25 @@ class DomainFedAvg(Method):
     warmup_epochs: int | None = Field(1, ge=0, description="local epochs of these rounds; not given: local_epochs")
 
     def epochs_in(self, round_: int) -> int:
-        """``warmup_epochs`` in the rounds of the warm-up."""
-        own = self.warmup_epochs if round_ <= self.warmup_rounds else None
-        return self.local_epochs if own is None else own
+        """Return ``warmup_epochs`` in rounds of the warm-up, and ``local_epochs`` afterwards."""
+        warmup_epochs = self.warmup_epochs if round_ <= self.warmup_rounds else None
+        return self.local_epochs if warmup_epochs is None else warmup_epochs
 
     def sets(self) -> dict[str, ParameterSet]:
-        """The weight of a sample of each domain."""
-        return {"domain_weights": ParameterSet("server", init=unit_weights)}
+        """Return ``domain_weights``: the weight of a sample of each domain."""
+        return {"domain_weights": ParameterSet("server", init=init_domain_weights)}
 
     def prepare(self, server: ServerState, clients: Clients) -> None:
-        """Collect how many samples of each domain there are."""
+        """Compute the domains' weights from the numbers of samples of all clients."""
         if self.reweight:
             server.domain_weights = {"u": domain_weights(clients.run(self.count).domain_counts)}
 
     def count(self, cohort: Cohort) -> Reply:
-        """Training samples of each domain."""
+        """Return the number of training samples of each domain."""
         return Reply(domain_counts=cohort.domain_counts)
 
     def round(self, server: ServerState, clients: Clients) -> None:
-        """A round of the method, or of the FedAvg before it."""
+        """Run a round of the method, or of FedAvg during the warm-up."""
         if clients.round > self.warmup_rounds:
             self.domain_round(server, clients)
             return
@@ -65,36 +71,39 @@ class DomainFedAvg(Method):
         server.shared = weighted_mean(reply.shared, reply.num_samples)
 
     def domain_round(self, server: ServerState, clients: Clients) -> None:
-        """E local epochs from the received model, then the means."""
+        """Run E local epochs from the received model, then average by samples, and per-domain parameters by domain."""
         reply = clients.train(self.train, shared=server.shared, weights=server.domain_weights["u"])
-        one_each = {n: t for n, t in reply.shared.items() if self._one_each(n)}
-        common = {n: t for n, t in reply.shared.items() if n not in one_each}
-        means = {n: masked_mean(t, reply.domain_counts, server.shared[n]) for n, t in one_each.items()}
+        per_domain = {n: t for n, t in reply.shared.items() if self._is_per_domain(n)}
+        common = {n: t for n, t in reply.shared.items() if n not in per_domain}
+        means = {n: masked_mean(t, reply.domain_counts, server.shared[n]) for n, t in per_domain.items()}
         server.shared = {**weighted_mean(common, reply.num_samples), **means}
 
-    def _one_each(self, name: str) -> bool:
-        """Whether the parameter has values for each domain."""
+    def _is_per_domain(self, name: str) -> bool:
+        """Return whether the parameter has one value per domain."""
         return {**self.default_placement, **self.placement}.get(stage_of(name)) == PER_DOMAIN
 
     def warm_up(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
-        """All stages together on the plain loss; every sample passes the first domain's parameters, which all get."""
+        """Train all stages together on the plain loss, as if all samples belonged to the first domain.
+
+        All domains then get the first domain's parameters.
+        """
         cohort.load(shared)
         samples = cohort.samples()
         assert samples.domain is not None
         samples = replace(samples, domain=torch.zeros_like(samples.domain))
         cohort.fit(STAGES, epochs=self.epochs_in(cohort.where.round), samples=samples)
-        for name in filter(self._one_each, cohort.model):
+        for name in filter(self._is_per_domain, cohort.model):
             cohort.model[name] = cohort.model[name][:, :1].expand_as(cohort.model[name]).clone()
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
 
     def loss(self, cohort: Cohort) -> Loss | None:
-        """Of local training; ``None`` for the plain one."""
+        """Return the loss of local training; ``None`` for the usual one."""
         return None
 
     def train(self, cohort: Cohort, shared: dict[str, Any], weights: Tensor) -> Reply:
-        """All stages together, on the re-weighted loss."""
+        """Train all stages together on the re-weighted loss."""
         cohort.load(shared)
-        samples = reweighted(cohort, weights)
+        samples = reweight_samples(cohort, weights)
         cohort.fit(STAGES, epochs=self.local_epochs, samples=samples, loss=self.loss(cohort))
         return Reply(
             shared=cohort.shared(),
@@ -118,34 +127,34 @@ class MultiHeadFedAvg(DomainFedAvg):
 )
 @register("separate-fedavg", title="Separate-FedAvg", defaults={"reweight": False})
 class SeparateFedAvg(DomainFedAvg):
-    """A model per domain, each by FedAvg on the samples of its domain alone (Zhong et al. 2023, section 5).
+    """A model per domain, each trained by FedAvg on the samples of its domain (Zhong et al. 2023, section 5).
 
-    Mini-batches are of all domains; each model takes the mean over its samples in them. After a warm-up it is the
-    paper's "FedAvg + separate FT" in its federated reading (section 5.3: fine-tuning on each domain is FedAvg too);
-    :class:`FedAvgDomainFT` is the local one.
+    Mini-batches contain samples of all domains; the loss of each model is the mean over the samples of its domain.
+    After a warm-up it is the paper's "FedAvg + separate FT", read as federated fine-tuning (section 5.3: fine-tuning on
+    each domain is FedAvg too); :class:`FedAvgDomainFT` reads it as local fine-tuning.
     """
 
     default_placement: ClassVar[dict[str, Placement]] = dict.fromkeys(STAGES, PER_DOMAIN)
 
     @field_validator("reweight")
     @classmethod
-    def _counts_domains_alike(cls, value: bool) -> bool:
+    def _refuse_reweighting(cls, value: bool) -> bool:
         if value:
             raise ValueError("true has no effect here: no model sees two domains; allowed: false")
         return value
 
     def loss(self, cohort: Cohort) -> Loss:
-        """The sum of the domains' mean losses."""
-        return domain_means(cohort.num_domains)
+        """Return the sum of the domains' mean losses."""
+        return mean_loss_per_domain(cohort.num_domains)
 
 
 @register("fedavg-domain-ft", title="FedAvg-Domain-FT")
 class FedAvgDomainFT(FedAvg):
     """FedAvg; each client evaluates a copy per domain, fine-tuned on its own samples of the domain (Zhong et al. 2023).
 
-    The paper's "FedAvg + separate FT" (section 5, B.3.3), read as local fine-tuning, on the local loss alone (without
-    extensions); ``fedavg-separate-ft`` is the federated reading. Samples of a domain that the client has no training
-    samples of get the global model.
+    This reads the paper's "FedAvg + separate FT" (section 5, B.3.3) as local fine-tuning, on the local loss without
+    extensions; ``fedavg-separate-ft`` reads it as federated fine-tuning. The global model predicts samples of domains
+    without training samples at the client.
     """
 
     needs_domains: ClassVar[bool] = True
@@ -153,23 +162,23 @@ class FedAvgDomainFT(FedAvg):
     finetune_epochs: int = Field(10, ge=0, description="local epochs of fine-tuning each copy before evaluation")
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """Fine-tune a copy of the global model on each domain's samples, each a fit of its own."""
+        """Fine-tune one copy of the global model for each domain, on the samples of the domain."""
         cohort.load(payload["shared"])
         copies = {}
         for domain in range(cohort.num_domains):
             copy = {name: tensor.clone() for name, tensor in cohort.model.items()}
-            samples = of_domain(cohort.samples(), domain)
+            samples = select_domain(cohort.samples(), domain)
             cohort.fit(STAGES, params=copy, samples=samples, epochs=self.finetune_epochs)
             copies[str(domain)] = copy
         cohort.scratch["copies"] = copies
 
     def predict(self, cohort: Cohort, x: Tensor) -> Tensor:
-        """Outputs of the copy for each sample's domain; right after local training, those of the trained model."""
+        """Return the outputs of the copy for each sample's domain; right after local training, of the trained model."""
         if "copies" not in cohort.scratch:
             return cohort.forward(x)
         domain = cohort.domain
         assert domain is not None
         outputs = torch.stack([cohort.forward(x, params=copy) for copy in cohort.scratch["copies"].values()], 2)
         rows, columns = torch.meshgrid(*(torch.arange(size, device=x.device) for size in domain.shape), indexing="ij")
-        chosen: Tensor = outputs[rows, columns, domain]
-        return chosen
+        domain_outputs: Tensor = outputs[rows, columns, domain]
+        return domain_outputs

@@ -26,14 +26,14 @@ from perfed.training.steprules import ProximalStep
 class FedAMP(Method):
     """Federated attentive message passing (Huang et al. 2021, Algorithm 1).
 
-    Minimises ``sum_i f_i(w_i) + lam sum_{i<j} A(|w_i - w_j|^2)``, ``A(x) = 1 - exp(-x / sigma)``, by turns: the server
-    makes ``u_i = sum_j xi_ij w_j`` with ``xi_ij = alpha A'(|w_i - w_j|^2)`` and ``xi_ii = 1 - sum_{j != i} xi_ij``;
-    client i then minimises ``f_i(w) + lam / (2 alpha) |w - u_i|^2``, starting at u_i, by gradient steps
-    (``proximal = "implicit"``: SGD takes a proximal step on the second term after its step on f_i).
-    Departures: where the paper's condition xi_ii >= 0 fails (alpha not small enough), the weights of the others are
-    divided by their sum, so that u_i stays a convex combination; ``alpha`` is constant. The models of clients that have
-    not taken part yet are sent to nobody. Parameters that are placed personal are trained along and not mixed.
-    ``sigma`` is in units of squared distances of models; clients much farther apart than that do not meet.
+    The method minimises ``sum_i f_i(w_i) + lam sum_{i<j} A(|w_i - w_j|^2)`` with ``A(x) = 1 - exp(-x / sigma)`` in
+    turns. The server computes ``u_i = sum_j xi_ij w_j`` with ``xi_ij = alpha A'(|w_i - w_j|^2)`` and ``xi_ii = 1 -
+    sum_{j != i} xi_ij``. Client i then minimises ``f_i(w) + lam / (2 alpha) |w - u_i|^2``, starting at u_i, by gradient
+    steps (``proximal = "implicit"``: SGD takes a proximal step on the second term after its step on f_i).
+    Departures: if the paper's condition xi_ii >= 0 fails (alpha too large), the weights of the other models are divided
+    by their sum, so that u_i stays a convex combination; ``alpha`` is constant. Models of clients that have not taken
+    part yet are not mixed into others. Personal parameters are trained as well, but not mixed. ``sigma`` has the unit
+    of squared distances between models; clients whose squared distance is much larger hardly influence each other.
     """
 
     needs_mean: ClassVar[str] = "FedAMP mixes the clients' models pair by pair"
@@ -50,61 +50,61 @@ class FedAMP(Method):
     proximal: ProximalKind = Field("explicit", description=STEP)
 
     def sets(self) -> dict[str, ParameterSet]:
-        """``models``: w_i of every client on the server; ``sent``: whether the client has ever sent it."""
-        return {"models": ParameterSet("table", like="shared"), "sent": ParameterSet("table", init=_never)}
+        """Return ``models``: w_i of every client, on the server; and ``sent``: whether the client has ever sent it."""
+        return {"models": ParameterSet("table", like="shared"), "sent": ParameterSet("table", init=_init_sent)}
 
     def round(self, server: ServerState, clients: Clients) -> None:
-        """Messages, one exchange, and the clients' new models."""
+        """Mix the clients' models, run one exchange, and store the clients' new models."""
         ids = sorted({*clients.ids, *(i for i, row in server.sent.items() if row["sent"])})
         models: Any = tree.stack([server.models[i] for i in ids])
         weights = self.attention(models, torch.stack([server.sent[i]["sent"] for i in ids]))
         cloud = {i: weighted_mean(models, weights[ids.index(i)]) for i in clients.ids}
-        chosen = [ids.index(i) for i in clients.ids]
-        clients.show("combination", weights=weights[chosen][:, chosen].cpu(), clients=clients.ids)
+        rows = [ids.index(i) for i in clients.ids]
+        clients.show("combination", weights=weights[rows][:, rows].cpu(), clients=clients.ids)
         reply = clients.train(self.train, cloud=each(cloud))
         new = {i: {name: t[row].clone() for name, t in reply.shared.items()} for row, i in enumerate(reply.ids)}
         server.models = {**server.models, **new}
         server.sent = {**server.sent, **{i: {"sent": torch.ones_like(server.sent[i]["sent"])} for i in reply.ids}}
 
     def attention(self, models: Parameters, sent: Tensor) -> Tensor:
-        """The weights xi ``(m, m)``, float64, of ``models`` ``(m, ...)``; rows sum to one.
+        """Return the weights xi ``(m, m)``, float64, of ``models`` ``(m, ...)``; rows sum to one.
 
         Args:
             models: each client's model.
-            sent: ``(m,)`` boolean, whose models others may get.
+            sent: ``(m,)`` boolean, whether the model may be mixed into other models.
         """
         gram = torch.zeros(len(sent), len(sent), dtype=torch.float64, device=sent.device)
-        for name in sorted(models):  # sums in the same order in every engine: the same bits
+        for name in sorted(models):  # The same order of summation in every engine gives the same bits.
             if not models[name].is_floating_point():
                 continue  # counters of batch-norm
             flat = models[name].flatten(1).double()
-            flat = flat - flat.mean(0)  # distances do not change, and differences of large numbers do not matter
+            flat = flat - flat.mean(0)  # Distances stay the same, and cancellation of large numbers is avoided.
             gram += flat @ flat.T
         squares = gram.diagonal()
         distances = (squares[:, None] + squares - 2 * gram).clamp_min(0)
-        others = self.alpha / self.sigma * torch.exp(-distances / self.sigma) * sent
-        others.fill_diagonal_(0)
-        others = others / others.sum(1, keepdim=True).clamp_min(1)
-        return others + torch.diag((1 - others.sum(1)).clamp_min(0))
+        weights = self.alpha / self.sigma * torch.exp(-distances / self.sigma) * sent
+        weights.fill_diagonal_(0)
+        weights = weights / weights.sum(1, keepdim=True).clamp_min(1)
+        return weights + torch.diag((1 - weights.sum(1)).clamp_min(0))
 
     def train(self, cohort: Cohort, cloud: dict[str, Any]) -> Reply:
-        """The proximal problem, from and around the cloud's model u_i."""
+        """Solve the proximal problem around the server's mixture u_i, starting at u_i."""
         cohort.load(cloud)
         cohort.fit(STAGES, epochs=self.local_epochs, update=ProximalStep(cloud, self.lam / self.alpha, self.proximal))
         return Reply(shared=cohort.shared())
 
     def notes(self, federation: Federation, model: Model) -> list[str]:
-        """Where explicit steps would diverge."""
+        """Return notes on the stages in which explicit proximal steps would diverge."""
         return implicit_notes(self, model, self.lam / self.alpha, self.proximal)
 
     def download(self, server: ServerState) -> dict[str, Any]:
-        """Each client's own model."""
+        """Return the model of each client."""
         return {"model": each(server.models)}
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """Load w_i, as the server has it."""
+        """Load w_i from the server."""
         cohort.load(payload["model"])
 
 
-def _never(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+def _init_sent(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
     return {"sent": torch.tensor(False)}

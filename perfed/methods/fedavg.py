@@ -55,14 +55,14 @@ class FedAvg(Method):
     average: Average = "samples"
 
     def round(self, server: ServerState, clients: Clients) -> None:
-        """E local epochs from the global model, then the weighted mean."""
+        """Run E local epochs from the global model, then compute the weighted mean."""
         reply = clients.train(self.train, shared=server.shared)
         server.shared = clients.mean(
             reply.shared, average_weights(reply.num_samples, self.average), current=server.shared
         )
 
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
-        """Train all stages together, from the server's model."""
+        """Train all stages together, starting at the server's model."""
         cohort.load(shared)
         cohort.fit(STAGES, epochs=self.local_epochs)
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)

@@ -31,6 +31,6 @@ class FedAvgFT(FedAvg):
     finetune_epochs: int = Field(10, ge=0, description="local epochs of fine-tuning before evaluation")
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """Fine-tune the whole model from the global one, on the local loss alone (without extensions)."""
+        """Fine-tune a copy of the global model on the local loss, without extensions."""
         cohort.load(payload["shared"])
         cohort.fit(STAGES, epochs=self.finetune_epochs)

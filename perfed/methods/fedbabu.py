@@ -16,9 +16,9 @@ from perfed.training.cohort import Cohort
 
 @register("fedbabu", title="FedBABU")
 class FedBABU(FedAvg):
-    """Averages bodies under one random head that nobody trains; clients fine-tune a copy (Oh et al. 2022, Algorithm 1).
+    """Averaged bodies under a random, untrained head; clients fine-tune a copy (Oh et al. 2022, Algorithm 1).
 
-    The head comes from the run's seed: it is the same at all clients, stays as it is, and is never sent.
+    The head is drawn from the run's seed: it is the same at all clients, does not change, and is never sent.
     """
 
     disclosure: ClassVar[Disclosure | None] = Disclosure(
@@ -26,11 +26,11 @@ class FedBABU(FedAvg):
     )
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": FROZEN}
 
-    finetune: Literal["model", "head"] = Field("model", description="what is fine-tuned before evaluation")
+    finetune: Literal["model", "head"] = Field("model", description="part that is fine-tuned before evaluation")
     finetune_epochs: int = Field(5, ge=0, description="local epochs of fine-tuning before evaluation")
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """Fine-tune a copy of the model, whose head is the client's own, on the loss alone (without extensions)."""
+        """Fine-tune a copy of the model, whose head is then personal, on the local loss without extensions."""
         cohort.load(payload["shared"])
         frozen = [name for name, place in cohort.places.items() if place == FROZEN and stage_of(name) == "head"]
         cohort.places = {**cohort.places, **dict.fromkeys(frozen, PERSONAL)}

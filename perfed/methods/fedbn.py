@@ -24,17 +24,17 @@ RULE = "BatchNorm"
 class FedBN(FedAvg):
     """FedAvg with personal batch-norm, running statistics included (Li et al. 2021, Algorithm 1).
 
-    A client that has not taken part yet has batch-norm's initial values. The presets ``mlp`` and ``cnn`` have
-    batch-norm with ``batch_norm = true``.
+    A client that has not taken part yet has batch-norm's initial values. The presets ``mlp`` and ``cnn`` contain
+    batch-norm if ``batch_norm = true``.
     """
 
     disclosure: ClassVar[Disclosure | None] = Disclosure(
         {"shared": PARAMETERS, "num_samples": ROWS},
-        refused={"sample": "batch-norm's statistics are of many rows at once"},
+        refused={"sample": "batch-norm's statistics combine many rows"},
     )
 
     def places(self, chain: Chain) -> dict[str, Placement]:
-        """As for every method, with batch-norm personal; ``placement`` overrides that too.
+        """Return the placement as for every method, but with batch-norm personal unless ``placement`` says otherwise.
 
         Raises:
             PerfedError: the model has no batch-norm, or a rule of ``placement`` matches nothing.

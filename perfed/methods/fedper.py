@@ -22,7 +22,7 @@ class FedPer(FedAvg):
 class LGFedAvg(FedAvg):
     """Personal body, shared last layers, trained together (Liang et al. 2020, Algorithm 1, supervised case).
 
-    Which layers are shared is the model's choice: all of its head.
+    The model determines which layers are shared: those of its head.
     """
 
     disclosure: ClassVar[Disclosure | None] = Disclosure({"shared": PARAMETERS, "num_samples": ROWS})

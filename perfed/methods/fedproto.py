@@ -10,7 +10,7 @@ from torch import Tensor
 
 from perfed.method.disclosure import Disclosure
 from perfed.method.exchange import Reply, ServerState
-from perfed.method.extension import payload_of
+from perfed.method.extension import extension_payloads
 from perfed.method.registry import register
 from perfed.methods.extensions.prototypes import Prototypes
 from perfed.methods.local import Local
@@ -35,10 +35,10 @@ from perfed.training.cohort import Cohort
 )
 @register("fedproto", title="FedProto", extensions=(Prototypes,), needs="class labels")
 class FedProto(Local):
-    """Local models aligned to the clients' common class means; nearest mean predicts (Tan et al. 2022, Algorithm 1).
+    """Local models aligned to common class means; the nearest mean predicts (Tan et al. 2022, Algorithm 1).
 
-    What is shared is the prototypes extension. Before the first class means exist, clients predict with the local
-    classifier; a class without a mean is never predicted after that.
+    The prototypes extension exchanges the class means. Before they exist, clients predict with the local classifier;
+    afterwards a class without a mean is never predicted.
     """
 
     disclosure: ClassVar[Disclosure | None] = Disclosure()
@@ -48,41 +48,42 @@ class FedProto(Local):
     )
 
     def download(self, server: ServerState) -> dict[str, Any]:
-        """The extensions' payload, with the class means."""
-        return {"extensions": payload_of(self.extensions, server)}
+        """Return the extensions' payload, which contains the class means."""
+        return {"extensions": extension_payloads(self.extensions, server)}
 
     def train(self, cohort: Cohort) -> Reply:
-        """Local training with the alignment to the received class means."""
-        self._show(cohort)
+        """Train locally, aligned to the received class means."""
+        self._store_means(cohort)
         return super().train(cohort)
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """Every client has its own model; what is sent are the class means."""
-        self._show(cohort)
+        """Store the received class means for prediction; every client has its own model."""
+        self._store_means(cohort)
 
-    def _show(self, cohort: Cohort) -> None:
-        """Keep the class means for :meth:`predict`."""
-        sent = cohort.carried.get("prototypes", {})
-        means = sent.get("centroids") or cohort.state.get("centroids")
+    def _store_means(self, cohort: Cohort) -> None:
+        """Store the class means for :meth:`predict`."""
+        received = cohort.carried.get("prototypes", {})
+        means = received.get("centroids") or cohort.state.get("centroids")
         if means is not None and means["known"].any():
             cohort.scratch["means"] = means
 
     def predict(self, cohort: Cohort, x: Tensor) -> Tensor:
-        """Minus the squared distance to each class mean as logits, one less than all others without a mean; or those
-        of the classifier.
+        """Return minus the squared distance to each class mean as logits, or the classifier's logits.
+
+        The logit of a class without a mean is smaller by one than the smallest of the others.
         """
         if self.predict_with == "classifier" or "means" not in cohort.scratch:
             return cohort.forward(x)
         means = cohort.scratch["means"]
         features = cohort.forward(x, stages=cohort.chain.stages_before("head")).flatten(2)
         distances = _squared_distances(features, means["mean"])
-        known = means["known"][:, None]
-        farthest = distances.masked_fill(~known, 0).amax(-1, keepdim=True)
-        return -torch.where(known, distances, farthest + 1)
+        has_mean = means["known"][:, None]
+        farthest = distances.masked_fill(~has_mean, 0).amax(-1, keepdim=True)
+        return -torch.where(has_mean, distances, farthest + 1)
 
 
 def _squared_distances(features: Tensor, means: Tensor) -> Tensor:
-    """Of ``features`` ``(n, b, d)`` and ``means`` ``(n, C, d)``: ``(n, b, C)``."""
-    if torch.compiler.is_compiling():  # cdist chooses its way by b, a graph is for any
+    """Return the squared distances ``(n, b, C)`` of ``features`` ``(n, b, d)`` to ``means`` ``(n, C, d)``."""
+    if torch.compiler.is_compiling():  # cdist chooses its algorithm by b, but a graph must work for any b.
         return (features[:, :, None] - means[:, None]).square().sum(-1)
     return torch.cdist(features, means).square()

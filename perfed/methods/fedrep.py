@@ -19,8 +19,8 @@ from perfed.training.cohort import Cohort
 class FedRep(Method):
     """Shared representation, personal head: head epochs, then body epochs (Collins et al. 2021, Algorithm 1).
 
-    ``local_epochs`` are the epochs of the head. An embedding, if the model has one, is part of the representation
-    where it is shared, and trained together with the head where it is personal.
+    ``local_epochs`` are the epochs of the head. A shared embedding is part of the representation; a personal embedding
+    is trained together with the head.
     """
 
     needs_mean: ClassVar[str] = ""
@@ -36,24 +36,24 @@ class FedRep(Method):
     average: Average = "samples"
 
     def epochs_in(self, round_: int) -> int:
-        """Of the head, and of the representation."""
+        """Return the epochs of the head and of the representation."""
         return self.local_epochs + (self.body_epochs if round_ >= self.body_from_round else 0)
 
-    def own(self, cohort: Cohort) -> tuple[str, ...]:
-        """Names of the parameters that are trained with the head."""
+    def head_parameters(self, cohort: Cohort) -> tuple[str, ...]:
+        """Return the names of the parameters that are trained with the head."""
         return cohort.personal_parameters
 
     def round(self, server: ServerState, clients: Clients) -> None:
-        """One exchange, then the mean of the representations."""
+        """Run one exchange, then compute the mean of the representations."""
         reply = clients.train(self.train, shared=server.shared)
         server.shared = clients.mean(
             reply.shared, average_weights(reply.num_samples, self.average), current=server.shared
         )
 
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
-        """Head (with a personal embedding), then representation."""
+        """Train the head (with a personal embedding), then the representation."""
         cohort.load(shared)
-        cohort.fit(self.own(cohort), epochs=self.local_epochs)
+        cohort.fit(self.head_parameters(cohort), epochs=self.local_epochs)
         if cohort.where.round >= self.body_from_round:
             cohort.fit(cohort.shared_parameters, epochs=self.body_epochs)
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)

@@ -20,12 +20,12 @@ from perfed.training.step import Loss, Step
 class FedRoD(FedAvg):
     """Generic model by balanced softmax, personal head on its logits (Chen & Chao 2022, Algorithm 1).
 
-    With generic logits g and personal ones p, from two heads on the same features, a client minimises
-    ``CE(g + log n_ic) + CE(g + p)``; the gradient of the second term reaches the personal head alone. Its own model
-    is ``g + p``. The server averages bodies and generic heads as FedAvg does. The reported training loss is the sum of
-    both terms.
+    A client has two heads on the same features, with generic logits g and personal logits p. It minimises ``CE(g + log
+    n_ic) + CE(g + p)``, where only the personal head receives the gradient of the second term, and predicts with ``g +
+    p``. The server averages bodies and generic heads as FedAvg does. The reported training loss is the sum of both
+    terms.
 
-    Both heads start from the same values. The variant whose personal heads come from a hypernetwork is not here.
+    Both heads start from the same values. The variant whose personal heads come from a hypernetwork is not implemented.
     """
 
     disclosure: ClassVar[Disclosure | None] = Disclosure(
@@ -34,15 +34,15 @@ class FedRoD(FedAvg):
     fits_unused: ClassVar[str] = "train"
 
     def adapt(self, model: Model) -> Model:
-        """The model as it is; it must have a head."""
+        """Return the model unchanged, after checking that it has a head."""
         return model.replace_head(lambda head, shape: head, "fedrod gives every client a second head")
 
     def sets(self) -> dict[str, ParameterSet]:
-        """The personal head, which never leaves the client."""
+        """Return ``personal_head``, which never leaves the client."""
         return {"personal_head": ParameterSet("client", like="head")}
 
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
-        """Generic model and personal head, each on its own term, with the same mini-batches."""
+        """Train generic model and personal head, each on its own term, with the same mini-batches."""
         cohort.load(shared)
         personal = dict(cohort.state["personal_head"])
         cohort.fit(STAGES, epochs=self.local_epochs, also={"personal": personal}, loss=self.loss(cohort))
@@ -50,7 +50,7 @@ class FedRoD(FedAvg):
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
 
     def loss(self, cohort: Cohort) -> Loss:
-        """``CE(g + log n_ic) + CE(stop(g) + p(stop(features)))``."""
+        """Return the loss ``CE(g + log n_ic) + CE(stop(g) + p(stop(features)))``."""
         log_counts = cohort.class_counts.clamp_min(1.0).log()
 
         def value(step: Step) -> Tensor:
@@ -63,7 +63,7 @@ class FedRoD(FedAvg):
         return value
 
     def predict(self, cohort: Cohort, x: Tensor) -> Tensor:
-        """Logits ``g + p``: those of the shared head and of the personal one."""
+        """Return the logits ``g + p``, the sum of those of the shared and the personal head."""
         features = cohort.forward(x, stages=cohort.chain.stages_before("head"))
         g = cohort.forward(features, stages=("head",))
         return g + cohort.forward(features, stages=("head",), params=cohort.state["personal_head"])

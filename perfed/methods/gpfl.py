@@ -20,7 +20,7 @@ from perfed.training.step import Step
 
 
 class Valve(nn.Module):
-    """``relu((1 + gamma(c)) f + beta(c))`` of features f under a condition c; with the embeddings of the categories."""
+    """The layer ``relu((1 + gamma(c)) f + beta(c))`` of features f and a condition c, with category embeddings."""
 
     def __init__(self, shape: Shape, categories: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Valve(nn.Module):
         self.condition = nn.Buffer(torch.zeros(size))
 
     def forward(self, f: Tensor) -> Tensor:
-        """Of features ``(batch, ...)``."""
+        """Return the transformed features ``(batch, ...)``."""
         return torch.relu((1 + self.gamma(self.condition)) * f.flatten(1) + self.beta(self.condition)).view_as(f)
 
 
@@ -40,10 +40,11 @@ class GPFL(FedAvg):
     """Global and personalised feature information at the same time (Zhang et al. 2023, ICCV, Algorithm 1).
 
     With category embeddings E (rows E_c) and the valve v, features f become ``f_p = v(f, sum_c a_c E_c)`` for the
-    client's own head, a_c its share of category c, and ``f_g = v(f, mean_c E_c)`` for the guidance of the others.
-    It minimises ``CE(head(f_p)) - log softmax_y(cos(f_g, E)) + lam |f_g - E_y| + mu / 2 (|E|^2 + |v|^2)``; the third
-    term and both conditions are with E as received. (The authors' program: conditions with E as the client sent it, the
-    third term over a whole mini-batch. The paper: a divided by the number of categories, eq. 7; no squares, eq. 11.)
+    client's personal head, with a_c its share of category c, and ``f_g = v(f, mean_c E_c)`` for the guidance by global
+    features. The client minimises ``CE(head(f_p)) - log softmax_y(cos(f_g, E)) + lam |f_g - E_y| + mu / 2 (|E|^2 +
+    |v|^2)``; the third term and both conditions use E as received. (In the authors' program the conditions use E as the
+    client last sent it, and the third term is over a whole mini-batch. In the paper a is divided by the number of
+    categories, eq. 7, and eq. 11 has no squares.)
     """
 
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": PERSONAL}
@@ -54,23 +55,23 @@ class GPFL(FedAvg):
     mu: float = Field(0.1, ge=0, description="weight decay of valve and embeddings (program: 0.1 for a CNN)")
 
     def adapt(self, model: Model) -> Model:
-        """The valve before the head, with an embedding for each of its outputs."""
+        """Return the model with the valve before the head, and a category embedding for each output."""
         return model.insert_before_head(Valve, "gpfl puts a valve before the head")
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """The shared parameters, and the client's own condition."""
+        """Load the shared parameters, and compute the client's condition."""
         cohort.load(payload["shared"])
         shares, received = cohort.class_counts / cohort.num_samples[:, None], cohort.model["head.0.embeddings"]
         cohort.model["head.0.condition"] = torch.einsum("nc,ncd->nd", shares, received[:, : shares.shape[1]])
 
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
-        """All together, on the three losses."""
+        """Train all parameters together on the three losses."""
         self.personalise(cohort, shared=shared)
         cohort.fit(STAGES, epochs=self.local_epochs, loss=partial(self.loss, shared["head.0.embeddings"]))
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
 
     def loss(self, received: Tensor, step: Step) -> Tensor:
-        """Of the personal path, in angle and in magnitude of the global one, and of the sizes."""
+        """Return the sum of the personal loss, the guidance in angle and in magnitude, and the weight decay."""
         frozen = step.select_rows(received)
         f_g = step.apply("head.0", step.representation(), {"head.0.condition": frozen.mean(1)}).flatten(2)
         angle = normalize(f_g, dim=2) @ normalize(step.params["head.0.embeddings"], dim=2).mT

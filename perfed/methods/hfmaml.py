@@ -20,12 +20,12 @@ from perfed.training.steprules import CustomStep, DirectionStep, Gradient
 class HFMAML(Method):
     """Per-FedAvg with the Hessian-free meta-gradient HF-MAML (Fallah et al. 2020, Algorithm 1 and section 3).
 
-    Every local step draws three mini-batches D, D', D'': ``u = w - alpha grad f(w; D)``, then
-    ``w <- w - beta (I - alpha hess f(w; D'')) grad f(u; D')``. The meta-gradient takes the gradient's place in the
-    local optimiser, so that beta is ``lr``; plain SGD is the paper's. Clients evaluate the global model after
-    ``adapt_steps`` steps of length alpha on their own training loss. The reported training loss is f(w; D).
-    Parameters that are placed personal take the same steps and are not averaged. Statistics of batch-norm move with
-    every evaluation of a gradient, also those at the shifted points.
+    Every local step draws three mini-batches D, D', D'': ``u = w - alpha grad f(w; D)``, then ``w <- w - beta (I -
+    alpha hess f(w; D'')) grad f(u; D')``. The meta-gradient replaces the gradient in the local optimiser, so that beta
+    is ``lr``; the paper uses plain SGD. Clients evaluate the global model after ``adapt_steps`` steps of length alpha
+    on their own training loss. The reported training loss is f(w; D). Personal parameters take the same steps and are
+    not averaged. Statistics of batch-norm are updated in every evaluation of a gradient, including those at the shifted
+    points.
     """
 
     needs_mean: ClassVar[str] = ""
@@ -40,16 +40,16 @@ class HFMAML(Method):
     adapt_batch: Literal["all", "mini-batch"] = Field("all", description="samples of each of these steps")
 
     def epochs_in(self, round_: int) -> int:
-        """Every local step takes two to four gradients; a product with the Hessian counts as one."""
+        """Return the local epochs times the gradients of a step, where a Hessian-vector product counts as one."""
         return {"first-order": 2, "exact": 3, "hessian-free": 4}[self.variant] * self.local_epochs
 
     def round(self, server: ServerState, clients: Clients) -> None:
-        """One exchange, then the plain mean over the round's clients."""
+        """Run one exchange, then compute the plain mean over the round's clients."""
         reply = clients.train(self.train, shared=server.shared)
         server.shared = clients.mean(reply.shared, current=server.shared)
 
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
-        """Local steps along the meta-gradient, all stages together."""
+        """Take local steps along the meta-gradient, all stages together."""
         cohort.load(shared)
         cohort.fit(
             STAGES,
@@ -59,29 +59,29 @@ class HFMAML(Method):
         return Reply(shared=cohort.shared())
 
     def meta_gradient(self, w: Parameters, gradient: Gradient, batches: Sequence[Step]) -> Parameters:
-        """``(I - alpha hess f(w; D'')) grad f(w - alpha grad f(w; D); D')``; ``batches`` are D', D, D''."""
-        outer = gradient(self._inner(w, gradient, batches[1:]), batches[0])
+        """Return ``(I - alpha hess f(w; D'')) grad f(w - alpha grad f(w; D); D')``; ``batches`` are D', D, D''."""
+        outer = gradient(self._take_inner_step(w, gradient, batches[1:]), batches[0])
         if self.variant == "first-order":
             return outer
         if self.variant == "exact":
-            curved = gradient.multiply_hessian(outer, w, batches[2])
+            hessian_product = gradient.multiply_hessian(outer, w, batches[2])
         else:
             ahead = gradient({name: t + self.delta * outer[name] for name, t in w.items()}, batches[2])
             behind = gradient({name: t - self.delta * outer[name] for name, t in w.items()}, batches[2])
-            curved = {name: (t - behind[name]) / (2 * self.delta) for name, t in ahead.items()}
-        return {name: t - self.alpha * curved[name] for name, t in outer.items()}
+            hessian_product = {name: (t - behind[name]) / (2 * self.delta) for name, t in ahead.items()}
+        return {name: t - self.alpha * hessian_product[name] for name, t in outer.items()}
 
-    def _inner(self, w: Parameters, gradient: Gradient, batches: Sequence[Step]) -> Parameters:
-        """``w - alpha grad f(w)`` on the first of ``batches``."""
-        found = gradient(w, batches[0])
-        return {name: t - self.alpha * found[name] for name, t in w.items()}
+    def _take_inner_step(self, w: Parameters, gradient: Gradient, batches: Sequence[Step]) -> Parameters:
+        """Return ``w - alpha grad f(w)``, with the gradient on the first of ``batches``."""
+        gradients = gradient(w, batches[0])
+        return {name: t - self.alpha * gradients[name] for name, t in w.items()}
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """Steps of length alpha from the global model, on the local loss alone (without extensions)."""
+        """Take ``adapt_steps`` steps of length alpha from the global model on the local loss, without extensions."""
         cohort.load(payload["shared"])
         cohort.fit(
             STAGES,
             steps=self.adapt_steps,
             samples=cohort.samples().in_batches("all" if self.adapt_batch == "all" else None),
-            update=CustomStep(self._inner),
+            update=CustomStep(self._take_inner_step),
         )

@@ -19,11 +19,12 @@ from perfed.training.cohort import Cohort
 
 @register("hypcluster", title="HypCluster")
 class HypCluster(Method):
-    """k shared models, each client trains the best of them (Mansour et al. 2020, Algorithm 1; IFCA, Ghosh et al. 2020).
+    """k shared models; each client trains its best one (Mansour et al. 2020, Algorithm 1; IFCA, Ghosh et al. 2020).
 
-    "Best" is the smallest loss on all of the client's training data. The k models start from different random values;
-    one that no client of a round chose stays as it is. Clients weigh n_i in the mean of their cluster (IFCA: 1).
-    Personal parameters, if the placement has any, stay one per client and are used with whichever model is chosen.
+    The best model is the one with the smallest loss on all of the client's training data. The k models start from
+    different random values; a model that no client of a round chose does not change. In the mean of their cluster,
+    clients have the weight n_i (IFCA: 1). Personal parameters, if there are any, are one set per client, which is used
+    with any chosen model.
     """
 
     needs_mean: ClassVar[str] = ""
@@ -33,14 +34,14 @@ class HypCluster(Method):
     clusters: int = Field(3, ge=1, description="number k of shared models")
 
     def sets(self) -> dict[str, ParameterSet]:
-        """``models``: a bank of k on the server."""
+        """Return ``models``: a bank of k on the server."""
         return {"models": ParameterSet("server", like="shared", bank=self.clusters)}
 
     def round(self, server: ServerState, clients: Clients) -> None:
-        """One exchange, then the mean per cluster."""
+        """Run one exchange, then compute the mean of each cluster."""
         reply = clients.train(self.train, models=server.models)
         weights = F.one_hot(reply.choice, self.clusters) * reply.num_samples[:, None]
-        entries = [entry_of(server.models, j) for j in range(self.clusters)]
+        entries = [select_bank_entry(server.models, j) for j in range(self.clusters)]
         entries = [
             clients.mean(reply.model, weights[:, j], current=entry) if weights[:, j].any() else entry
             for j, entry in enumerate(entries)
@@ -48,14 +49,14 @@ class HypCluster(Method):
         server.models = {name: torch.stack([entry[name] for entry in entries]) for name in server.models}
 
     def choose(self, cohort: Cohort, models: Parameters) -> Tensor:
-        """Load each client's best model; returns which, ``(n,)``."""
-        losses = cohort.losses(models).view(cohort.n, -1)  # without shared parameters there is nothing to choose
+        """Load each client's best model, and return its number, ``(n,)``."""
+        losses = cohort.losses(models).view(cohort.n, -1)  # one column if there are no shared parameters
         choice = losses.argmin(1)
         cohort.load({name: bank[torch.arange(cohort.n), choice] for name, bank in models.items()})
         return choice
 
     def train(self, cohort: Cohort, models: Parameters) -> Reply:
-        """The best model, all stages together."""
+        """Train each client's best model, all stages together."""
         choice = self.choose(cohort, models)
         cohort.fit(STAGES, epochs=self.local_epochs)
         return Reply(
@@ -65,14 +66,14 @@ class HypCluster(Method):
         )
 
     def download(self, server: ServerState) -> dict[str, Any]:
-        """All k models, of which the client chooses."""
+        """Return all k models, from which the client chooses."""
         return {"models": server.models}
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """The best model, as received."""
+        """Load each client's best model, as received."""
         self.choose(cohort, payload["models"])
 
 
-def entry_of(bank: Parameters, entry: int) -> Parameters:
-    """One entry of a bank at home on the server."""
+def select_bank_entry(bank: Parameters, entry: int) -> Parameters:
+    """Return one entry of a bank whose home is the server."""
     return {name: tensor[entry] for name, tensor in bank.items()}

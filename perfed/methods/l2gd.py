@@ -24,24 +24,24 @@ from perfed.training.optim import Proximal
 class L2GD(Method):
     """Loopless local gradient descent on a mixture of global and local models (Hanzely & Richtarik 2020, Algorithm 1).
 
-    Minimises ``(1/n) sum_i f_i(x_i) + (lam / 2n) sum_i |x_i - mean|^2``. An iteration is, with probability 1 - p,
-    local, ``x_i <- x_i - eta / (n (1 - p)) grad f_i``, and otherwise averages,
-    ``x_i <- x_i - eta lam / (n p) (x_i - mean)``. The mean does not change while iterations average, so a round is one
-    run of local iterations and the run of averaging ones behind it, both of geometric length (at least 1).
+    The method minimises ``(1/n) sum_i f_i(x_i) + (lam / 2n) sum_i |x_i - mean|^2``. With probability 1 - p an iteration
+    is local, ``x_i <- x_i - eta / (n (1 - p)) grad f_i``; otherwise it averages, ``x_i <- x_i - eta lam / (n p) (x_i -
+    mean)``. The mean does not change during averaging iterations, so a round consists of a sequence of local iterations
+    and a sequence of averaging ones, both of draw_run_length length (at least 1).
 
-    Scaling with n: ``lr`` is the *effective* local step ``eta / (n (1 - p))``, that is ``eta = lr n (1 - p)``; one
-    averaging iteration then has the strength ``a = lam lr (1 - p) / p``, whatever n is. (The paper's step sizes grow
-    with n too: eta = n / (2 max(L / (1 - p), lam / p)), local steps near 1 / (2 L).)
+    Scaling with n: ``lr`` is the *effective* local step ``eta / (n (1 - p))``, that is ``eta = lr n (1 - p)``; an
+    averaging iteration then has the strength ``a = lam lr (1 - p) / p`` for any n. (The paper's step sizes grow with n
+    too: eta = n / (2 max(L / (1 - p), lam / p)), local steps near 1 / (2 L).)
 
-    Departures: a local iteration is an epoch of s mini-batch steps of the run's optimiser (then ``a`` has the factor
-    s, and 1 / (1 - momentum) for SGD, as far as such steps go); where a is not below 2, so that the paper's ``1 - a``
-    would diverge, a client's ``x_i - mean`` shrinks by ``1 / (1 + a)`` (everywhere with ``proximal = "implicit"``); the
-    mean is over the round's clients. Parameters that are placed personal are trained along and not averaged.
+    Departures: a local iteration is an epoch of s mini-batch steps of the run's optimiser (then ``a`` is multiplied by
+    s, and for SGD by 1 / (1 - momentum), to match the length of such steps). For a >= 2 the paper's factor ``1 - a``
+    would diverge; a client's ``x_i - mean`` is then multiplied by ``1 / (1 + a)`` (for any a with ``proximal =
+    "implicit"``). The mean is over the round's clients. Personal parameters are trained as well, but not averaged.
     """
 
     needs_mean: ClassVar[str] = ""
-    moves_shared: ClassVar[bool] = False  # it keeps the mean there, and clients go on from models of their own
-    fits_unused: ClassVar[str] = "train_anew"
+    moves_shared: ClassVar[bool] = False  # server.shared is the mean; clients continue from their own models
+    fits_unused: ClassVar[str] = "train_from_mean"
 
     lam: float = Field(1.0, ge=0, description="lambda: how strongly the local models are pulled to their mean")
     p: float | None = Field(
@@ -56,54 +56,54 @@ class L2GD(Method):
 
     @property
     def probability(self) -> float:
-        """p, or what gives ``local_epochs`` local iterations per round on average."""
+        """The probability p; by default it gives ``local_epochs`` local iterations per round on average."""
         return 1 / max(2, self.local_epochs) if self.p is None else self.p
 
     def epochs_in(self, round_: int) -> int:
-        """Local epochs of a round, on average."""
+        """Return the mean number of local epochs of a round."""
         return round(1 / self.probability)
 
     def sets(self) -> dict[str, ParameterSet]:
-        """``local``: each client's x_i."""
+        """Return ``local``: each client's x_i."""
         return {"local": ParameterSet("client", like="shared")}
 
     def round(self, server: ServerState, clients: Clients) -> None:
-        """Local iterations; then averaging ones, in a second exchange."""
-        count = geometric(clients.key("local iterations"), self.probability)
-        repeats = geometric(clients.key("averaging iterations"), 1 - self.probability)
+        """Run the local iterations, then the averaging iterations in a second exchange."""
+        count = draw_run_length(clients.key("local iterations"), self.probability)
+        repeats = draw_run_length(clients.key("averaging iterations"), 1 - self.probability)
         reply = clients.train(self.train, epochs=torch.tensor(count))
         server.shared = clients.mean(reply.local, current=server.shared)
         clients.run(self.average, mean=server.shared, repeats=torch.tensor(repeats))
 
     def train(self, cohort: Cohort, epochs: Tensor) -> Reply:
-        """The round's local iterations."""
+        """Run the round's local iterations."""
         cohort.load(cohort.state["local"])
         cohort.fit(STAGES, epochs=int(epochs[0]))
         cohort.state["local"] = cohort.shared()
         return Reply(local=cohort.shared())
 
-    def train_anew(self, cohort: Cohort, shared: dict[str, Any]) -> None:
-        """``local_epochs`` local iterations from the newest mean."""
+    def train_from_mean(self, cohort: Cohort, shared: dict[str, Any]) -> None:
+        """Run ``local_epochs`` local iterations, starting at the newest mean."""
         cohort.load(shared)
         cohort.state["local"] = cohort.shared()
         self.train(cohort, torch.tensor([self.local_epochs]))
 
     def average(self, cohort: Cohort, mean: dict[str, Any], repeats: Tensor) -> Reply:
-        """``x_i - mean`` shrinks by the factor of one averaging iteration, as often as iterations average."""
-        moved = {}
-        for name, own in cohort.state["local"].items():
+        """Multiply ``x_i - mean`` by the factor of an averaging iteration, ``repeats`` times."""
+        averaged = {}
+        for name, x in cohort.state["local"].items():
             strength = self.strength(cohort.num_samples, stage_of(name))
             factor = 1 / (1 + strength)
             if self.proximal == "explicit":
                 factor = torch.where(strength < 2, 1 - strength, factor)
-            keep = factor.pow(repeats).view(-1, *([1] * (own.ndim - 1)))
-            moved[name] = mean[name] + keep * (own - mean[name]) if own.is_floating_point() else own
-        cohort.state["local"] = moved
-        cohort.load(moved)
+            shrinkage = factor.pow(repeats).view(-1, *([1] * (x.ndim - 1)))
+            averaged[name] = mean[name] + shrinkage * (x - mean[name]) if x.is_floating_point() else x
+        cohort.state["local"] = averaged
+        cohort.load(averaged)
         return Reply()
 
     def strength(self, num_samples: Tensor, stage: str) -> Tensor:
-        """a ``(n,)`` of clients with ``num_samples`` ``(n,)``, for the parameters of ``stage``."""
+        """Return a ``(n,)`` of clients with ``num_samples`` ``(n,)``, for the parameters of ``stage``."""
         passes = (num_samples / self.batch_size).ceil()
         steps = passes if self.epoch_steps is None else torch.full_like(passes, self.epoch_steps)
         if self.optimizer == "sgd":
@@ -111,7 +111,7 @@ class L2GD(Method):
         return self.lam * self.lr_of(stage) * (1 - self.probability) / self.probability * steps
 
     def notes(self, federation: Federation, model: Model) -> list[str]:
-        """Where the paper's averaging would diverge."""
+        """Return notes on the clients that average implicitly because explicit steps would diverge."""
         if self.proximal == "implicit":
             return []
         sizes = torch.tensor([len(client.train) for client in federation], dtype=torch.float64)
@@ -124,7 +124,7 @@ class L2GD(Method):
         ]
 
     def download(self, server: ServerState) -> dict[str, Any]:
-        """Nothing: a client has its own model."""
+        """Return nothing, because every client has its own model."""
         return {}
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
@@ -132,6 +132,6 @@ class L2GD(Method):
         cohort.load(cohort.state["local"])
 
 
-def geometric(key: Tensor, stop: float) -> int:
-    """Number of iterations of a run that ends after each with probability ``stop``."""
+def draw_run_length(key: Tensor, stop: float) -> int:
+    """Return the number of iterations of a run that ends after each with probability ``stop``."""
     return 1 + floor(log1p(-float(rng.uniform(key, 1, torch.float64))) / log1p(-stop))

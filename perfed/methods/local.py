@@ -21,9 +21,9 @@ from perfed.training.cohort import Cohort
 
 @register("local", title="Local", differs="nothing")
 class Local(Method):
-    """Every client trains a model of its own; nothing is sent.
+    """Local training: every client trains its own model, and nothing is sent.
 
-    Takes part like every other method (equal local steps): a client trains in the rounds it is chosen for.
+    A client trains in the rounds in which it takes part, so that it takes as many local steps as in other methods.
     """
 
     needs_mean: ClassVar[str] = ""
@@ -31,27 +31,27 @@ class Local(Method):
     default_placement: ClassVar[dict[str, Placement]] = dict.fromkeys(STAGES, PERSONAL)
 
     def check(self, server: ServerState, info: FederationInfo) -> None:
-        """Refuse shared parameters, which would never be received."""
+        """Refuse shared parameters, because clients never receive any."""
         if server.shared:
             raise PerfedError(
                 f"no parameters are sent by this method, but placement has shared '{next(iter(server.shared))}'"
             )
 
     def round(self, server: ServerState, clients: Clients) -> None:
-        """One exchange in which nothing but the extensions' tensors travels."""
+        """Run one exchange, which contains only the extensions' tensors."""
         clients.train(self.train)
 
     def train(self, cohort: Cohort) -> Reply:
-        """Train all stages together, from the client's own model."""
+        """Train all stages together, starting at the client's own model."""
         cohort.fit(STAGES, epochs=self.local_epochs)
         return Reply()
 
 
 @register("local-full", title="Local-Full", differs="nothing")
 class LocalFull(Local):
-    """Every client trains a model of its own in every round, whoever takes part; nothing is sent.
+    """Local training of all clients in every round, whether or not they take part; nothing is sent.
 
-    A round in which no reply comes in time (a deadline) is none.
+    A round without a reply in time (under a deadline) does not count.
     """
 
     disclosure: ClassVar[Disclosure | None] = Disclosure()
@@ -59,22 +59,22 @@ class LocalFull(Local):
     joins: ClassVar[str | None] = "train"
 
     def sets(self) -> dict[str, ParameterSet]:
-        """``trained``: the last round in which a client trained."""
-        return {"trained": ParameterSet("client", init=_never)}
+        """Return ``trained``: the last round in which a client trained."""
+        return {"trained": ParameterSet("client", init=_init_trained)}
 
     def train(self, cohort: Cohort) -> Reply:
-        """All stages together, of the clients that have not trained in this round yet."""
-        done = cohort.state["trained"]["round"]
-        now = torch.full_like(done, cohort.where.round)
-        epochs = np.where((done == now).cpu().numpy(), 0, self.local_epochs)
+        """Train all stages of the clients that have not trained in this round yet."""
+        last_round = cohort.state["trained"]["round"]
+        current_round = torch.full_like(last_round, cohort.where.round)
+        epochs = np.where((last_round == current_round).cpu().numpy(), 0, self.local_epochs)
         cohort.fit(STAGES, epochs=epochs)
-        cohort.state["trained"] = {"round": now}
+        cohort.state["trained"] = {"round": current_round}
         return Reply()
 
     def finish(self, server: ServerState, clients: Clients) -> None:
-        """Those who did not take part train too."""
+        """Train the clients that did not take part in the round."""
         clients.train(self.train)
 
 
-def _never(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+def _init_trained(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
     return {"round": torch.tensor(0)}

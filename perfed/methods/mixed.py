@@ -1,4 +1,4 @@
-"""A mixed model by columns: slopes that sites share, and each site's departure from them."""
+"""A mixed model by columns: slopes that sites share, and the departure of each site from them."""
 
 from __future__ import annotations
 
@@ -27,65 +27,73 @@ from perfed.training.cohort import Cohort
 
 Number = Annotated[float, Field(gt=0, lt=float("inf"))]
 
-_FIRST = {"of_all": 3.0, "of_site": 10.0}  # until sites have said something
-_FARTHEST = 5.0  # that a slope moves in a round: a summary is a parabola, and says little far away
+_INITIAL_PULLS = {"of_all": 3.0, "of_site": 10.0}  # until sites have replied
+_MAX_STEP = 5.0  # largest step of a slope in a round: a quadratic summary is only valid nearby
 
 
 @register("mixed", title="Mixed")
 class Mixed(Local):
     """Partial pooling of a generalised linear model: ``eta = b_i + sum_c x_c (w_c + d_ic)`` at site i.
 
-    Columns that several sites have share their slope w, whoever else has them; d is the site's departure from it, and
-    b its own intercept. ``w ~ N(0, 1/shared_pull)``, ``d ~ N(0, 1/site_pull)``; a column of one site has both
-    variances. Classification is logistic or multinomial, values are linear, survival is Cox.
+    All sites with a column share its slope w; d is the site's departure from it, and b the site's intercept. ``w ~ N(0,
+    1/shared_pull)``, ``d ~ N(0, 1/site_pull)``; the slope of a column that only one site has is the sum of both.
+    Classification is logistic or multinomial, values are linear, survival is Cox.
 
-    A round is one step of Newton. Every site fits b and d around the w it gets, and sends the Hessian of its loss in
-    the slopes of shared columns, and where its minimum is. The server has w and both pulls from these in closed form
-    ("empirical": they maximise the marginal likelihood); about five rounds do. With a large ``site_pull`` there is one
-    model for all but for intercepts, with a large ``shared_pull`` each site fits alone.
+    A round is one Newton step. Every site fits b and d around the received w, and sends the Hessian of its loss with
+    respect to the slopes of shared columns, and the minimiser. From these the server computes w and both pulls in
+    closed form ("empirical": they maximise the marginal likelihood); about five rounds are enough. With a large
+    ``site_pull`` all sites have one model except for intercepts; with a large ``shared_pull`` each site fits its own
+    model.
 
     ``site_pull = "columns"``, ``"sites"`` or ``"both"``: ``d_ic ~ N(0, 1/(site_pull u_i v_c))``, for columns whose
-    slopes differ more between sites than others' do, and sites that are unlike the rest. The server finds these factors
-    from the same Hessians; logs of factors are standard normal before. A site that joins later has u = 1.
+    slopes differ more between sites than those of other columns, and for sites that differ more from the others. The
+    server estimates these factors from the same Hessians; the prior of their logarithms is standard normal. A site that
+    joins later has u = 1.
 
-    With ``solver = "gradient"`` no Hessians are made, for tables of thousands of columns: sites send their slopes, and
-    w is the mean of these, shrunk; pulls are as said (``"empirical"``: 3 and 10), and more rounds are needed.
+    ``solver = "gradient"`` is for tables with thousands of columns and needs no Hessians: sites send their slopes, and
+    w is their shrunk mean. Pulls are not estimated (``"empirical"`` means 3 and 10), and more rounds are needed.
 
     Models do not depend on the units of inputs. Columns of tables are on one scale already. Those of arrays are centred
     at each site and divided by a scale that the server computes from the same Hessians, about the deviation within
-    sites (:func:`~perfed.maths.column_scale.shared_scale`). Empirical pulls refer to scaled columns. A pull that is
-    given as a number is in the units of the inputs, and columns are then not scaled.
+    sites (:func:`~perfed.maths.column_scale.shared_scale`). Empirical pulls refer to scaled columns. A pull that is a
+    number refers to the units of the inputs, and columns are then not scaled.
 
-    Of the experiment's model the last stage counts, a linear layer. Optimiser, rate and epochs do not matter.
+    Only the last stage of the experiment's model is used; it must be a linear layer. Optimiser, learning rate and
+    epochs have no effect.
     Sources: Breslow and Clayton 1993 (penalised quasi-likelihood); MacKay 1992 (evidence); Gelman and Hill 2007.
     """
 
-    needs_mean: ClassVar[str] = "a mixed model combines Hessians and minima of the clients, not models"
+    needs_mean: ClassVar[str] = "a mixed model combines Hessians and minimisers of the clients, not models"
     fits_unused: ClassVar[str] = ""
 
     shared_pull: Literal["empirical"] | Number = Field(
         "empirical",
-        description='pull of the slopes that sites share to 0, in the units of the inputs, or "empirical": found from '
-        "all sites",
+        description='pull of the slopes that sites share to 0, in the units of the inputs, or "empirical": estimated '
+        "from all sites",
     )
     site_pull: Literal["empirical", "columns", "sites", "both"] | Number = Field(
         "empirical",
-        description='pull of a site\'s slopes to the shared ones, or "empirical": found from all sites; "columns", '
+        description='pull of a site\'s slopes to the shared ones, or "empirical": estimated from all sites; "columns", '
         '"sites" or "both": also a factor of it for each shared column, each site, or both',
     )
 
     solver: Literal["newton", "gradient"] = Field(
-        "newton", description="newton: sites send a Hessian; gradient: slopes alone, for many columns"
+        "newton", description="newton: sites send a Hessian; gradient: only slopes, for many columns"
     )
 
     def sets(self) -> dict[str, ParameterSet]:
-        """``pooled``: w ``(S, k)`` and both pulls; ``said``: what each site said last, empty where it has not yet.
+        """Return the server's sets.
 
-        Where they are looked for, also columns' factors ``(S,)`` in the first, and ``factor``: the sites'. Where the
-        inputs are not on one scale, also that of each shared column ``(S,)`` in the first, 0 until sites have replied.
+        ``pooled`` has w ``(S, k)`` and both pulls; also columns' factors ``(S,)`` if they are estimated; and, if inputs
+        are not on one scale, the scale of each shared column ``(S,)``, which is 0 until sites have replied. The table
+        ``said`` has the last reply of each site, empty before its first; the table ``factor`` has the sites' factors if
+        they are estimated.
         """
-        found = {"pooled": ParameterSet("server", init=self._start), "said": ParameterSet("table", init=_nothing)}
-        return found | ({"factor": ParameterSet("table", init=_one)} if self._by_site else {})
+        sets = {
+            "pooled": ParameterSet("server", init=self._init_pooled),
+            "said": ParameterSet("table", init=_init_reply),
+        }
+        return sets | ({"factor": ParameterSet("table", init=_init_factor)} if self._by_site else {})
 
     @property
     def _by_column(self) -> bool:
@@ -97,43 +105,45 @@ class Mixed(Local):
 
     @property
     def _is_empirical(self) -> bool:
-        """Whether both pulls are estimated, so that neither is in the units of the inputs."""
+        """Whether both pulls are estimated, so that neither refers to the units of the inputs."""
         return isinstance(self.shared_pull, str) and isinstance(self.site_pull, str)
 
-    def _start(self, info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
-        given = {"of_all": self.shared_pull, "of_site": self.site_pull}
-        pulls = {name: _FIRST[name] if isinstance(pull, str) else pull for name, pull in given.items()}
+    def _init_pooled(self, info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+        settings = {"of_all": self.shared_pull, "of_site": self.site_pull}
+        pulls = {name: _INITIAL_PULLS[name] if isinstance(pull, str) else pull for name, pull in settings.items()}
         weight = torch.zeros(info.shared_inputs, 1, dtype=torch.float64)
-        columns = {"columns": torch.ones(info.shared_inputs, dtype=torch.float64)} if self._by_column else {}
-        numbers = {name: torch.tensor(pull, dtype=torch.float64) for name, pull in pulls.items()}
+        column_factors = {"columns": torch.ones(info.shared_inputs, dtype=torch.float64)} if self._by_column else {}
+        pull_tensors = {name: torch.tensor(pull, dtype=torch.float64) for name, pull in pulls.items()}
         scale = torch.full((info.shared_inputs,), float(not self._is_empirical), dtype=torch.float64)
-        return {"weight": weight, **numbers, **columns, **({} if info.scaled_inputs else {"scale": scale})}
+        return {"weight": weight, **pull_tensors, **column_factors, **({} if info.scaled_inputs else {"scale": scale})}
 
     def adapt(self, model: Model) -> Model:
-        """The last stage alone, which must be a linear layer."""
+        """Return a model with only the last stage, which must be a linear layer."""
         last = model.factories[next(stage for stage in reversed(STAGES) if stage in model.factories)]
-        return Model(head=lambda shape: _linear(last(shape), shape))
+        return Model(head=lambda shape: _check_linear(last(shape), shape))
 
     def check(self, server: ServerState, info: FederationInfo) -> None:
-        """Refuse shared parameters, weights of classes, and extensions, for there are no mini-batches."""
+        """Refuse shared parameters, class weights, and extensions, because there are no mini-batches."""
         super().check(server, info)
         if self.extensions:
             name = self.extensions[0].name
-            raise PerfedError(f"mixed takes no mini-batch steps, and extension '{name}' goes inside these")
+            raise PerfedError(f"mixed takes no mini-batch steps, but extension '{name}' changes such steps; remove it")
         if self.class_weights != "none":
-            raise PerfedError("mixed maximises a likelihood, and class_weights is no part of one; use 'none'")
+            raise PerfedError("mixed maximises a likelihood, which has no class_weights; use 'none'")
         if self.solver == "gradient" and (self._by_column or self._by_site):
             raise PerfedError(
-                f"mixed: site_pull = '{self.site_pull}' is found from Hessians, which solver=gradient does not make; "
-                "use 'empirical' or a number"
+                f"mixed: site_pull = '{self.site_pull}' is estimated from Hessians, which solver=gradient does not "
+                "compute; use 'empirical' or a number"
             )
 
     def round(self, server: ServerState, clients: Clients) -> None:
-        """One exchange; then slopes and pulls from what all sites said last."""
+        """Run one exchange, then compute slopes and pulls from the last replies of all sites."""
         reply = clients.run(self.train_site, **self.download(server))
-        said = {name: reply.content[name] for name in (_SAID if self.solver == "newton" else ("slopes",))}
-        new = {i: {name: value[row].clone() for name, value in said.items()} for row, i in enumerate(reply.ids)}
-        server.said = {i: {**row, **new.get(i, {})} for i, row in server.said.items()}
+        entries = {name: reply.content[name] for name in (_REPLY_ENTRIES if self.solver == "newton" else ("slopes",))}
+        new_replies = {
+            i: {name: value[row].clone() for name, value in entries.items()} for row, i in enumerate(reply.ids)
+        }
+        server.said = {i: {**row, **new_replies.get(i, {})} for i, row in server.said.items()}
         weight = server.pooled["weight"].expand(-1, int(reply.outputs[0]))
         if not weight.numel():
             return
@@ -141,22 +151,22 @@ class Mixed(Local):
             server.pooled = {**server.pooled, "weight": self._shrunk_mean(server)}
             return
         replies = {i: row for i, row in sorted(server.said.items()) if row["hessian"].numel()}
-        found = self._estimate_slopes(server, replies, clients.info.task, weight.shape[1])
-        step = found.weight.view_as(weight) - weight
-        if clients.info.task != "regression":  # whose summaries hold however far away
+        estimate = self._estimate_slopes(server, replies, clients.info.task, weight.shape[1])
+        step = estimate.weight.view_as(weight) - weight
+        if clients.info.task != "regression":  # whose summaries are exact at any distance
             length = (
                 (step * _fill_unknown_scales(server.pooled.get("scale", step.new_ones(len(step))))[:, None]).abs().max()
             )
-            step = step * (_FARTHEST / length.clamp_min(_FARTHEST))
-        pulls = {"of_all": found.shared_pull, "of_site": found.site_pull}
+            step = step * (_MAX_STEP / length.clamp_min(_MAX_STEP))
+        pulls = {"of_all": estimate.shared_pull, "of_site": estimate.site_pull}
         server.pooled = {
             **server.pooled,
             "weight": weight + step,
             **{name: torch.full_like(server.pooled[name], pull) for name, pull in pulls.items()},
-            **({"columns": found.columns} if isinstance(found, Varied) and self._by_column else {}),
+            **({"columns": estimate.columns} if isinstance(estimate, Varied) and self._by_column else {}),
         }
-        if isinstance(found, Varied) and self._by_site:
-            factors = {i: {"of_site": factor.clone()} for i, factor in zip(replies, found.sites, strict=True)}
+        if isinstance(estimate, Varied) and self._by_site:
+            factors = {i: {"of_site": factor.clone()} for i, factor in zip(replies, estimate.sites, strict=True)}
             server.factor = {**server.factor, **factors}
 
     def _estimate_slopes(
@@ -201,33 +211,37 @@ class Mixed(Local):
         )
 
     def _shrunk_mean(self, server: ServerState) -> Tensor:
-        """The best shared slopes for those that sites sent last; of a column that one lacks it sent what it got."""
+        """Return the shrunk mean of the sites' last slopes; a site without a column returns the received slope."""
         slopes = torch.stack([row["slopes"] for _, row in sorted(server.said.items()) if row["slopes"].numel()])
         of_site, of_all = server.pooled["of_site"], server.pooled["of_all"]
         mean: Tensor = of_site * slopes.sum(0) / (len(slopes) * of_site + of_all)
         return mean
 
     def train_site(self, cohort: Cohort, **payload: Any) -> Reply:
-        """Fit the site's part around the shared slopes, and say what its samples say of these."""
+        """Fit the site's part around the shared slopes, and return a summary of the site's loss in these."""
         fits = self._fit_sites(cohort, **payload)
         cohort.count(torch.stack([fit.loss / len(site.y) for site, fit, _ in fits]).to(cohort.dtype))
         outputs = torch.tensor([site.outputs for site, _, _ in fits])
         if self.solver == "gradient":
             slopes = [fit.slopes / scale.deviation[: site.shared, None] for site, fit, scale in fits]
             return Reply(slopes=torch.stack(slopes), outputs=outputs)
-        said = [
-            scale.restore_summary(site.summary(fit, *_pulls(row, **payload)), site.outputs)
+        summaries = [
+            scale.restore_summary(site.summary(fit, *_select_pulls(row, **payload)), site.outputs)
             for row, (site, fit, scale) in enumerate(fits)
         ]
         freedom = [float((len(site.y) - 1) * site.outputs) for site, _, _ in fits]
         return Reply(
-            **{name: torch.stack([getattr(one, name) for one in said]) for name in _SAID if name != "freedom"},
+            **{
+                name: torch.stack([getattr(summary, name) for summary in summaries])
+                for name in _REPLY_ENTRIES
+                if name != "freedom"
+            },
             freedom=torch.tensor(freedom, dtype=torch.float64),
             outputs=outputs,
         )
 
     def download(self, server: ServerState) -> dict[str, Any]:
-        """Shared slopes and pulls, with which any site fits its own model; where sites differ in it, its factor."""
+        """Return shared slopes and pulls, with which any site fits its model, and the site's factor if there is one."""
         return {"pooled": server.pooled, **({"factor": each(server.factor)} if self._by_site else {})}
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
@@ -252,14 +266,14 @@ class Mixed(Local):
             )
             weight = weights[row].expand(-1, site.outputs).double() * scale.deviation[: site.shared, None]
             self._check_size(client.id, site)
-            fit = site.fit(weight, *_pulls(row, **payload), newton=self.solver == "newton")
-            _write(cohort, row, scale.restore_fit(fit, intercept=cohort.task != "survival"))
+            fit = site.fit(weight, *_select_pulls(row, **payload), newton=self.solver == "newton")
+            _load_fit(cohort, row, scale.restore_fit(fit, intercept=cohort.task != "survival"))
             fits.append((site, fit, scale))
         cohort.drop_features()
         return fits
 
     def _column_scale(self, client: Client, x: Tensor, row: int, pooled: dict[str, Tensor], **_: Any) -> ColumnScale:
-        """Return the scale of a site's columns: from the server for shared ones, from its rows for its own ones.
+        """Return the scale of a site's columns: the server's for shared columns, from its rows for the others.
 
         Columns of tables keep their units, since the preprocessing has scaled them.
         """
@@ -270,23 +284,23 @@ class Mixed(Local):
 
     def _check_size(self, client: str, site: Site) -> None:
         size = (1 + site.x.shape[1]) * site.outputs
-        if self.solver == "newton" and size > _LARGEST:
+        if self.solver == "newton" and size > _MAX_COEFFICIENTS:
             raise PerfedError(
-                f"mixed: client '{client}' has {size} coefficients, too many for a Hessian of these by these "
-                f"(allowed: {_LARGEST}); add solver=gradient"
+                f"mixed: client '{client}' has {size} coefficients, too many for a Hessian "
+                f"(allowed: {_MAX_COEFFICIENTS}); add solver=gradient"
             )
 
 
-_SAID = ("hessian", "target", "constant", "freedom")
-_LARGEST = 4000  # coefficients of a site: a Hessian of 128 MB
+_REPLY_ENTRIES = ("hessian", "target", "constant", "freedom")
+_MAX_COEFFICIENTS = 4000  # coefficients of a site, whose Hessian then has 128 MB
 
 
-def _nothing(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+def _init_reply(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
     sizes = {"hessian": (0, 0), "target": (0,), "constant": (), "freedom": (), "slopes": (0, 0)}
     return {name: torch.zeros(size, dtype=torch.float64) for name, size in sizes.items()}
 
 
-def _one(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+def _init_factor(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
     return {"of_site": torch.ones((), dtype=torch.float64)}
 
 
@@ -295,18 +309,18 @@ def _fill_unknown_scales(scale: Tensor) -> Tensor:
     return torch.where(scale > 0, scale, 1)
 
 
-def _pulls(
+def _select_pulls(
     row: int, pooled: dict[str, Tensor], factor: dict[str, Tensor] | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What is sent to a row of the cohort: pulls of departures and of w, and the columns' factors of the first."""
+    """Return a row's pulls of departures and of w, and the columns' factors of the first, if there are any."""
     of_site, of_all = (pooled[name][row].double() for name in ("of_site", "of_all"))
     if factor is not None:
         of_site = of_site * factor["of_site"][row].double()
     return of_site, of_all, pooled["columns"][row].double() if "columns" in pooled else None
 
 
-def _write(cohort: Cohort, row: int, fit: SiteFit) -> None:
-    """Make the site's model the working one of its row; of two classes each gets half of the logit."""
+def _load_fit(cohort: Cohort, row: int, fit: SiteFit) -> None:
+    """Load the site's fit into its row of the working model; each of two classes gets half of the logit."""
     slopes = {"weight": fit.slopes.T, "own": fit.local.T}
     if not any(name.endswith(".own") for name in cohort.model):
         slopes = {"weight": torch.cat([*slopes.values()], 1)}
@@ -314,20 +328,20 @@ def _write(cohort: Cohort, row: int, fit: SiteFit) -> None:
         value = {**slopes, "bias": fit.bias}[name.rpartition(".")[2]]
         if len(value) < working.shape[1]:
             value = torch.cat([-value, value]) / 2
-        whole = torch.zeros_like(working[row])
-        whole[tuple(map(slice, value.shape))] = value.to(whole)  # other sites of the cohort may have more columns
-        cohort.model[name] = torch.cat([working[:row], whole[None], working[row + 1 :]])
+        padded = torch.zeros_like(working[row])
+        padded[tuple(map(slice, value.shape))] = value.to(padded)  # other sites of the cohort may have more columns
+        cohort.model[name] = torch.cat([working[:row], padded[None], working[row + 1 :]])
 
 
-def _linear(layer: nn.Module, shape: Shape) -> nn.Module:
-    """The layer, if it is a linear one.
+def _check_linear(layer: nn.Module, shape: Shape) -> nn.Module:
+    """Return the layer after checking that it is linear.
 
     Raises:
-        PerfedError: it is another.
+        PerfedError: it is not linear.
     """
     inner = [module for module in layer.modules() if not list(module.children())]
     if not (
         inner and isinstance(inner[-1], nn.Linear | ColumnLinear) and all(isinstance(m, nn.Flatten) for m in inner[:-1])
     ):
-        raise PerfedError(f"mixed is a linear model, and the last stage is a {type(layer).__name__}; use head=linear")
+        raise PerfedError(f"mixed is a linear model, but the last stage is a {type(layer).__name__}; use head=linear")
     return layer

@@ -22,11 +22,11 @@ from perfed.training.steprules import ProximalStep
 class MRMTL(Method):
     """Mean-regularised multi-task learning (Liu et al. 2022, Algorithm A1; Evgeniou & Pontil 2004).
 
-    Client i goes on from its own w_i on ``f_i(w) + (lam / 2) |w - w_bar|^2``, w_bar the plain mean of the clients'
-    models of the round before; one model is trained, sent and kept. ``lam = 0`` is local training, and a large one
-    FedAvg. Under privacy of rows the pull to the mean of all takes noise away and costs nothing: w_bar is public.
-    Before its first round a client's model is the initial one, that of all. Parameters that are placed personal are
-    trained along, without a pull.
+    Client i trains its own w_i on ``f_i(w) + (lam / 2) |w - w_bar|^2``, where w_bar is the plain mean of the clients'
+    models in the previous round; a single model is trained, stored and sent. ``lam = 0`` is local training, and a large
+    ``lam`` approaches FedAvg. Under privacy of rows the pull to the mean reduces noise at no privacy cost, because
+    w_bar is public. Before its first round a client has the common initial model. Personal parameters are trained as
+    well, without the pull.
     """
 
     needs_mean: ClassVar[str] = ""
@@ -37,27 +37,27 @@ class MRMTL(Method):
     proximal: ProximalKind = Field("explicit", description=STEP)
 
     def sets(self) -> dict[str, ParameterSet]:
-        """``own``: each client's w_i."""
+        """Return ``own``: each client's w_i."""
         return {"own": ParameterSet("client", like="shared")}
 
     def round(self, server: ServerState, clients: Clients) -> None:
-        """One exchange, then the plain mean of the models."""
+        """Run one exchange, then compute the plain mean of the models."""
         reply = clients.train(self.train, shared=server.shared)
         server.shared = clients.mean(reply.shared, current=server.shared)
 
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
-        """Train all stages together, from the client's own model, near the mean."""
+        """Train all stages together, starting at the client's own model and pulled to the mean."""
         cohort.load(cohort.state["own"])
         cohort.fit(STAGES, epochs=self.local_epochs, update=ProximalStep(shared, self.lam, self.proximal))
         cohort.state["own"] = cohort.shared()
         return Reply(shared=cohort.shared())
 
     def notes(self, federation: Federation, model: Model) -> list[str]:
-        """Where explicit steps would diverge."""
+        """Return notes on the stages in which explicit proximal steps would diverge."""
         return implicit_notes(self, model, self.lam, self.proximal)
 
     def download(self, server: ServerState) -> dict[str, Any]:
-        """Nothing: a client has its own model."""
+        """Return nothing, because every client has its own model."""
         return {}
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:

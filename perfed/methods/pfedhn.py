@@ -19,7 +19,7 @@ from perfed.model.chain import STAGES, Chain, Parameters
 from perfed.model.placement import PERSONAL, SHARED, Placement
 from perfed.training.cohort import Cohort
 
-_SMALLEST = 4  # random directions of fewer dimensions are often nearly parallel
+_MIN_EMBEDDING_SIZE = 4  # Random vectors with fewer dimensions are often nearly parallel.
 
 
 @register("pfedhn", title="pFedHN")
@@ -27,16 +27,16 @@ class PFedHN(Method):
     """Models generated from client embeddings by a hypernetwork on the server (Shamsian et al. 2021, Algorithm 1).
 
     ``theta_i = h(v_i; phi)``: hidden layers with ReLU, then one linear layer per parameter tensor of the model. The
-    client trains theta_i to theta~_i; with ``d_i = theta_i - theta~_i`` the server does
-    ``phi <- phi - alpha mean_i (d theta_i / d phi)^T d_i`` and ``v_i <- v_i - alpha (d theta_i / d v_i)^T d_i``; with
-    one client per round these are the steps of the paper. Only the embeddings of the round's clients change.
+    client trains theta_i to theta~_i. With ``d_i = theta_i - theta~_i`` the server takes the steps ``phi <- phi - alpha
+    mean_i (d theta_i / d phi)^T d_i`` and ``v_i <- v_i - alpha (d theta_i / d v_i)^T d_i``; with one client per round
+    they are those of the paper. Only the embeddings of the round's clients change.
 
-    Departures: plain SGD on the server, without the momentum, weight decay and clipping of the authors' program; in
-    federations of fewer than 12 clients embeddings have 4 numbers, more than the authors' 1 + clients // 4.
-    The biases of the output layers are ``shared`` and start as the model's own initial values; their weights start
-    normal with variance 1 / (hidden size x fan-in of the generated layer), hidden layers as in He et al. 2015, and
-    embeddings standard normal. Generated models thus start as the usual initial model plus a change of the same scale.
-    Buffers (batch-norm statistics) are not generated but personal; personal parameters stay with the client.
+    Departures: the server uses plain SGD, without the momentum, weight decay and clipping of the authors' program; with
+    fewer than 12 clients embeddings have 4 entries, more than the authors' 1 + clients // 4. The biases of the output
+    layers are ``shared`` and start as the model's own initial values; their weights start normal with variance 1 /
+    (hidden size x fan-in of the generated layer), hidden layers as in He et al. 2015, and embeddings standard normal.
+    Generated models thus start as the usual initial model plus a change of the same scale. Buffers (batch-norm
+    statistics) are personal, not generated; personal parameters stay at the client.
     """
 
     needs_mean: ClassVar[str] = "pFedHN's hypernetwork follows a sum of the clients' gradients"
@@ -52,88 +52,90 @@ class PFedHN(Method):
     )
 
     def places(self, chain: Chain) -> dict[str, Placement]:
-        """Buffers are personal wherever they would be shared."""
+        """Return the placement as for every method, but with personal buffers instead of shared ones."""
         buffers = dict(chain.named_buffers())
-        found = super().places(chain)
-        return {n: PERSONAL if n in buffers and place == SHARED else place for n, place in found.items()}
+        placement = super().places(chain)
+        return {n: PERSONAL if n in buffers and place == SHARED else place for n, place in placement.items()}
 
     def sets(self) -> dict[str, ParameterSet]:
-        """``hypernetwork`` without its output biases (which are ``shared``), and the table of ``embeddings``."""
+        """Return ``hypernetwork``, without its output biases, which are ``shared``, and the table of ``embeddings``."""
         return {
-            "hypernetwork": ParameterSet("server", init=self._hypernetwork),
-            "embeddings": ParameterSet("table", init=self._embedding),
+            "hypernetwork": ParameterSet("server", init=self._init_hypernetwork),
+            "embeddings": ParameterSet("table", init=self._init_embedding),
         }
 
-    def _size(self, info: FederationInfo) -> int:
-        return self.embedding_size or max(_SMALLEST, 1 + len(info.ids) // 4)
+    def _embedding_length(self, info: FederationInfo) -> int:
+        return self.embedding_size or max(_MIN_EMBEDDING_SIZE, 1 + len(info.ids) // 4)
 
-    def _embedding(self, info: FederationInfo, key: Tensor) -> Parameters:
-        return {"vector": rng.normal(key, self._size(info), info.dtype)}
+    def _init_embedding(self, info: FederationInfo, key: Tensor) -> Parameters:
+        return {"vector": rng.normal(key, self._embedding_length(info), info.dtype)}
 
-    def _hypernetwork(self, info: FederationInfo, key: Tensor) -> Parameters:
+    def _init_hypernetwork(self, info: FederationInfo, key: Tensor) -> Parameters:
         info.shared_parameters("pfedhn generates the shared parameters")
-        found: Parameters = {}
+        parameters: Parameters = {}
 
-        def normal(name: str, rows: int, columns: int, variance: float) -> None:
+        def add_normal(name: str, rows: int, columns: int, variance: float) -> None:
             values = rng.normal(rng.key(key, name), rows * columns, info.dtype)
-            found[name] = values.view(rows, columns) * variance**0.5
+            parameters[name] = values.view(rows, columns) * variance**0.5
 
-        width = self._size(info)
+        width = self._embedding_length(info)
         for layer in range(self.hidden_layers):
-            normal(f"hidden{layer}.weight", self.hidden_size, width, 2 / width)
-            found[f"hidden{layer}.bias"] = torch.zeros(self.hidden_size, dtype=info.dtype)
+            add_normal(f"hidden{layer}.weight", self.hidden_size, width, 2 / width)
+            parameters[f"hidden{layer}.bias"] = torch.zeros(self.hidden_size, dtype=info.dtype)
             width = self.hidden_size
         for name in info.shared:
-            normal(f"output.{name}", prod(info.shape(name)), width, 1 / (width * _fan_in(name, info)))
-        return found
+            add_normal(f"output.{name}", prod(info.shape(name)), width, 1 / (width * _fan_in(name, info)))
+        return parameters
 
     # Server ------------------------------------------------------------------------------------------------
 
     def round(self, server: ServerState, clients: Clients) -> None:
-        """Generate, one exchange, then the step on hypernetwork and embeddings."""
+        """Generate the models, run one exchange, then take the step on hypernetwork and embeddings."""
         reply = clients.train(self.train, generated=self.models(server, clients.ids))
         self.step(server, reply.ids, reply.change)
 
     def models(self, server: ServerState, ids: Sequence[str]) -> Any:
-        """The generated model of each client."""
+        """Return the generated model of each client, as a payload."""
         vectors = torch.stack([server.embeddings[client]["vector"] for client in ids])
         theta = self.generate(server.shared, server.hypernetwork, vectors)
         return each({client: {n: t[row] for n, t in theta.items()} for row, client in enumerate(ids)})
 
     def generate(self, biases: Parameters, hypernetwork: Parameters, vectors: Tensor) -> Parameters:
-        """``h(v_i; phi)`` for ``vectors`` ``(clients, size)``: parameters ``(clients, ...)`` by name."""
+        """Return ``h(v_i; phi)`` for ``vectors`` ``(clients, size)``: parameters ``(clients, ...)`` by name."""
         z = vectors
         for layer in range(self.hidden_layers):
             z = torch.relu(z @ hypernetwork[f"hidden{layer}.weight"].T + hypernetwork[f"hidden{layer}.bias"])
-        # In sorted order: the order of work must not depend on whether the run was resumed.
+        # Sorted, because the order of work must not depend on whether the run was resumed.
         return {n: biases[n] + (z @ hypernetwork[f"output.{n}"].T).view(-1, *biases[n].shape) for n in sorted(biases)}
 
     def step(self, server: ServerState, ids: Sequence[str], change: Parameters) -> None:
-        """One step along the vector-Jacobian products with ``change``, ``theta_i - theta~_i`` of each of ``ids``."""
-        biases, network = _leaves(server.shared), _leaves(server.hypernetwork)
+        """Take one step along the vector-Jacobian products with ``change``, ``theta_i - theta~_i`` of ``ids``."""
+        biases, network = _make_leaves(server.shared), _make_leaves(server.hypernetwork)
         vectors = torch.stack([server.embeddings[client]["vector"] for client in ids]).requires_grad_(True)
         theta = self.generate(biases, network, vectors)
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             list(theta.values()),
             [*biases.values(), *network.values(), vectors],
             [change[name] / len(ids) for name in theta],
         )
-        new = [t - self.hyper_lr * g for t, g in zip((*biases.values(), *network.values()), found[:-1], strict=True)]
+        new = [
+            t - self.hyper_lr * g for t, g in zip((*biases.values(), *network.values()), gradients[:-1], strict=True)
+        ]
         server.shared = {name: t.detach() for name, t in zip(biases, new, strict=False)}
         server.hypernetwork = {name: t.detach() for name, t in zip(network, new[len(biases) :], strict=True)}
-        # The mean over the round's clients divided by their number, but an embedding has one client only.
-        moved = (vectors - self.hyper_lr * len(ids) * found[-1]).detach()
-        rows = {client: {"vector": moved[row]} for row, client in enumerate(ids)}
+        # The mean divides by the number of clients, but an embedding belongs to a single client.
+        new_vectors = (vectors - self.hyper_lr * len(ids) * gradients[-1]).detach()
+        rows = {client: {"vector": new_vectors[row]} for row, client in enumerate(ids)}
         server.embeddings = {**server.embeddings, **rows}
 
     def download(self, server: ServerState) -> dict[str, Any]:
-        """Every client's generated model."""
+        """Return every client's generated model."""
         return {"generated": self.models(server, list(server.embeddings))}
 
     # Clients -----------------------------------------------------------------------------------------------
 
     def train(self, cohort: Cohort, generated: Parameters) -> Reply:
-        """All stages together, from the generated model."""
+        """Train all stages together, starting at the generated model."""
         cohort.load(generated)
         cohort.fit(STAGES, epochs=self.local_epochs)
         change = {name: generated[name] - tensor for name, tensor in cohort.shared().items()}
@@ -144,12 +146,12 @@ class PFedHN(Method):
         cohort.load(payload["generated"])
 
 
-def _leaves(values: Parameters) -> Parameters:
+def _make_leaves(values: Parameters) -> Parameters:
     return {name: tensor.detach().clone().requires_grad_(True) for name, tensor in values.items()}
 
 
 def _fan_in(name: str, info: FederationInfo) -> int:
-    """Inputs of each unit of the layer that the tensor ``name`` belongs to; of a norm layer, its size."""
+    """Return the number of inputs of each unit of the layer with the tensor ``name``; its size for a norm layer."""
     shape = info.shared[name]
     layer = info.shared.get(name.rpartition(".")[0] + ".weight", shape)
     return max(1, prod(layer[1:]) if len(layer) > 1 else prod(shape))

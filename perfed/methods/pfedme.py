@@ -25,12 +25,12 @@ from perfed.training.steprules import CustomStep, Gradient
 class PFedMe(Method):
     """Personalised federated learning with Moreau envelopes (Dinh et al. 2020, Algorithm 1).
 
-    On every mini-batch ``inner_steps`` steps from w on ``f(theta) + (lam / 2) |theta - w|^2`` give theta, which is
-    evaluated; then ``w <- w - eta lam (w - theta)``. The server's step is ``w <- (1 - beta) w + beta mean_i w_i``.
-    Inner steps are those of the run's optimiser, new for every mini-batch. Parameters that are placed personal take
-    the inner steps without the quadratic term.
-    SGD's inner steps are explicit, along the gradient of the whole objective. Implicit ones on the quadratic term
-    (``proximal = "implicit"``) are stable for any ``lam``; their fixed point, the same, is not reached in a few steps.
+    On every mini-batch, theta results from ``inner_steps`` steps from w on ``f(theta) + (lam / 2) |theta - w|^2``; then
+    ``w <- w - eta lam (w - theta)``. theta is the evaluated model. The server's step is ``w <- (1 - beta) w + beta
+    mean_i w_i``. Inner steps use the run's optimiser, with fresh state for every mini-batch. Personal parameters take
+    the inner steps without the quadratic term. By default SGD's inner steps are explicit, along the gradient of the
+    complete objective. Implicit steps on the quadratic term (``proximal = "implicit"``) are stable for any ``lam``;
+    they have the same fixed point, but do not reach it in a few steps.
     """
 
     needs_mean: ClassVar[str] = ""
@@ -47,7 +47,7 @@ class PFedMe(Method):
 
     @field_validator("eta")
     @classmethod
-    def _no_overshoot(cls, eta: float | None, info: ValidationInfo) -> float | None:
+    def _check_step(cls, eta: float | None, info: ValidationInfo) -> float | None:
         lr = info.data.get("lr", 0.0)
         largest = eta or (max(lr.get(stage, 1e-3) for stage in STAGES) if isinstance(lr, dict) else lr)
         if largest * info.data.get("lam", 0.0) > 1 + 1e-9:
@@ -57,15 +57,15 @@ class PFedMe(Method):
         return eta
 
     def sets(self) -> dict[str, ParameterSet]:
-        """``theta``: each client's personal model."""
+        """Return ``theta``: each client's personal model."""
         return {"theta": ParameterSet("client", like="shared")}
 
     def epochs_in(self, round_: int) -> int:
-        """Every mini-batch takes K gradients."""
+        """Return the local epochs times K, because every mini-batch takes K gradients."""
         return self.inner_steps * self.local_epochs
 
     def round(self, server: ServerState, clients: Clients) -> None:
-        """One exchange, then the server's step to the plain mean over the round's clients."""
+        """Run one exchange, then take the server's step to the plain mean over the round's clients."""
         reply = clients.train(self.train, shared=server.shared)
         mean = clients.mean(reply.shared, current=server.shared)
         old = server.shared
@@ -75,37 +75,37 @@ class PFedMe(Method):
         }
 
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
-        """theta and w, mini-batch by mini-batch."""
+        """Train theta and w, mini-batch by mini-batch."""
         cohort.load(shared)
-        own = cohort.trainable_names(STAGES)
-        settings = cohort.optimizer(own)
+        trained = cohort.trainable_names(STAGES)
+        settings = cohort.optimizer(trained)
         theta = {name: cohort.model[name].clone() for name in cohort.shared_parameters}
 
         def step(params: Parameters, gradient: Gradient, batches: Sequence[Step]) -> Parameters:
             w = {name: params[name] for name in theta}
-            inner = OptimizerState(settings, {name: params[name].clone() for name in own})
+            inner = OptimizerState(settings, {name: params[name].clone() for name in trained})
             for _ in range(self.inner_steps):
                 inner.step(gradient(inner.params, batches[0]), w, self.lam, self.proximal)
-            moved = {name: t.lerp(inner.params[name], self._rate(name)) for name, t in w.items()}
-            return {**inner.params, **moved, **{f"theta/{name}": inner.params[name] for name in theta}}
+            new_w = {name: t.lerp(inner.params[name], self._step_fraction(name)) for name, t in w.items()}
+            return {**inner.params, **new_w, **{f"theta/{name}": inner.params[name] for name in theta}}
 
         cohort.fit(STAGES, epochs=self.local_epochs, also={"theta": theta}, update=CustomStep(step))
-        cohort.close_extensions()  # they look at w
+        cohort.close_extensions()  # They measure w.
         reply = Reply(shared=cohort.shared())
         cohort.state["theta"] = {**cohort.shared(), **theta}
         cohort.load(theta)
         return reply
 
-    def _rate(self, name: str) -> float:
-        """Part ``eta lam`` of the way from w to theta that a step goes."""
+    def _step_fraction(self, name: str) -> float:
+        """Return ``eta lam``, the fraction of the way from w to theta that a step takes."""
         return self.lam * (self.eta or self.lr_of(stage_of(name)))
 
     def notes(self, federation: Federation, model: Model) -> list[str]:
-        """Where explicit steps would diverge."""
+        """Return notes on the stages in which explicit proximal steps would diverge."""
         return implicit_notes(self, model, self.lam, self.proximal)
 
     def download(self, server: ServerState) -> dict[str, Any]:
-        """Nothing: a client has its own model."""
+        """Return nothing, because every client has its own model."""
         return {}
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:

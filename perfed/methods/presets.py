@@ -1,4 +1,4 @@
-"""Presets: a method and a participation policy under one name, with the settings that an experiment has for both."""
+"""Presets: a method and a participation policy under one name, with an experiment's settings for both."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ preset(
 )
 
 
-def method_and_policy(name: str) -> tuple[str, str]:
-    """The method that ``name`` runs, without a module, and the policy that the name says; empty where it says none.
+def split_method_name(name: str) -> tuple[str, str]:
+    """Return the method that ``name`` runs, without its module, and the policy in the name; "" if it has none.
 
-    Reads nothing but the name and the shipped presets, so that results can be read where the user's module is not.
+    Only the name and the shipped presets are used, so that results can be read without the user's module.
 
     Example:
-        >>> method_and_policy("fedrep-srpfl"), method_and_policy("mine:avg+deadline"), method_and_policy("ditto")
+        >>> split_method_name("fedrep-srpfl"), split_method_name("mine:avg+deadline"), split_method_name("ditto")
         (('fedrep', 'srpfl'), ('avg', 'deadline'), ('ditto', ''))
     """
     method, plus, policy = name.rpartition("+")

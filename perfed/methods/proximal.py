@@ -1,4 +1,4 @@
-"""The setting of methods that keep a model near another one, and what a run says of it."""
+"""The setting of methods that keep a model near another one, and the run's notes about it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from perfed.model.chain import Model
 from perfed.training.optim import Proximal, explicit_is_stable
 
 
-def _needs_sgd(value: Proximal, info: ValidationInfo) -> Proximal:
+def _check_optimizer(value: Proximal, info: ValidationInfo) -> Proximal:
     if value == "implicit" and info.data.get("optimizer") == "adam":
         raise ValueError("'implicit' needs optimizer = 'sgd'; Adam adds the term's gradient, 'explicit'")
     return value
 
 
-ProximalKind = Annotated[Proximal, AfterValidator(_needs_sgd)]
-"""Type of the setting ``proximal``: the step of SGD on the quadratic term."""
+ProximalKind = Annotated[Proximal, AfterValidator(_check_optimizer)]
+"""The type of the setting ``proximal``: the step of SGD on the quadratic term."""
 
 STEP = "SGD's step on the quadratic term; 'explicit' where it is stable, lr times the term's weight < 2 (1 + momentum)"
 
 
 def implicit_notes(method: Method, model: Model, pull: float, proximal: Proximal) -> list[str]:
-    """A line for each stage in which explicit steps on ``pull / 2 |w - near|^2`` were asked for and would diverge."""
+    """Return a note for each stage in which explicit steps on ``pull / 2 |w - near|^2`` are set but would diverge."""
     if method.optimizer == "adam" or proximal == "implicit":
         return []
     return [

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates take the clients' drift out of federated averaging."""
+"""SCAFFOLD: control variates correct the drift of clients in federated averaging."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ from perfed.training.steprules import GradientTransform
 class Scaffold(Method):
     """Stochastic controlled averaging, option II (Karimireddy et al. 2020, Algorithm 1).
 
-    ``y <- y - lr (g - c_i + c)``; ``c_i+ = c_i - c + (x - y) / (K lr)``; the server's steps are
-    ``x <- x + server_lr mean_S (y - x)`` and ``c <- c + (1/N) sum_S (c_i+ - c_i)``. The global model is evaluated.
-    K lr turns the way x - y into a mean of the corrected gradients. With momentum m, which the paper does not have but
-    the other methods of an experiment may, gradient k of K moves y by ``(1 - m^(K-k+1)) / (1 - m)`` steps, and K is
-    replaced by the sum of these factors, so that c_i+ is still a (weighted) mean of the client's own gradients. Weight
-    decay counts as part of the client's loss. Adam's steps are no such mean: an error.
-    Parameters that are placed personal are trained without correction. For those per domain K is the number of
-    mini-batches with a sample of the domain.
+    ``y <- y - lr (g - c_i + c)``; ``c_i+ = c_i - c + (x - y) / (K lr)``; the server's steps are ``x <- x + server_lr
+    mean_S (y - x)`` and ``c <- c + (1/N) sum_S (c_i+ - c_i)``. The global model is evaluated. Divided by K lr, the
+    difference x - y is the mean of the corrected gradients. With momentum m, which is not in the paper, gradient k of K
+    moves y by ``(1 - m^(K-k+1)) / (1 - m)`` steps; K is then replaced by the sum of these factors, so that c_i+ is
+    still a (weighted) mean of the client's own gradients. Weight decay is part of the client's loss. Adam is refused,
+    because its steps are no such mean. Personal parameters are trained without correction. For per-domain parameters K
+    is the number of mini-batches with a sample of the domain.
     """
 
     needs_mean: ClassVar[str] = "SCAFFOLD's control variate is a sum of the clients' changes"
@@ -47,7 +46,7 @@ class Scaffold(Method):
     server_lr: float = Field(1.0, gt=0, description="eta_g: step of the server")
 
     def sets(self) -> dict[str, ParameterSet]:
-        """``control``: c on the server; ``own_control``: c_i on the clients; ``size``: N."""
+        """Return ``control``: c on the server; ``own_control``: c_i on the clients; and ``size``: N."""
         if self.optimizer != "sgd":
             name = type(self).__name__.lower()
             raise PerfedError(
@@ -57,48 +56,49 @@ class Scaffold(Method):
         return {
             "control": ParameterSet("server", like="shared", init="zeros"),
             "own_control": ParameterSet("client", like="shared", init="zeros"),
-            "size": ParameterSet("server", init=_size),
+            "size": ParameterSet("server", init=_init_size),
         }
 
     def round(self, server: ServerState, clients: Clients) -> None:
-        """One exchange, then the steps on x and c."""
+        """Run one exchange, then take the steps on x and c."""
         reply = clients.train(self.train, shared=server.shared, control=server.control)
-        server.shared = self.stepped(server.shared, weighted_mean(reply.shared))
+        server.shared = self.take_server_step(server.shared, weighted_mean(reply.shared))
         change = {name: t.sum(0) / server.size["clients"] for name, t in reply.change.items()}
         server.control = {name: c + change[name] if name in change else c for name, c in server.control.items()}
 
-    def stepped(self, x: Parameters, mean: Parameters) -> Parameters:
-        """The server's step from ``x`` towards the mean of what clients made of it."""
+    def take_server_step(self, x: Parameters, mean: Parameters) -> Parameters:
+        """Return ``x`` after the server's step towards the clients' ``mean``."""
         return {
             name: x[name] + self.server_lr * (y - x[name]) if y.is_floating_point() else y for name, y in mean.items()
         }
 
     def train(self, cohort: Cohort, shared: dict[str, Any], control: dict[str, Any]) -> Reply:
-        """Corrected local steps, and the client's new control."""
+        """Take corrected local steps, and update the client's control."""
         cohort.load(shared)
-        own = cohort.state["own_control"]
-        drift = {name: control[name] - own[name] for name in cohort.shared_parameters}
+        own_control = cohort.state["own_control"]
+        drift = {name: control[name] - own_control[name] for name in cohort.shared_parameters}
         means = self.corrected_steps(cohort, drift, otherwise=control)
         change = {name: mean - control[name] for name, mean in means.items()}
-        cohort.state["own_control"] = {**own, **{name: own[name] + t for name, t in change.items()}}
+        cohort.state["own_control"] = {**own_control, **{name: own_control[name] + t for name, t in change.items()}}
         return Reply(shared=cohort.shared(), change=change)
 
     def corrected_steps(self, cohort: Cohort, drift: Parameters, *, otherwise: Parameters) -> Parameters:
-        """Local epochs along ``g + drift``, and the mean of these directions, ``(x - y) / (K lr)``.
+        """Train local epochs along ``g + drift``.
 
-        ``otherwise`` has what stands for it where no step was made.
+        Returns:
+            The mean of these directions, ``(x - y) / (K lr)``, and ``otherwise`` where no step was taken.
         """
         received, means = cohort.received, {}
-        of_domains = cohort.num_samples.new_zeros(cohort.n, cohort.num_domains)
+        domain_steps = cohort.num_samples.new_zeros(cohort.n, cohort.num_domains)
 
         def correct(step: Step, grads: Parameters) -> Parameters:
             if step.present_domains:
-                of_domains[torch.from_numpy(step.rows)] += next(iter(step.present_domains.values()))
+                domain_steps[torch.from_numpy(step.rows)] += next(iter(step.present_domains.values()))
             return {name: g + step.select_rows(drift[name]) if name in drift else g for name, g in grads.items()}
 
         cohort.fit(STAGES, epochs=self.local_epochs, update=GradientTransform(correct))
         for name in drift:
-            steps = of_domains if stage_of(name) in cohort.per_domain else cohort.steps_done
+            steps = domain_steps if stage_of(name) in cohort.per_domain else cohort.steps_done
             rate = (self.total_weight(steps) * self.lr_of(stage_of(name))).to(drift[name])
             rate = rate.view(*rate.shape, *([1] * (drift[name].ndim - rate.ndim)))
             mean = (received[name] - cohort.model[name]) / rate
@@ -106,10 +106,13 @@ class Scaffold(Method):
         return means
 
     def total_weight(self, steps: Tensor) -> Tensor:
-        """``sum_k (1 - m^(K-k+1)) / (1 - m)``, how far K equal gradients move y, in steps; K without momentum."""
+        """Return ``sum_k (1 - m^(K-k+1)) / (1 - m)``, the distance, in steps, by which K equal gradients move y.
+
+        It is K without momentum.
+        """
         m = self.momentum
         return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
 
 
-def _size(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+def _init_size(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
     return {"clients": torch.tensor(len(info.ids))}

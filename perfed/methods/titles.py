@@ -1,4 +1,4 @@
-"""Display names: what readers see in place of the names that files and settings have."""
+"""Display names: what readers see instead of the names in files and settings."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ _MODELS = {
 
 
 def display_name(name: str) -> str:
-    """The name of a method, or of models of scikit-learn, as papers print it; one that is not known as it is.
+    """Return the name of a method, or of a model of scikit-learn, as papers print it; an unknown name unchanged.
 
-    Reads nothing but the name and what is registered, so that results can be read where the user's module is not.
+    Only the name and the registry are used, so that results can be read without the user's module.
 
     Example:
         >>> display_name("fedavg-ft"), display_name("fedpac+srpfl"), display_name("sklearn:svc"), display_name("mine:x")
         ('FedAvg-FT', 'FedPAC+SRPFL', 'SVC per client', 'mine:x')
     """
-    for prefix, whose in ((SKLEARN, "per client"), (POOLED, "(data brought together)")):
+    for prefix, suffix in ((SKLEARN, "per client"), (POOLED, "(data brought together)")):
         if name.startswith(prefix):
             model = name.removeprefix(prefix)
-            return f"{_MODELS.get(model, model)} {whose}"
+            return f"{_MODELS.get(model, model)} {suffix}"
     if name == BLEND:
         return "Blend"
     method, plus, policy = name.rpartition("+")
     if plus and (policy in POLICIES or ":" in policy):
         return f"{display_name(method)}+{_policy_title(policy)}"
-    module, _, own = name.rpartition(":")
-    found = METHODS.get(own)
-    return found.title or name if found is not None and module in ("", found.module) else name
+    module, _, bare = name.rpartition(":")
+    registered = METHODS.get(bare)
+    return registered.title or name if registered is not None and module in ("", registered.module) else name
 
 
 def _policy_title(name: str) -> str:
-    """Return the title of a policy; one that is not registered as it is written."""
+    """Return the title of a policy; the name if it is not registered."""
     module, _, bare = name.rpartition(":")
     entry = POLICIES.get(bare)
     return entry.title if entry is not None and module in ("", entry.module) else name
 
 
-def meant(given: str, names: Iterable[str]) -> str | None:
-    """The one of ``names`` that ``given`` is, in any case or as it is printed; ``None``: there is none.
+def match_display_name(text: str, names: Iterable[str]) -> str | None:
+    """Return the one of ``names`` that is written like ``text``, in any case or as display name; or ``None``.
 
     Example:
-        >>> meant("kNN-Per", ["local", "knnper"]), meant("Ditto", ["local"])
+        >>> match_display_name("kNN-Per", ["local", "knnper"]), match_display_name("Ditto", ["local"])
         ('knnper', None)
     """
-    wanted = given.casefold()
-    return next((name for name in names if wanted in (name.casefold(), display_name(name).casefold())), None)
+    folded = text.casefold()
+    return next((name for name in names if folded in (name.casefold(), display_name(name).casefold())), None)

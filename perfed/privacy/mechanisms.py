@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfed.errors import PerfedError
-from perfed.method.disclosure import Disclosure, Mechanism, Unit, disclosure_of
+from perfed.method.disclosure import Disclosure, Mechanism, Unit, find_disclosure
 from perfed.method.extension import Extension
 from perfed.method.method import Method
 from perfed.method.registry import METHODS, method_names
@@ -28,7 +28,7 @@ def check_disclosure(part: Method | Extension, name: str, unit: Unit) -> Disclos
     Raises:
         PerfedError: nothing is declared of it, or an entry has no mechanism; names it.
     """
-    disclosure = disclosure_of(type(part))
+    disclosure = find_disclosure(type(part))
     if disclosure is None:
         raise PerfedError(
             f"privacy: nothing is declared of what {name} sends, so that it has no mechanism; allowed methods: "
@@ -62,7 +62,7 @@ def leaving_table() -> list[tuple[str, str, str, str]]:
 def _declared_methods() -> list[str]:
     """Return the names of the classes of registered methods that declare what they send, sorted."""
     classes = {item.method for item in METHODS.values()}
-    return sorted(kind.__name__ for kind in classes if disclosure_of(kind) is not None)
+    return sorted(kind.__name__ for kind in classes if find_disclosure(kind) is not None)
 
 
 def _may_leave(kind: Mechanism, unit: Unit) -> bool:
@@ -76,7 +76,7 @@ def _parts(name: str) -> _Parts:
     """Return a method with its default settings, and its extensions, each with what it declares."""
     method = build_method(name)
     parts: list[Method | Extension] = [method, *method.extensions]
-    return [(part, disclosure_of(type(part))) for part in parts]
+    return [(part, find_disclosure(type(part))) for part in parts]
 
 
 def _list_entries(parts: _Parts) -> str:

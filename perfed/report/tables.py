@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.engine.evaluate import ENOUGH
-from perfed.methods.presets import method_and_policy
+from perfed.methods.presets import split_method_name
 from perfed.methods.titles import display_name
 from perfed.participation.policy import POLICIES
 from perfed.plugins import bare_name
@@ -223,7 +223,7 @@ def target_table(runs: Sequence[RunResults]) -> TextTable | None:
 
 def _find_bases(methods: Sequence[str]) -> dict[str, str]:
     """Return the base method of each method under a policy: the same method without one, if it was run, too."""
-    parts = {name: method_and_policy(name) for name in methods}
+    parts = {name: split_method_name(name) for name in methods}
     plain = {method: name for name, (method, policy) in parts.items() if policy in ("", "uniform")}
     staged = {name: method for name, (method, policy) in parts.items() if policy not in ("", "uniform")}
     return {name: plain[method] for name, method in staged.items() if method in plain}

@@ -26,7 +26,7 @@ from perfed.engine.executor import LocalExecutor
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.method.aggregation import find_reason_for_mean
-from perfed.method.disclosure import disclosure_of
+from perfed.method.disclosure import find_disclosure
 from perfed.method.extension import Extension
 from perfed.method.method import Method
 from perfed.model.placement import PER_DOMAIN, SENT, Placement
@@ -333,7 +333,7 @@ def check_sent_entries(make: Make) -> None:
         carried = [reply.get("extensions", {}).get(extension.name, {}) for reply in replies]
         parts.append((f"extension '{extension.name}'", extension, carried))
     for name, part, contents in parts:
-        disclosure = disclosure_of(type(part))
+        disclosure = find_disclosure(type(part))
         if disclosure is not None:
             sent = {entry for content in contents for entry in content} - {"extensions"}
             declared = set(disclosure.sent_entries(part))

@@ -162,7 +162,7 @@ NO_LABELS = dict.fromkeys(("fedpac-cc", "fedrod", "gpfl", "knnper"), "class labe
 REFUSED = {  # what methods that are not for a task say; extensions are refused with whatever method they are in
     "regression": NO_LABELS,
     "survival": {**NO_LABELS, **dict.fromkeys(("fedem", "fedem-ft"), "fedem needs a likelihood of each sample")}
-    | {"feddar-sa": "second-order aggregation has no Hessians of the Cox partial likelihood"},
+    | {"feddar-sa": "second-order aggregation is not implemented for the Cox partial likelihood"},
 }
 
 

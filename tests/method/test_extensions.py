@@ -6,7 +6,13 @@ from engines import blobs, cohort, difference, make, network, quick, serve, trai
 
 from perfed.errors import PerfedError
 from perfed.method.declared import ParameterSet
-from perfed.method.extension import Extension, extension_class, extension_names, full_name, register_extension
+from perfed.method.extension import (
+    Extension,
+    extension_class,
+    extension_names,
+    qualified_extension_name,
+    register_extension,
+)
 from perfed.methods.build import build_method
 from perfed.methods.extensions.proximal import Proximal
 from perfed.methods.fedavg import FedAvg
@@ -104,7 +110,7 @@ def test_a_name_is_that_of_one_extension(forgotten):
     register_extension(Shrink)
     register_extension(Shrink)  # as a notebook's cell that is run again
     assert extension_class("test_extensions:shrink") is extension_class("shrink") is Shrink
-    assert [full_name(name) for name in ("shrink", "proximal")] == ["test_extensions:shrink", "proximal"]
+    assert [qualified_extension_name(name) for name in ("shrink", "proximal")] == ["test_extensions:shrink", "proximal"]
     with pytest.raises(PerfedError, match="'test_extensions' registers no 'shrnk'; it has: shrink"):
         extension_class("test_extensions:shrnk")
     with pytest.raises(
@@ -119,9 +125,7 @@ def test_a_name_is_that_of_one_extension(forgotten):
         ("local", ["shrink", "test_extensions:shrink"]),
         ("fedprox", ["proximal"]),
     ):
-        with pytest.raises(
-            PerfedError, match=rf"methods\.{name}\.extensions: '\w+' would be there twice; once is allowed"
-        ):
+        with pytest.raises(PerfedError, match=rf"methods\.{name}\.extensions: '\w+' is listed twice; allowed: once"):
             build_method(name, {"extensions": given})
 
 

@@ -11,7 +11,7 @@ from test_forest import SITES, named
 
 from perfed import rng
 from perfed.methods.forest import trees
-from perfed.methods.forest.boosting import Steps, boosted
+from perfed.methods.forest.boosting import Steps, boost_trees
 from perfed.model.chain import Model
 from perfed.model.presets import linear
 from perfed.run.run import Run
@@ -22,7 +22,7 @@ KEY = rng.key(0, "test")
 
 def steps_on(arrays, x, depth):
     single = {name: tensor[None] for name, tensor in arrays.items()}
-    return trees.votes(single, torch.from_numpy(x)[None], depth)[0].sum(0).numpy()
+    return trees.compute_votes(single, torch.from_numpy(x)[None], depth)[0].sum(0).numpy()
 
 
 def data(rows=200):
@@ -35,7 +35,7 @@ def test_values_are_boosted_as_scikit_learn_boosts_what_is_left():
     """Boosting y from a start is boosting y minus the start from nothing."""
     x, noise, generator = data()
     y, start = x[:, 0] * x[:, 1] + x[:, 2] + 0.1 * noise, generator.normal(size=(200, 1))
-    arrays = boosted(x, y, start, Steps(30, 0.2, 2, 5, None), KEY)
+    arrays = boost_trees(x, y, start, Steps(30, 0.2, 2, 5, None), KEY)
     number = int((arrays["value"] != 0).any(-1).any(-1).sum())
     assert number > 10
     model = GradientBoostingRegressor(
@@ -48,7 +48,7 @@ def test_two_classes_from_even_odds_are_those_of_scikit_learn():
     """Of two scores each moves by as much: their difference is scikit-learn's one."""
     x, noise, generator = data()
     y = (x[:, 0] * x[:, 1] + x[:, 2] + 0.3 * noise > 0).astype(int)
-    arrays = boosted(x, y, np.zeros((200, 2)), Steps(30, 0.1, 2, 5, 2), KEY)
+    arrays = boost_trees(x, y, np.zeros((200, 2)), Steps(30, 0.1, 2, 5, 2), KEY)
     number = int((arrays["value"] != 0).any(-1).any(-1).sum()) // 2
     assert number > 10
     model = GradientBoostingClassifier(
@@ -62,9 +62,9 @@ def test_two_classes_from_even_odds_are_those_of_scikit_learn():
 
 def test_where_the_start_leaves_nothing_to_learn_there_are_no_steps():
     x, noise, _ = data()
-    arrays = boosted(x, noise, np.zeros((200, 1)), Steps(30, 0.3, 3, 5, None), KEY)
+    arrays = boost_trees(x, noise, np.zeros((200, 1)), Steps(30, 0.3, 3, 5, None), KEY)
     assert (arrays["value"] == 0).all()
-    one = boosted(x[:1], noise[:1], np.zeros((1, 1)), Steps(30, 0.3, 3, 1, None), KEY)
+    one = boost_trees(x[:1], noise[:1], np.zeros((1, 1)), Steps(30, 0.3, 3, 1, None), KEY)
     assert (one["value"] == 0).all()
 
 

@@ -15,7 +15,7 @@ from perfed.data.federation import Federation
 from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.maths.aggregate import masked_mean
-from perfed.method.domains import domain_means
+from perfed.method.domains import mean_loss_per_domain
 from perfed.method.registry import method_names
 from perfed.model.chain import STAGES
 from perfed.training.step import Step
@@ -77,7 +77,7 @@ def test_the_loss_of_a_mini_batch_is_the_sum_of_its_domains_means_to_the_last_di
         return float(F.mse_loss(out.squeeze(1), y) if regression else F.cross_entropy(out, y))
 
     def loss(step: Step) -> torch.Tensor:
-        value = domain_means(2)(step)
+        value = mean_loss_per_domain(2)(step)
         with torch.no_grad():
             for row, batch in enumerate(zip(step.x, step.y, step.domain, step.weight, strict=True)):
                 x, y, domain = (t[batch[3] > 0] for t in batch[:3])

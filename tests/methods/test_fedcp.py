@@ -110,7 +110,7 @@ def test_the_context_of_a_head_of_two_layers_and_heads_that_have_none():
         return nn.Sequential(nn.Unflatten(1, (1, shape[0])), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.LazyLinear(3))
 
     for head in (convolution, lambda shape: nn.Flatten()):
-        with pytest.raises(PerfedError, match="matrices of a head of linear layers; this head has others"):
+        with pytest.raises(PerfedError, match="matrices of a head of linear layers; this head has other layers"):
             serve(method, FEDERATION, model=Model(body=linear(3), head=head))
     with pytest.raises(PerfedError, match="fedcp gives every client two heads, and this model has no stage 'head'"):
         serve(method, FEDERATION, model=Model(body=linear(3)))

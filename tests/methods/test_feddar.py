@@ -371,5 +371,5 @@ def test_exact_heads_are_for_plain_regression():
 
 def test_second_order_aggregation_has_no_hessians_of_weighted_losses():
     server = serve(make("feddar-sa", class_weights="balanced"), blobs())
-    with pytest.raises(PerfedError, match=r"no Hessians of losses with class_weights; add aggregation=weighted"):
+    with pytest.raises(PerfedError, match=r"not implemented for losses with class_weights; add aggregation=weighted"):
         server.prepare()

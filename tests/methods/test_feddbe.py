@@ -112,6 +112,6 @@ def test_the_memory_stays_at_home_and_is_added_in_prediction():
 
 def test_with_a_personal_head_and_without_a_head():
     train(serve(make("feddbe", placement={"head": "personal"}), FEDERATION), 2)
-    with pytest.raises(PerfedError, match="feddbe shifts what the head gets, and this model has no stage 'head'"):
+    with pytest.raises(PerfedError, match="feddbe shifts the head's inputs, and this model has no stage 'head'"):
         serve(make("feddbe"), FEDERATION, model=Model(body=linear(3)))
     assert len(train(serve(make("feddbe"), FEDERATION, model=network(dropout=0.3)), 1).evaluate("test")) == 3

@@ -11,7 +11,7 @@ from engines import blobs, cohort, quick, serve, train
 
 from perfed import rng
 from perfed.data.federation import Federation
-from perfed.methods.fedfomo import FedFomo, improvement
+from perfed.methods.fedfomo import FedFomo, scaled_gains
 from perfed.methods.local import Local
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
@@ -69,7 +69,7 @@ def test_harmful_and_equal_models_weigh_nothing():
     good = {n: torch.stack([server.engine.states[c]["model"][n] for c in group.ids]) for n in group.chain.tensors()}
     bad = {n: t[:, 0] for n, t in random_models(group, 1).items()}
     candidates = {n: torch.stack([good[n], bad[n]], 1) for n in good}
-    gains = improvement(group, good, candidates)
+    gains = scaled_gains(group, good, candidates)
     assert (gains[:, 0] == 0).all() and (gains[:, 1] < 0).all()
     group.state["old"], group.state["own"] = good, bad
     method.combine(group, {n: t.unsqueeze(1) for n, t in bad.items()})

@@ -13,7 +13,7 @@ from perfed.data.federation import Federation
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.maths.simplex import nearest_on_simplex
-from perfed.methods.fedminmax import ascended
+from perfed.methods.fedminmax import ascend_weights
 from perfed.model.chain import Model
 from perfed.model.presets import linear
 
@@ -56,12 +56,12 @@ def test_the_projection_has_the_closed_form_of_a_common_shift():
 def test_domains_that_nobody_reports_keep_their_weight():
     mu = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
     losses, counts = torch.tensor([4.0, 0.0, 30.0]).double(), torch.tensor([4.0, 0.0, 10.0]).double()
-    found = ascended(mu, losses, counts, 0.1)
+    found = ascend_weights(mu, losses, counts, 0.1)
     # Risks 1 and 3: the two move apart by eta (3 - 1) / 2 each around their mean, and still sum to 0.8.
     torch.testing.assert_close(found, torch.tensor([0.4, 0.2, 0.4]).double())
-    found = ascended(mu, losses, counts, 10.0)
+    found = ascend_weights(mu, losses, counts, 10.0)
     torch.testing.assert_close(found, torch.tensor([0.0, 0.2, 0.8]).double())
-    assert torch.equal(ascended(mu, torch.zeros(3).double(), torch.zeros(3).double(), 10.0), mu)
+    assert torch.equal(ascend_weights(mu, torch.zeros(3).double(), torch.zeros(3).double(), 10.0), mu)
 
 
 # Rounds ------------------------------------------------------------------------------------------------------

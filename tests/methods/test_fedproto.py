@@ -153,7 +153,7 @@ def test_the_term_goes_with_other_methods():
 def test_heads_that_get_inputs_of_different_size_are_refused_in_one_line(name):
     model = Model(head=linear(3))
     with pytest.raises(
-        PerfedError, match=r"compares what clients' heads get, .* differs between clients; add"
+        PerfedError, match=r"compares the inputs of clients' heads, .* differs between the clients of this model; add"
     ) as error:
         serve(make(name, placement={"head": "personal"}), blobs((6, 4), dims=(4, 6)), model=model)
     assert "\n" not in str(error.value)

@@ -15,7 +15,7 @@ from perfed.engine.clients import RoundClients
 from perfed.errors import PerfedError
 from perfed.maths.divergence import sample_w2
 from perfed.method.registry import entry
-from perfed.methods.flic.anchors import Anchors, validated_epochs
+from perfed.methods.flic.anchors import Anchors, choose_pretraining_epochs
 from perfed.methods.flic.classes import ClassAnchors
 from perfed.methods.flic.hetfedrep import HetFedRep
 from perfed.model.chain import stage_of
@@ -491,7 +491,7 @@ def test_validated_pretraining_differs_between_clients_and_agrees_across_engines
     extension, group = server.initialiser.method.extensions[0], cohort(flic(**settings), UNEQUAL, round_=0)
     means = server.state.anchors["mean"].expand(4, -1, -1)
     before = {name: tensor.clone() for name, tensor in group.model.items()}
-    epochs = validated_epochs(group, extension.anchors(group, {"mean": means}), batch_size=4, limit=40)
+    epochs = choose_pretraining_epochs(group, extension.anchors(group, {"mean": means}), batch_size=4, limit=40)
     assert len(set(epochs.tolist())) > 1 and epochs.min() >= 1 and epochs.max() <= 40
     assert all(torch.equal(group.model[name], tensor) for name, tensor in before.items())
     assert group.steps_done.tolist() == [0, 0, 0, 0]

@@ -26,10 +26,10 @@ from perfed.method.exchange import Replies, ServerState
 from perfed.methods.build import build_method
 from perfed.methods.flic import Anchors
 from perfed.methods.flic.bures import barycentre, bures_w2
-from perfed.methods.flic.covariance import Covariance, packed, unpacked
+from perfed.methods.flic.covariance import Covariance, pack_triangles, unpack_triangles
 from perfed.methods.flic.distances import GAMMAS, mmd, transport
 from perfed.methods.flic.gaussians import Gaussians
-from perfed.methods.flic.mixture import clustered
+from perfed.methods.flic.mixture import cluster_samples
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
 from perfed.report.snapshots import load_snapshot, place_samples
@@ -167,7 +167,7 @@ def test_the_server_averages_factors_or_covariances_over_those_that_hold_the_ent
     k, covariance = 3, Covariance(kind, 1.0)
     kept = covariance.initial(torch.zeros(2, k).double())["factor"]
     torch.testing.assert_close(
-        kept, torch.ones(2, k).double() if kind == "diagonal" else packed(torch.eye(k).expand(2, k, k)).double()
+        kept, torch.ones(2, k).double() if kind == "diagonal" else pack_triangles(torch.eye(k).expand(2, k, k)).double()
     )
     replies = normal(3, *kept.shape)
     weights = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 0.0]]).double()
@@ -175,9 +175,9 @@ def test_the_server_averages_factors_or_covariances_over_those_that_hold_the_ent
     torch.testing.assert_close(mean[0], (replies[0, 0] + 3 * replies[1, 0]) / 4)
     exact = covariance.mean(replies, weights, kept, exact=True)
     assert torch.equal(mean[1], kept[1]) and torch.equal(exact[1], kept[1])  # nobody holds it
-    factors = torch.stack([torch.diag(r) if kind == "diagonal" else unpacked(r, k) for r in replies[:2, 0]])
+    factors = torch.stack([torch.diag(r) if kind == "diagonal" else unpack_triangles(r, k) for r in replies[:2, 0]])
     expected = pot_barycentre(factors, torch.tensor([0.25, 0.75]).double())
-    found = torch.diag(exact[0]) if kind == "diagonal" else unpacked(exact[0], k)
+    found = torch.diag(exact[0]) if kind == "diagonal" else unpack_triangles(exact[0], k)
     np.testing.assert_allclose(found @ found.T, expected, rtol=1e-6, atol=1e-8)
 
 
@@ -185,10 +185,10 @@ def test_the_server_averages_factors_or_covariances_over_those_that_hold_the_ent
 def test_what_the_server_averages_is_what_the_setting_says(average):
     k, factors, weight = 3, normal(2, 2, 3, 3).tril(), torch.tensor([[1.0, 2.0], [3.0, 1.0]]).double()
     extension = Anchors(covariance="full", covariance_average=average)
-    content = {"mean": normal(2, 2, k), "factor": packed(factors), "weight": weight}
+    content = {"mean": normal(2, 2, k), "factor": pack_triangles(factors), "weight": weight}
     server = ServerState({"anchors": {name: torch.zeros_like(content[name][0]) for name in ("mean", "factor")}})
     extension.on_replies(server, Replies(["a", "b"], content, torch.zeros(2)), content)
-    found = unpacked(server.anchors["factor"], k)
+    found = unpack_triangles(server.anchors["factor"], k)
     for entry, shares in enumerate((weight / weight.sum(0)).T):
         mean = torch.einsum("i,ijk->jk", shares, factors[:, entry])
         expected = pot_barycentre(factors[:, entry], shares) if average == "barycentre" else mean @ mean.T
@@ -281,9 +281,9 @@ def test_clusters_are_those_of_samples_far_from_their_modes():
     """With the modes' own means all samples would be nearest to the same one."""
     blob = torch.arange(40) % 3
     z = 0.1 * normal(40, 4) + 5 * torch.eye(3, 4).double()[blob]
-    found = clustered(80 + 10 * normal(3, 4, seed=1), z)
+    found = cluster_samples(80 + 10 * normal(3, 4, seed=1), z)
     assert len({(int(a), int(b)) for a, b in zip(blob, found, strict=True)}) == 3  # one cluster for each
-    assert clustered(normal(2, 4), z[:1].expand(5, -1)).unique().numel() == 1
+    assert cluster_samples(normal(2, 4), z[:1].expand(5, -1)).unique().numel() == 1
 
 
 def two_modes(clients=3, samples=40) -> Federation:
@@ -389,7 +389,7 @@ def test_engines_and_chunks_agree_with_every_setting(name):
 
 def sigma_of(numbers: Tensor) -> Tensor:
     """``L L^T`` of the numbers of a diagonal, or of a lower triangle, in three dimensions."""
-    factor = torch.diag(numbers) if len(numbers) == 3 else unpacked(numbers, 3)
+    factor = torch.diag(numbers) if len(numbers) == 3 else unpack_triangles(numbers, 3)
     return factor @ factor.T
 
 
@@ -408,7 +408,7 @@ def test_the_step_on_learnt_covariances_follows_the_gradient_of_the_objective(co
         total = torch.zeros(()).double()
         for label in client.train.y.unique().tolist():
             numbers = leaves["factor"][label]
-            factor = torch.diag(numbers) if covariance == "diagonal" else unpacked(numbers, 3)
+            factor = torch.diag(numbers) if covariance == "diagonal" else unpack_triangles(numbers, 3)
             z = leaves["mean"][label] + noise[row, label] @ factor.T
             hidden = F.leaky_relu(z @ own["body.0.weight"].T + own["body.0.bias"])
             logits = hidden @ own["head.weight"].T + own["head.bias"]

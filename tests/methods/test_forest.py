@@ -38,7 +38,7 @@ def sample(rows=80, columns=5, seed=0):
 
 
 def alone(arrays, x, depth=16):
-    return trees.votes({n: t[None] for n, t in arrays.items()}, torch.from_numpy(x)[None], depth)[0].numpy()
+    return trees.compute_votes({n: t[None] for n, t in arrays.items()}, torch.from_numpy(x)[None], depth)[0].numpy()
 
 
 @pytest.mark.parametrize("bins", [None, 8])
@@ -47,15 +47,15 @@ def test_arrays_say_what_scikit_learns_trees_say(outputs, bins):
     """Also of rows out of bag; with bins, of how many thresholds of its column each value is above, in new rows too."""
     x, y = sample()
     y = y + (x[:, 2] > 1) if outputs else (x[:, 0] * x[:, 1]).astype(np.float64)
-    arrays = trees.grown(x, y, Recipe(5, 20, 6, 2, bins, outputs), KEY)
+    arrays = trees.grow_forest(x, y, Recipe(5, 20, 6, 2, bins, outputs), KEY)
     new = x if bins is None else sample(300, seed=1)[0]
-    places = [trees.cuts(column, 2, bins or 1) for column in x.T]
+    places = [trees.compute_thresholds(column, 2, bins or 1) for column in x.T]
     seeds = (rng.key(KEY, "splits", torch.arange(5)) & 0x7FFFFFFF).tolist()
 
     def seen(z):
         return z if bins is None else (z[:, None, :] > np.array(places).T).sum(1)
 
-    for row, counts in enumerate(trees.drawn(KEY, 5, len(x))):
+    for row, counts in enumerate(trees.draw_bootstrap(KEY, 5, len(x))):
         kind = DecisionTreeClassifier if outputs else DecisionTreeRegressor
         few = "sqrt" if outputs else 1 / 3
         tree = kind(max_leaf_nodes=20, max_depth=6, min_samples_leaf=2, max_features=few, random_state=seeds[row])
@@ -66,7 +66,7 @@ def test_arrays_say_what_scikit_learns_trees_say(outputs, bins):
 
 
 def test_each_tree_has_a_bootstrap_sample_of_its_own():
-    counts = trees.drawn(KEY, 400, 50)
+    counts = trees.draw_bootstrap(KEY, 400, 50)
     assert (counts.sum(1) == 50).all() and len(np.unique(counts, axis=0)) == 400
     assert abs((counts == 0).mean() - (1 - 1 / 50) ** 50) < 0.01
 
@@ -74,13 +74,13 @@ def test_each_tree_has_a_bootstrap_sample_of_its_own():
 def test_what_is_sent_is_of_several_rows():
     """No leaf of fewer rows of its sample than the setting, and no threshold from fewer rows than twice as many."""
     x, y = sample(60)
-    arrays = trees.grown(x, y, Recipe(20, 30, 10, 6, 32, 2), KEY)
-    at = trees.landed({n: t[None] for n, t in arrays.items()}, torch.from_numpy(x)[None], 10)[0].numpy()
-    for row, counts in enumerate(trees.drawn(KEY, 20, 60)):
+    arrays = trees.grow_forest(x, y, Recipe(20, 30, 10, 6, 32, 2), KEY)
+    at = trees.find_leaves({n: t[None] for n, t in arrays.items()}, torch.from_numpy(x)[None], 10)[0].numpy()
+    for row, counts in enumerate(trees.draw_bootstrap(KEY, 20, 60)):
         _, held = np.unique(at[row][counts > 0], return_counts=True)
         assert held.min() >= 6
     inner = arrays["left"] != torch.arange(arrays["left"].shape[1])
-    allowed = [{float(v) for v in trees.cuts(column, 6, 32)} for column in x.T]
+    allowed = [{float(v) for v in trees.compute_thresholds(column, 6, 32)} for column in x.T]
     for column, threshold in zip(arrays["feature"][inner].tolist(), arrays["threshold"][inner].tolist(), strict=True):
         assert threshold in allowed[column]
     for column, cut in enumerate(allowed):
@@ -93,7 +93,7 @@ def test_what_is_sent_is_of_several_rows():
 def test_no_value_of_a_column_is_a_threshold_of_what_is_sent(values, smallest):
     """Groups of rows with the same value have that value as their mean."""
     column = np.random.default_rng(0).choice(values, 200).astype(np.float32)
-    cuts = trees.cuts(column, smallest, 32).astype(np.float64)
+    cuts = trees.compute_thresholds(column, smallest, 32).astype(np.float64)
     assert len(cuts) > 0 and np.abs(cuts[:, None] - np.array(values)).min() > 1e-3
     assert (np.diff(cuts) > 0).all() and column.min() < cuts.min() and cuts.max() < column.max()
 
@@ -106,7 +106,7 @@ def test_rounding_of_whole_numbers_does_not_change_what_a_forest_says():
     mean, deviation = ages.mean(0), ages.std(0)
     new = generator.integers(20, 90, (200, 3)).astype(np.float64)
     for bins in (None, 32):
-        arrays = trees.grown(
+        arrays = trees.grow_forest(
             ((ages - mean) / deviation).astype(np.float32),
             y,
             Recipe(40, 64, 12, 1 if bins is None else 5, bins, 2),
@@ -123,21 +123,21 @@ def test_rounding_of_whole_numbers_does_not_change_what_a_forest_says():
     [
         ("left", 0, "a node whose children are not behind it"),
         ("right", 10_000, "a node whose children are not behind it"),
-        ("feature", 5, "a split on a column beyond the 5 that all have"),
+        ("feature", 5, "a split on a column beyond the 5 common ones"),
         ("threshold", float("nan"), "a threshold that is not finite"),
-        ("value", -0.5, "a leaf that says no shares of classes"),
+        ("value", -0.5, "a leaf with no shares of classes"),
     ],
 )
 def test_arrays_that_are_no_trees_are_refused(name, change, said):
     x, y = sample()
     recipe = Recipe(3, 8, 5, 5, 16, 2)
-    arrays = trees.grown(x, y, recipe, KEY)
+    arrays = trees.grow_forest(x, y, recipe, KEY)
     both = {n: torch.stack([t, t]) for n, t in arrays.items()}
-    trees.check(both, 5, recipe, str)
+    trees.check_trees(both, 5, recipe, str)
     both[name] = both[name].clone()
     both[name][1, 2, 1 if name in ("left", "right") else 0] = change
     with pytest.raises(PerfedError, match=f"the trees of 1 have {said}"):
-        trees.check(both, 5, recipe, str)
+        trees.check_trees(both, 5, recipe, str)
 
 
 def test_mixture_weights_are_the_mode():

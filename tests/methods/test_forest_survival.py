@@ -21,7 +21,7 @@ from perfed.data.federation import Federation
 from perfed.errors import PerfedError
 from perfed.maths import glm
 from perfed.methods.forest import hazards, trees
-from perfed.methods.forest.boosting import Steps, boosted
+from perfed.methods.forest.boosting import Steps, boost_trees
 from perfed.methods.forest.trees import Recipe
 from perfed.model.chain import Model
 from perfed.model.presets import linear
@@ -70,8 +70,8 @@ def deviance(y, leaves):
 def test_the_first_split_is_the_best_of_all_by_brute_force_and_the_leaves_have_its_risks():
     x, y = weibull(80)
     y[:5] = [1e-6, 0.0]  # who is gone before the first event says nothing
-    arrays = trees.grown(x[:, :1], y, Recipe(1, 2, 1, 10, None, None, True), KEY)
-    counts = trees.drawn(KEY, 1, 80)[0]
+    arrays = trees.grow_forest(x[:, :1], y, Recipe(1, 2, 1, 10, None, None, True), KEY)
+    counts = trees.draw_bootstrap(KEY, 1, 80)[0]
     rows = np.repeat(np.arange(80), counts)
     # E is of all rows, whatever the sample: what the brute force weighs is the site's own hazard.
     expected = hazards.expected_events(y, np.zeros(80))
@@ -98,7 +98,7 @@ def test_the_split_of_two_groups_is_one_that_a_log_rank_test_sees():
     p = [logrank_test(y[g, 0], y[~g, 0], y[g, 1], y[~g, 1]).p_value for g in (inputs[:, 0] > 0, inputs[:, 1] > 0)]
     assert p[0] < 1e-3 < p[1]
     assert deviance(y, inputs[:, 0]) < deviance(y, inputs[:, 1])
-    arrays = trees.grown(inputs, y, Recipe(20, 3, 1, 5, None, None, True), KEY)
+    arrays = trees.grow_forest(inputs, y, Recipe(20, 3, 1, 5, None, None, True), KEY)
     risks = arrays["value"][arrays["feature"][:, 0] == 0]
     split = arrays["left"][arrays["feature"][:, 0] == 0][:, 0] > 0
     assert split.any() and (risks[split][:, 2, 0] > risks[split][:, 1, 0]).all()
@@ -107,7 +107,7 @@ def test_the_split_of_two_groups_is_one_that_a_log_rank_test_sees():
 def test_without_an_event_nothing_is_grown_and_nothing_is_weighed():
     x, y = weibull(30)
     y[:, 1] = 0
-    arrays = trees.grown(x, y, Recipe(3, 8, 4, 2, None, None, True), KEY)
+    arrays = trees.grow_forest(x, y, Recipe(3, 8, 4, 2, None, None, True), KEY)
     assert (arrays["value"] == 1).all() and (arrays["left"][:, 0] == 0).all()
     said, before = np.random.default_rng(0).normal(size=(2, 30)), np.array([0.7, 0.3])
     assert hazards.hazard_weights(said, y, before, 5.0) == pytest.approx(before)
@@ -153,10 +153,10 @@ def test_boosting_goes_down_the_gradient_of_the_partial_likelihood():
     expected = hazards.expected_events(y, x[:, 0].astype(np.float64))
     assert y[:, 1] - expected == pytest.approx(-score.grad[:, 0].numpy(), abs=1e-9)
     x, y = weibull(500)
-    arrays = boosted(x, y, np.zeros((500, 1)), Steps(60, 0.2, 2, 5, None, survival=True), KEY)
+    arrays = boost_trees(x, y, np.zeros((500, 1)), Steps(60, 0.2, 2, 5, None, survival=True), KEY)
     new, there = weibull(300, seed=1)
     single = {name: tensor[None] for name, tensor in arrays.items()}
-    risk = trees.votes(single, torch.from_numpy(new)[None], 2)[0].sum(0)[:, 0].double().numpy()
+    risk = trees.compute_votes(single, torch.from_numpy(new)[None], 2)[0].sum(0)[:, 0].double().numpy()
     assert concordance_index(there[:, 0], -risk, there[:, 1]) > 0.6
     assert hazards.cox_loss(risk, there) < hazards.cox_loss(np.zeros(300), there) - 10
 
@@ -164,11 +164,11 @@ def test_boosting_goes_down_the_gradient_of_the_partial_likelihood():
 @pytest.mark.parametrize("risk", [0.0, float("inf")])
 def test_a_risk_that_is_none_is_refused(risk):
     recipe = Recipe(2, 4, 3, 5, 8, None, True)
-    arrays = {name: tensor[None].clone() for name, tensor in trees.grown(*weibull(60), recipe, KEY).items()}
-    trees.check(arrays, 4, recipe, str)
+    arrays = {name: tensor[None].clone() for name, tensor in trees.grow_forest(*weibull(60), recipe, KEY).items()}
+    trees.check_trees(arrays, 4, recipe, str)
     arrays["value"][0, 1, 0] = risk
-    with pytest.raises(PerfedError, match="the trees of 0 have a leaf that says no risk above 0"):
-        trees.check(arrays, 4, recipe, str)
+    with pytest.raises(PerfedError, match="the trees of 0 have a leaf with no risk above 0"):
+        trees.check_trees(arrays, 4, recipe, str)
 
 
 # The method ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from planes import LINEAR, flat, planes, quadratic
 from perfed import rng
 from perfed.errors import PerfedError
 from perfed.methods.flic.anchors import Anchors
-from perfed.methods.l2gd import L2GD, geometric
+from perfed.methods.l2gd import L2GD, draw_run_length
 from perfed.model.chain import Model
 from perfed.model.presets import hidden_layer, linear
 
@@ -118,11 +118,11 @@ def test_averaging_contracts_by_the_documented_factor(momentum, lr, proximal, cl
 def test_lengths_of_runs_aregeometric_and_keyed():
     keys = [rng.key(0, "test", i) for i in range(4000)]
     for stop in (0.9, 0.5, 0.1):
-        lengths = [geometric(key, stop) for key in keys]
+        lengths = [draw_run_length(key, stop) for key in keys]
         assert min(lengths) == 1
         assert sum(lengths) / len(lengths) == pytest.approx(1 / stop, rel=0.08)
         assert lengths.count(1) / len(lengths) == pytest.approx(stop, rel=0.1)
-        assert lengths == [geometric(key, stop) for key in keys]
+        assert lengths == [draw_run_length(key, stop) for key in keys]
 
 
 def test_a_round_has_local_epochs_on_average():

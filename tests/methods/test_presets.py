@@ -12,7 +12,7 @@ from perfed.errors import PerfedError
 from perfed.experiment.config import find_experiment, validate
 from perfed.experiment.overrides import override
 from perfed.method.registry import entry, method_names, preset_names
-from perfed.methods.presets import method_and_policy
+from perfed.methods.presets import split_method_name
 from perfed.report import change_communication, load_runs
 
 
@@ -22,7 +22,7 @@ def experiment(*settings: str, method: str = "fedrep-srpfl"):
 
 @pytest.mark.parametrize("name", preset_names())
 def test_a_preset_is_its_method_with_a_policy(name):
-    preset, base = entry(name), entry(method_and_policy(name)[0])
+    preset, base = entry(name), entry(split_method_name(name)[0])
     assert preset.method is base.method and base.name in method_names() and not base.policy
     built = experiment(method=name)
     assert type(built.built_method) is base.method
@@ -71,13 +71,13 @@ def test_unknown_names_are_told_of_presets():
 def test_any_method_goes_with_any_policy_by_a_plus():
     built = experiment("srpfl={first=1}", method="fedpac+srpfl")
     assert type(built.built_method) is entry("fedpac").method
-    assert method_and_policy("fedpac+srpfl") == method_and_policy("mine:fedpac+srpfl") == ("fedpac", "srpfl")
+    assert split_method_name("fedpac+srpfl") == split_method_name("mine:fedpac+srpfl") == ("fedpac", "srpfl")
     assert built.build_participation().policy == "srpfl"
     for wrong in ("fedpac+fast", "fedpac+"):
         with pytest.raises(PerfedError, match=r"unknown method '.*'; '.*' is no policy; allowed: cyclic, .*uniform"):
             entry(wrong)
     for wrong, said in (
-        ("quickest+srpfl", "'perfed list methods' names those that there are"),
+        ("quickest+srpfl", "'perfed list methods' lists all methods"),
         ("fedrep-srpfl+srpfl", "did you mean: fedrep-srpfl"),
         ("+srpfl", "'perfed list methods'"),
     ):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from perfed.errors import PerfedError
 from perfed.methods.feddar.heads import softmax_hessian, squared_error_hessian, with_ones
-from perfed.methods.feddar.second_order import Quadratics, add_quadratics, minimiser
+from perfed.methods.feddar.second_order import Quadratics, add_quadratics, minimise_quadratics
 
 F64 = torch.float64
 
@@ -59,12 +59,12 @@ def test_a_softmax_over_two_classes_is_the_logistic_hessian_in_the_difference():
 
 
 def second_order_mean(old, local, hessians, counts, *, damping=0.0) -> torch.Tensor:
-    """Fold of the clients' rows, then the minimiser; one entry."""
+    """Return the minimiser for one entry, after folding the clients' rows."""
     total: Quadratics | None = None
     for w, hessian, count in zip(local, hessians, counts, strict=True):
         total = add_quadratics(total, (w - old)[None], hessian[None], count[None])
     assert total is not None
-    return minimiser(total, old[None], damping=damping)[0]
+    return minimise_quadratics(total, old[None], damping=damping)[0]
 
 
 def solved(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -185,7 +185,7 @@ def test_sums_that_cannot_be_solved_are_errors():
     with pytest.raises(
         PerfedError, match=r"damping = 1e-20 \(times .*\) is lost in rounding .* domain 0; .* or 0 \(pseudo-inverse\)"
     ):
-        minimiser(total, draw(1, 6, 1), damping=1e-20)
+        minimise_quadratics(total, draw(1, 6, 1), damping=1e-20)
     total = add_quadratics(None, moved, hessian / 0, torch.ones(1))
     with pytest.raises(PerfedError, match="the Hessians of domain 0 or their heads are not finite"):
-        minimiser(total, draw(1, 6, 1))
+        minimise_quadratics(total, draw(1, 6, 1))

@@ -18,7 +18,7 @@ from perfed.cli.index import index
 from perfed.errors import PerfedError
 from perfed.experiment.config import find_experiment, read
 from perfed.method.registry import entry, method_id
-from perfed.methods.presets import method_and_policy
+from perfed.methods.presets import split_method_name
 from perfed.methods.titles import display_name
 from perfed.participation import (
     POLICIES,
@@ -123,7 +123,7 @@ def test_it_is_a_sweep_s_value(here):
 def test_names_of_methods_under_it(here):
     assert entry("FedAvg+own_policy:Skipping").policy == "own_policy:skipping"
     assert method_id("FedAvg+own_policy:Skipping") == "fedavg+own_policy:skipping" == method_id("fedavg+skipping")
-    assert method_and_policy("mine:avg+own_policy:skipping") == ("avg", "own_policy:skipping")
+    assert split_method_name("mine:avg+own_policy:skipping") == ("avg", "own_policy:skipping")
     assert display_name("fedavg+own_policy:skipping") == "FedAvg+Skipping"
     with pytest.raises(PerfedError, match=r"unknown method"):
         entry("fedrep-srpfl+own_policy:skipping")

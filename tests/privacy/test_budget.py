@@ -11,7 +11,7 @@ from test_rows import Noting
 
 from perfed import resume, start, validate
 from perfed.errors import PerfedError
-from perfed.method.disclosure import PARAMETERS, ROWS, Disclosure, disclosure_of
+from perfed.method.disclosure import PARAMETERS, ROWS, Disclosure, find_disclosure
 from perfed.method.registry import entry, method_names
 from perfed.methods.build import build_method
 from perfed.privacy.accountant import epsilon
@@ -90,11 +90,11 @@ def test_no_more_leaves_and_no_row_is_used_more_often_than_planned(name):
     exact = plan.told(2).whole - max(uses)
     assert exact <= (12 if name == "apfl" else 7) + 2 * (name == "fedavg-ft") + (10 if name.endswith("-ft") else 0)
     for _, done in server.engine.record:
-        entries = disclosure_of(type(plan.method)).entries
+        entries = find_disclosure(type(plan.method)).entries
         assert set(done.content) <= {*entries, "extensions"}
         for extension in plan.method.extensions[1:]:
             sent = done.content.get("extensions", {}).get(extension.name, {})
-            assert set(sent) <= set(disclosure_of(type(extension)).entries)
+            assert set(sent) <= set(find_disclosure(type(extension)).entries)
 
 
 def test_a_run_says_what_each_client_has_spent():
@@ -197,7 +197,7 @@ def test_a_run_with_poisson_samples_goes_on_with_each_client_s_noise(tmp_path):
         ({"privacy": {"sampling": "some"}}, "privacy.sampling"),
         ({"privacy": {"delta": None}}, "privacy.delta"),
         ({"method": "fedpac"}, "nothing is declared of what fedpac sends"),
-        ({"method": "knnper"}, "its clients' own models hold their rows"),
+        ({"method": "knnper"}, "the clients' models contain their rows"),
         ({"method": "fedamp", "privacy": {"unit": "client"}}, "noise is on their mean"),
         ({"method": "fedproto", "privacy": {"unit": "client"}}, "'means' of extension 'prototypes'"),
         ({"training": {"class_weights": "balanced"}}, "counts all rows"),

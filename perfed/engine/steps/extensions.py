@@ -10,7 +10,7 @@ from perfed.engine.executor import ChunkResult
 from perfed.engine.steps.step import ExchangeStep, ExchangeTask
 from perfed.errors import PerfedError
 from perfed.method.exchange import Replies, ServerState
-from perfed.method.extension import Extension, payload_of, received
+from perfed.method.extension import Extension, extension_payloads, undo_outgoing
 
 
 class ExtensionPayloads(ExchangeStep):
@@ -31,7 +31,7 @@ class ExtensionPayloads(ExchangeStep):
         self._adds_to_replies = task.exchange.extensions == "all"
         if task.exchange.extensions == "nothing":
             return task
-        return replace(task, payload={**task.payload, "extensions": payload_of(self._extensions, self._state)})
+        return replace(task, payload={**task.payload, "extensions": extension_payloads(self._extensions, self._state)})
 
     def collect(self, replies: Replies) -> Replies:
         """Collect the replies, if the extensions have added to them."""
@@ -61,6 +61,6 @@ class ExtensionReplies(ExchangeStep):
 
     def _restore_reply(self, client: str, reply: dict[str, Any]) -> dict[str, Any]:
         try:
-            return received(self._extensions, self._state, reply)
+            return undo_outgoing(self._extensions, self._state, reply)
         except PerfedError as error:
             raise PerfedError(f"the reply of client '{client}': {error}") from None

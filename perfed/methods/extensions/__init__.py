@@ -1,4 +1,4 @@
-"""Extensions that go inside any method's rounds."""
+"""Extensions that can be added to the rounds of any method."""
 
 from perfed.methods.extensions.clip import Clip
 from perfed.methods.extensions.prototypes import Prototypes

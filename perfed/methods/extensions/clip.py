@@ -1,4 +1,4 @@
-"""Clipping: each client's gradient has at most a given norm."""
+"""Clipping: the gradient of each client has at most a certain norm."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from perfed.training.steprules import Transform
 
 @register_extension
 class Clip(Extension):
-    """Gradients of a larger norm are scaled down: ``g <- g min(1, clip_norm / |g|)`` (Pascanu et al. 2013, alg. 1).
+    """Clipping of gradients to a norm: ``g <- g min(1, clip_norm / |g|)`` (Pascanu et al. 2013, algorithm 1).
 
     The norm is over all parameters that a step trains, separately for each client and mini-batch. A gradient whose norm
-    is not finite has no direction and becomes zero.
+    is not finite has no direction and is set to zero.
 
     Example:
         >>> from perfed import build_method
@@ -36,9 +36,9 @@ class Clip(Extension):
     clip_norm: float = Field(1.0, gt=0, description="largest norm of a client's gradient")
 
     def gradient(self, cohort: Cohort, payload: Mapping[str, Any]) -> Transform:
-        """Return the gradients with each client's norm cut."""
+        """Return a function that clips the norm of each client's gradient."""
 
-        def clipped(step: Step, grads: Parameters) -> Parameters:
+        def clip_gradients(step: Step, grads: Parameters) -> Parameters:
             squares = [g.flatten(1).square().sum(1) for g in grads.values()]
             if not squares:
                 return grads
@@ -51,4 +51,4 @@ class Clip(Extension):
 
             return {name: clip_gradient(gradient) for name, gradient in grads.items()}
 
-        return clipped
+        return clip_gradients

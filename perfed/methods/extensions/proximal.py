@@ -1,4 +1,4 @@
-"""FedProx's extension: local training stays near the received model."""
+"""FedProx's extension: local training is pulled to the received model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perfed.training.step import Penalty, Step
 
 @register_extension
 class Proximal(Extension):
-    """FedProx: ``(mu / 2) |w - w_received|^2`` over the trained shared parameters (Li et al. 2020, eq. 2).
+    """FedProx's penalty ``(mu / 2) |w - w_received|^2`` over the trained shared parameters (Li et al. 2020, eq. 2).
 
     Example:
         >>> from perfed import build_method
@@ -31,11 +31,11 @@ class Proximal(Extension):
     mu: float = Field(0.01, ge=0, description="weight of the proximal term")
 
     def check(self, info: FederationInfo, moves_shared: bool) -> None:
-        """Refuse methods whose clients receive no parameters to stay near."""
+        """Refuse methods whose clients receive no shared parameters."""
         info.shared_parameters(f"extension '{self.name}' keeps shared parameters near the received ones")
 
     def loss(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty:
-        """Distance to the shared parameters as they are when training starts."""
+        """Return the squared distance to the shared parameters at the start of training, times mu / 2, as a penalty."""
         received = {name: tensor.clone() for name, tensor in cohort.shared().items()}
 
         def value(step: Step) -> Tensor:

@@ -12,12 +12,12 @@ from torch import Tensor
 from perfed.errors import PerfedError
 from perfed.maths.aggregate import masked_mean, weighted_mean
 from perfed.method.declared import FederationInfo
-from perfed.method.domains import domain_means, reweighted
+from perfed.method.domains import mean_loss_per_domain, reweight_samples
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.registry import register
 from perfed.methods.domain_fedavg import DomainFedAvg
-from perfed.methods.feddar.heads import WEIGHT, check_linear, hessians_of, joined, parted, solve_heads
-from perfed.methods.feddar.second_order import Quadratics, add_quadratics, minimiser
+from perfed.methods.feddar.heads import WEIGHT, check_linear, join_bias, make_hessian_function, solve_heads, split_bias
+from perfed.methods.feddar.second_order import Quadratics, add_quadratics, minimise_quadratics
 from perfed.model.chain import STAGES, stage_of
 from perfed.model.placement import PER_DOMAIN, PERSONAL, SHARED, Placement
 from perfed.training.cohort import Cohort
@@ -36,26 +36,26 @@ from perfed.training.cohort import Cohort
     needs="heads that are linear",
 )
 class FedDAR(DomainFedAvg):
-    """Shared body, one linear head per domain, two exchanges a round (Zhong et al. 2023, Algorithm 1).
+    """Shared body, one linear head per domain, two exchanges per round (Zhong et al. 2023, Algorithm 1).
 
-    First the heads are trained on the mean loss of each domain's samples (no re-weighting; in a mini-batch: of its
-    samples there, so that the training loss of this part is a sum over domains) and aggregated per domain, then the
-    body on the re-weighted loss with the new heads. ``local_epochs`` are the epochs of the body. Domains that a client
-    does not hold contribute nothing; a domain that nobody of the round holds keeps its head.
+    First each head is trained on the mean loss of its domain's samples in the mini-batch, without re-weighting, so that
+    the training loss of this part is a sum over domains; the heads are aggregated per domain. Then the body is trained
+    on the re-weighted loss with the new heads. ``local_epochs`` are the epochs of the body. Clients without samples of
+    a domain do not contribute to its head; a domain without samples in the round keeps its head.
 
-    The paper's ablation switches are ``reweight``, ``aggregation``, and ``alternate``: without it, it is
-    :class:`~perfed.methods.domain_fedavg.MultiHeadFedAvg`. Then ``placement = { head = "shared" }`` switches the heads
-    per domain off too, which is :class:`~perfed.methods.domain_fedavg.DomainFedAvg`, and without ``reweight`` FedAvg.
-    The domain as an input is an option of the data, ``domain_input``; a projection is a body that ends in few outputs.
+    The switches of the paper's ablation are ``reweight``, ``aggregation`` and ``alternate``. ``alternate = false`` is
+    :class:`~perfed.methods.domain_fedavg.MultiHeadFedAvg`; with ``placement = { head = "shared" }`` in addition it is
+    :class:`~perfed.methods.domain_fedavg.DomainFedAvg`, and without ``reweight`` FedAvg. The domain as an input is an
+    option of the data, ``domain_input``; a projection is a body that ends in few outputs.
 
     ``damping tr(H) / D`` is added to the diagonal of a domain's summed Hessian H, of D rows, in the correction form of
-    eq. 8 (:func:`~perfed.methods.feddar.second_order.minimiser`): heads move less in directions with little curvature,
-    and stay where they are in directions without. Eq. 8 itself has none. The default holds back those with less than a
-    tenth of the mean curvature, in which the loss hardly changes, and what a few samples say is mostly noise. A
-    client's Hessians are made when its turn comes, and folded.
+    eq. 8 (:func:`~perfed.methods.feddar.second_order.minimise_quadratics`): heads move less in directions with little
+    curvature, and not at all in directions without curvature. Eq. 8 itself has no damping. The default shortens steps
+    in directions with less than a tenth of the mean curvature, in which the loss hardly changes and a few samples
+    contain mostly noise. Each client's Hessians are computed one client at a time, and folded.
 
-    ``head_epochs = "exact"`` takes each domain's least-squares solution, of least norm where a client holds fewer
-    samples of a domain than there are features; such heads spoil weighted averages, not second-order aggregation.
+    ``head_epochs = "exact"`` uses each domain's least-squares solution, that of least norm if a client has fewer
+    samples of a domain than there are features; such heads distort weighted averages, but not second-order aggregation.
     """
 
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": PER_DOMAIN}
@@ -64,38 +64,40 @@ class FedDAR(DomainFedAvg):
         5,
         description="local epochs of the heads, before those of the body; 'exact': least squares (regression)",
     )
-    aggregation: Literal["second-order", "weighted"] = Field("second-order", description="of the heads: SA or WA")
+    aggregation: Literal["second-order", "weighted"] = Field(
+        "second-order", description="aggregation of the heads: SA or WA"
+    )
     damping: float = Field(
         0.1,
         ge=0,
-        description="of the second-order aggregation, in units of the mean curvature of a domain's summed Hessian, "
-        "tr(H)/D; 0 takes the pseudo-inverse",
+        description="damping of the second-order aggregation, relative to the mean curvature of a domain's summed "
+        "Hessian, tr(H)/D; 0 uses the pseudo-inverse",
     )
-    hessian_at: Literal["trained", "received"] = Field("trained", description="heads at which Hessians are taken")
-    hessian_limit_mb: int = Field(1024, ge=1, description="largest size of one client's Hessians; their sum has it too")
+    hessian_at: Literal["trained", "received"] = Field("trained", description="heads at which Hessians are computed")
+    hessian_limit_mb: int = Field(1024, ge=1, description="largest size of one client's Hessians, and of their sum")
     alternate: bool = Field(
         True, validate_default=True, description="heads first, then the body; false: both together, in one exchange"
     )
 
     @field_validator("alternate")
     @classmethod
-    def _only_heads_per_domain(cls, value: bool, info: ValidationInfo) -> bool:
+    def _check_alternate(cls, value: bool, info: ValidationInfo) -> bool:
         places = {**cls.default_placement, **info.data.get("placement", {})}
         if value and any((places[stage] == PER_DOMAIN) != (stage == "head") for stage in STAGES):
             raise ValueError("true needs a placement with the head alone per-domain; allowed with this one: false")
         return value
 
     def epochs_in(self, round_: int) -> int:
-        """Of the heads, where they are trained before the body, and of the body."""
+        """Return the epochs of the heads, if they are trained before the body, and of the body."""
         if round_ <= self.warmup_rounds:
             return super().epochs_in(round_)
         heads = self.head_epochs if self.alternate and self.head_epochs != "exact" else 0
         return heads + self.local_epochs
 
     def check(self, server: ServerState, info: FederationInfo) -> None:
-        """Refuse Hessians and heads that cannot be had."""
+        """Refuse second-order aggregation and exact heads if model, data or settings do not allow them."""
         if self.alternate and self.aggregation == "second-order":
-            _check_plain(info, self.class_weights)
+            _check_loss(info, self.class_weights)
             check_linear(server.shared, "second-order aggregation")
             self._check_hessians(server.shared, info)
         if self.head_epochs == "exact":
@@ -119,7 +121,7 @@ class FedDAR(DomainFedAvg):
             )
 
     def domain_round(self, server: ServerState, clients: Clients) -> None:
-        """Heads to the server and back, then bodies; or both together."""
+        """Train and aggregate the heads, then the body; or both together in one exchange."""
         if not self.alternate:
             super().domain_round(server, clients)
             return
@@ -130,49 +132,49 @@ class FedDAR(DomainFedAvg):
         server.shared = {**server.shared, **weighted_mean(reply.shared, reply.num_samples)}
 
     def _weighted_heads(self, clients: Clients, old: dict[str, Any], sent: dict[str, Any]) -> dict[str, Tensor]:
-        """Train the heads; their means by name, ``(M, ...)``."""
+        """Train the heads, and return their means by name, ``(M, ...)``."""
         reply = clients.train(self.train_heads, closing=False, shared=old, **sent)
         return {name: masked_mean(x, reply.domain_counts, old[name]) for name, x in reply.heads.items()}
 
     def _second_order_heads(self, clients: Clients, old: dict[str, Any], sent: dict[str, Any]) -> dict[str, Tensor]:
-        """Train the heads; what second-order aggregation makes of them by name, ``(M, ...)``."""
+        """Train the heads, and return their second-order aggregates by name, ``(M, ...)``."""
         joint = clients.info.num_classes is not None
-        before = joined(old, joint)
+        before = join_bias(old, joint)
 
         def fold(total: Quadratics | None, reply: dict[str, Any]) -> Quadratics:
-            moved = joined(reply["heads"], joint) - before
-            return add_quadratics(total, moved, reply["hessians"], reply["domain_counts"])
+            change = join_bias(reply["heads"], joint) - before
+            return add_quadratics(total, change, reply["hessians"], reply["domain_counts"])
 
         reply = clients.train(self.train_heads, closing=False, reduce={"hessians": fold}, shared=old, **sent)
-        return parted(minimiser(reply.hessians, before, damping=self.damping), old, joint)
+        return split_bias(minimise_quadratics(reply.hessians, before, damping=self.damping), old, joint)
 
     def train_heads(self, cohort: Cohort, shared: dict[str, Any], weights: Tensor) -> Reply:
-        """Heads (with personal parameters), each on the samples of its domain, the body frozen."""
+        """Train heads and personal parameters on the mean losses of the domains, with the body fixed."""
         cohort.load(shared)
-        wanted = self.hessian_at if self.aggregation == "second-order" else ""
-        hessians = {"hessians": hessians_of(cohort)} if wanted == "received" else {}
+        hessian_at = self.hessian_at if self.aggregation == "second-order" else ""
+        hessians = {"hessians": make_hessian_function(cohort)} if hessian_at == "received" else {}
         if self.head_epochs == "exact":
             solve_heads(cohort)
         else:
             train = (*cohort.personal_parameters, *cohort.trainable_names("head"))
-            cohort.fit(train, epochs=self.head_epochs, loss=domain_means(cohort.num_domains))
+            cohort.fit(train, epochs=self.head_epochs, loss=mean_loss_per_domain(cohort.num_domains))
         heads = {name: cohort.model[name].detach() for name in cohort.trainable_names("head")}
-        if wanted == "trained":
-            hessians = {"hessians": hessians_of(cohort)}
+        if hessian_at == "trained":
+            hessians = {"hessians": make_hessian_function(cohort)}
         return Reply(heads=heads, domain_counts=cohort.domain_counts, **hessians)
 
     def train_body(self, cohort: Cohort, shared: dict[str, Any], weights: Tensor) -> Reply:
-        """The body on the re-weighted loss, the heads frozen."""
+        """Train the body on the re-weighted loss, with the heads fixed."""
         cohort.load(shared)
         body = tuple(name for name in cohort.shared_parameters if stage_of(name) != "head")
-        samples = reweighted(cohort, weights)
+        samples = reweight_samples(cohort, weights)
         cohort.fit(body, epochs=self.local_epochs, samples=samples)
         shared = {name: t for name, t in cohort.shared().items() if stage_of(name) != "head"}
         return Reply(shared=shared, num_samples=cohort.num_samples)
 
 
-def _check_plain(info: FederationInfo, class_weights: str) -> None:
-    """Hessians are those of the plain losses that are means over samples."""
-    lost = "the Cox partial likelihood (survival)" if info.task == "survival" else "losses with class_weights"
+def _check_loss(info: FederationInfo, class_weights: str) -> None:
+    """Refuse losses that are not plain means over samples, because their Hessians are not implemented."""
+    loss = "the Cox partial likelihood (survival)" if info.task == "survival" else "losses with class_weights"
     if info.task == "survival" or class_weights != "none":
-        raise PerfedError(f"second-order aggregation has no Hessians of {lost}; add aggregation=weighted")
+        raise PerfedError(f"second-order aggregation is not implemented for {loss}; add aggregation=weighted")

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from perfed.errors import PerfedError
 
-_RANK = 1e-12  # eigenvalues below this share of the largest count as zero
+_RANK = 1e-12  # eigenvalues below this fraction of the largest are treated as zero
 
 
 @dataclass(frozen=True)
 class Quadratics:
-    """Sums over clients of their quadratic models around the values that were sent out, for each of M entries.
+    """The sums over clients of their quadratic models around the values that were sent out, for each of M entries.
 
     Attributes:
         weight: ``(M,)``, ``sum_i a_i``.
@@ -27,45 +27,46 @@ class Quadratics:
     change: Tensor
 
 
-def add_quadratics(total: Quadratics | None, moved: Tensor, hessians: Tensor, counts: Tensor) -> Quadratics:
-    """Add one client's quadratic models to ``total``, in place and in float64; a fold over clients.
+def add_quadratics(total: Quadratics | None, changes: Tensor, hessians: Tensor, counts: Tensor) -> Quadratics:
+    """Add one client's quadratic models to ``total``, in place and in float64; return the total.
 
     Args:
         total: ``None`` before the first client.
-        moved: ``(M, D, r)``, ``w_i - w_old``; r right-hand sides have the same Hessian.
+        changes: ``(M, D, r)``, ``w_i - w_old``, with r right-hand sides for each Hessian.
         hessians: ``(M, D, D)``, symmetric positive semi-definite.
-        counts: ``(M,)``, the weights ``a_i``; entries with 0 do not count.
+        counts: ``(M,)``, the weights ``a_i``; entries with weight 0 are skipped.
 
     Source: Zhong et al. 2023 (FedDAR), eq. 8.
     """
     if total is None:
-        total = Quadratics(*(torch.zeros_like(t, dtype=torch.float64) for t in (counts, hessians, moved)))
+        total = Quadratics(*(torch.zeros_like(t, dtype=torch.float64) for t in (counts, hessians, changes)))
     total.weight.add_(counts)
-    # Entry by entry, the Hessian is still in the cache for the product, and absent entries cost nothing.
+    # Entry by entry, because the Hessian is then still in the cache for the product, and absent entries cost nothing.
     for m, count in enumerate(counts.tolist()):
         if count:
             hessian = hessians[m].double()
             total.matrix[m].add_(hessian, alpha=count)
-            total.change[m].addmm_(hessian, moved[m].double(), alpha=count)
+            total.change[m].addmm_(hessian, changes[m].double(), alpha=count)
     return total
 
 
-def minimiser(total: Quadratics, old: Tensor, *, damping: float = 0.0) -> Tensor:
-    """Minimiser of the summed models, in its correction form: what nobody saw keeps its old value.
+def minimise_quadratics(total: Quadratics, old: Tensor, *, damping: float = 0.0) -> Tensor:
+    """Return the minimiser of the summed quadratic models; entries without data keep their old values.
 
     ``w = w_old + (H + delta I)^-1 sum_i a_i H_i (w_i - w_old)`` with ``H = sum_i a_i H_i`` and ``a_i`` in proportion to
-    the counts. It equals ``H^-1 sum_i a_i H_i w_i`` where H is invertible and delta 0. Damping is in units of the mean
-    curvature of the entry's H, ``delta = damping tr(H) / D``, so that the unit in which features or losses are measured
-    does not matter: a direction with ``damping`` times the mean curvature makes half of its way. With 0 the
-    pseudo-inverse is taken (eigenvalues below 1e-12 of the largest count as zero). Everything is done in float64.
+    the counts. It equals ``H^-1 sum_i a_i H_i w_i`` if H is invertible and delta is 0. Damping is relative to the mean
+    curvature of the entry's H, ``delta = damping tr(H) / D``, so that the units of features and losses do not matter:
+    along a direction with ``damping`` times the mean curvature, the step has half of its length. With 0 the
+    pseudo-inverse is used (eigenvalues below 1e-12 of the largest are treated as zero). The computation is in float64.
 
     Args:
-        total: of :func:`add_quadratics`.
+        total: the sums from :func:`add_quadratics`.
         old: ``(M, D, r)``, the values that were sent out; returned for entries without weight or curvature.
-        damping: at least 0. Equal local values stay as they are only for 0, or if they equal ``old``.
+        damping: at least 0. If all local values are equal, they are the result only with damping 0, or if they equal
+            ``old``.
 
     Raises:
-        PerfedError: sums that are not finite, or singular to rounding in spite of the damping.
+        PerfedError: sums are not finite, or singular up to rounding in spite of the damping.
 
     Source: Zhong et al. 2023 (FedDAR), eq. 8.
     """
@@ -77,12 +78,12 @@ def minimiser(total: Quadratics, old: Tensor, *, damping: float = 0.0) -> Tensor
                 raise PerfedError(
                     f"the Hessians of domain {m} or their heads are not finite; lower the learning rate of the heads"
                 )
-            step = _damped(matrix, change, damping, m) if damping else _pseudo_inverse(matrix, change)
+            step = _solve_damped(matrix, change, damping, m) if damping else _solve_least_norm(matrix, change)
             new[m] = (old[m] + step).to(old.dtype)
     return new
 
 
-def _damped(matrix: Tensor, change: Tensor, damping: float, domain: int) -> Tensor:
+def _solve_damped(matrix: Tensor, change: Tensor, damping: float, domain: int) -> Tensor:
     curvature = float(matrix.diagonal().mean())
     if curvature == 0:
         return torch.zeros_like(change)
@@ -96,7 +97,7 @@ def _damped(matrix: Tensor, change: Tensor, damping: float, domain: int) -> Tens
     return torch.cholesky_solve(change, factor)
 
 
-def _pseudo_inverse(matrix: Tensor, change: Tensor) -> Tensor:
+def _solve_least_norm(matrix: Tensor, change: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(matrix)
     inverse = torch.where(values > _RANK * values[-1], 1 / values, 0.0)
     step: Tensor = vectors @ (inverse[:, None] * (vectors.T @ change))

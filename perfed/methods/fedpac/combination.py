@@ -1,7 +1,7 @@
-"""How FedPAC's server weighs the clients' heads: feature statistics, the matrices D, and one small QP per client.
+"""The weights with which FedPAC combines the clients' heads: feature statistics, matrices D, and one QP per client.
 
 Names follow the paper (Xu, Tong, Huang, ICLR 2023): ``P(y)`` class shares, ``mu`` class means, ``h = P(y) mu``, ``V``
-the variance term, ``Lambda`` the second moment of the features, ``alpha`` the weights. Everything is float64.
+the variance term, ``Lambda`` the second moment of the features, ``alpha`` the weights. All computations are in float64.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from torch import Tensor
 from perfed.errors import PerfedError
 from perfed.maths.simplex import FloatArray, QPFailed, simplex_qp
 
-# V is at least this part of E|f|^2: features without variance would leave the weights of equal clients undetermined.
+# V is at least this fraction of E|f|^2, because without variance the weights of equal clients would be undetermined.
 FLOOR = 1e-10
-# Rows taken to float64 at a time.
+# Number of rows that are converted to float64 at a time.
 ROWS = 16384
 
 
 class Statistics(NamedTuple):
-    """What FedPAC's clients report of their features, float64.
+    """The feature statistics that FedPAC's clients report, float64.
 
     Attributes:
         priors: ``(m, C)``, shares P(y) of the classes.
         means: ``(m, C, d)``, ``h(i, y) = P_i(y) mu_iy``.
         variances: ``(m,)``, ``V_i``, not divided by the number of samples.
-        second_moments: ``(m, d, d)``, ``E_i[f f^T]``, or None where not asked for.
+        second_moments: ``(m, d, d)``, ``E_i[f f^T]``, or None if not requested.
     """
 
     priors: Tensor
@@ -38,10 +38,10 @@ class Statistics(NamedTuple):
 
 
 class Combination(NamedTuple):
-    """Weights of the heads.
+    """The weights of the heads in the combined head of each client.
 
     Attributes:
-        weights: ``(m, m)``; row i holds ``alpha_i*``, the weights of client i's combined head.
+        weights: ``(m, m)``; row i has ``alpha_i*``, the weights of client i's combined head.
         failed: ``(m,)`` boolean, clients whose problem was not solved; their rows are those of the identity.
     """
 
@@ -58,31 +58,31 @@ def client_statistics(
     *,
     second_moments: bool = False,
 ) -> Statistics:
-    """Class shares, weighted class means and variance term of every client, from the samples of all.
+    """Return class shares, weighted class means and variance term of every client, from the samples of all clients.
 
-    ``V = sum_y P(y) tr E[f f^T | y] - |P(y) mu_y|^2`` is computed as ``sum_y P(y) E[|f - mu_y|^2 | y]
-    + P(y) (1 - P(y)) |mu_y|^2``, the same without cancellation: constant features of one class give zero.
+    ``V = sum_y P(y) tr E[f f^T | y] - |P(y) mu_y|^2`` is computed as ``sum_y P(y) E[|f - mu_y|^2 | y] + P(y) (1 - P(y))
+    |mu_y|^2``, which equals it but avoids cancellation: constant features of one class give exactly zero.
 
     Args:
         features: ``(total, d)``, of any floating type.
         labels: ``(total,)`` integers in ``[0, num_classes)``.
-        clients: ``(total,)`` integers in ``[0, num_clients)``, the owner of each sample, in any order.
+        clients: ``(total,)`` integers in ``[0, num_clients)``, the client of each sample, in any order.
         num_clients: m.
         num_classes: C.
-        second_moments: also those, which only :func:`combination_weights_general` needs.
+        second_moments: whether to compute second moments, which only :func:`combination_weights_general` needs.
 
     Returns:
-        Everything zero for absent classes and clients without samples.
+        Statistics, which are zero for absent classes and clients without samples.
 
     Raises:
-        PerfedError: shapes that do not agree; labels or clients out of range.
+        PerfedError: shapes do not agree, or labels or clients are out of range.
 
     Source: Xu, Tong, Huang 2023, Eq. 34 (h), Eq. 44 (V, from Eq. 35), Eq. 36-39 (empirical versions).
 
     Example:
         >>> f = torch.tensor([[1.0], [3.0], [2.0], [2.0]])
-        >>> found = client_statistics(f, torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 1]), 2, 2)
-        >>> found.means.squeeze(2).tolist(), found.variances.tolist()
+        >>> statistics = client_statistics(f, torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 1]), 2, 2)
+        >>> statistics.means.squeeze(2).tolist(), statistics.variances.tolist()
         ([[2.0, 0.0], [1.0, 1.0]], [1.0, 2.0])
     """
     _check_samples(features, labels, clients, num_clients, num_classes)
@@ -103,14 +103,14 @@ def client_statistics(
         priors=priors,
         means=priors[:, :, None] * class_means.view(num_clients, num_classes, -1),
         variances=spread.view_as(priors).sum(1) / sizes + between.sum(1),
-        second_moments=_second_moments(features, clients, sizes) if second_moments else None,
+        second_moments=_compute_second_moments(features, clients, sizes) if second_moments else None,
     )
 
 
-def _second_moments(features: Tensor, clients: Tensor, sizes: Tensor) -> Tensor:
+def _compute_second_moments(features: Tensor, clients: Tensor, sizes: Tensor) -> Tensor:
     rows = torch.argsort(clients, stable=True)
-    held = torch.bincount(clients, minlength=len(sizes)).tolist()
-    products = [x.T @ x for x in (features[part].double() for part in torch.split(rows, held))]
+    counts = torch.bincount(clients, minlength=len(sizes)).tolist()
+    products = [x.T @ x for x in (features[part].double() for part in torch.split(rows, counts))]
     return torch.stack(products) / sizes[:, None, None]
 
 
@@ -121,46 +121,46 @@ def _check_samples(features: Tensor, labels: Tensor, clients: Tensor, num_client
         if index.shape != features.shape[:1]:
             raise PerfedError(f"{name} must be of shape ({len(features)},), not {tuple(index.shape)}")
         if len(index) and not 0 <= int(index.min()) <= int(index.max()) < size:
-            raise PerfedError(f"{name} must be in [0, {size}), found {int(index.min())} to {int(index.max())}")
+            raise PerfedError(f"{name} must be in [0, {size}), but range from {int(index.min())} to {int(index.max())}")
 
 
 def combination_weights(means: Tensor, variances: Tensor, counts: Tensor, *, cut: float = 0.0) -> Combination:
-    """Optimal weights of all clients' heads for every client, the features' second moment taken as the identity.
+    """Return the optimal weights of all heads for every client, with the identity as second moment of the features.
 
-    Row i minimises ``sum_j a_j^2 V_j / n_j + sum_jj' a_j a_j' D_jj'`` over the simplex, with
-    ``D_jj' = sum_y <h(i,y) - h(j,y), h(i,y) - h(j',y)> = G_ii - G_ij - G_ij' + G_jj'`` for the Gram matrix G of the h:
-    one G serves all clients. The mean of h over clients is subtracted before; V is at least 1e-10 (V + |h|^2).
+    Row i minimises ``sum_j a_j^2 V_j / n_j + sum_jj' a_j a_j' D_jj'`` over the simplex, with ``D_jj' = sum_y <h(i,y) -
+    h(j,y), h(i,y) - h(j',y)> = G_ii - G_ij - G_ij' + G_jj'`` for the Gram matrix G of the h, which is computed once for
+    all clients, after subtracting the mean of h over clients. V is at least 1e-10 (V + |h|^2).
 
-    A client whose statistics are not finite, or that has no samples, has failed, and weighs nothing for the others.
+    A client whose statistics are not finite, or that has no samples, has failed, and has weight 0 for the others.
 
     Args:
         means: ``(m, C, d)``, ``h(i, y) = P_i(y) mu_iy``.
         variances: ``(m,)``, V, not divided by n.
         counts: ``(m,)``, numbers of samples n.
-        cut: weights below it become zero and the rest is scaled to sum to one (the official code: 1e-3); the largest
-            weight of a row always stays.
+        cut: weights below it become zero, and the remaining ones are scaled to sum to one (the official code: 1e-3);
+            the largest weight of a row is never cut.
 
     Returns:
         Weights and the mask of failed clients, on the device of ``means``.
 
     Raises:
-        PerfedError: shapes that do not agree, a negative count, or a cut outside [0, 1).
+        PerfedError: shapes do not agree, a count is negative, or the cut is outside [0, 1).
 
     Source: Xu, Tong, Huang 2023, Eq. 11 with Eq. 43-46 (appendix A.5).
 
     Example:
         >>> h = torch.tensor([[[1.0]], [[1.0]], [[9.0]]])
-        >>> found = combination_weights(h, torch.ones(3), torch.tensor([300, 100, 100]))
-        >>> found.weights[0].numpy().round(3).tolist()
+        >>> combination = combination_weights(h, torch.ones(3), torch.tensor([300, 100, 100]))
+        >>> combination.weights[0].numpy().round(3).tolist()
         [0.75, 0.25, 0.0]
     """
-    _check(means, counts, cut, variances=(variances, means.shape[:1]))
+    _check_arguments(means, counts, cut, variances=(variances, means.shape[:1]))
     h, v, n = (x.detach().double().cpu() for x in (means.flatten(1), variances, counts))
     usable = h.isfinite().all(1) & v.isfinite() & n.isfinite() & (n > 0)
     gram = centred_gram(h[usable]).numpy()
-    noise = (_floored(v, h.square().sum(1)) / n)[usable].numpy()
-    rows = [_row(_differences(gram, i), noise) for i in range(len(gram))]
-    return _collected(rows, usable, cut, means.device)
+    noise = (_apply_floor(v, h.square().sum(1)) / n)[usable].numpy()
+    rows = [_solve_row(_compute_differences(gram, i), noise) for i in range(len(gram))]
+    return _collect_rows(rows, usable, cut, means.device)
 
 
 def combination_weights_general(
@@ -172,93 +172,99 @@ def combination_weights_general(
     ridge: float = 1e-3,
     cut: float = 0.0,
 ) -> Combination:
-    """The form before the identity is put in: inner products with the inverse second moment of the target client.
+    """Return the weights with inner products by the inverse second moment of the target client's features.
 
-    For the row of client i, with ``Lambda = E_i[f f^T]`` (the paper assumes E[f] = 0, so this is the covariance):
+    This is the paper's general form, from which :func:`combination_weights` follows with the identity. For the row of
+    client i, with ``Lambda = E_i[f f^T]`` (the paper assumes E[f] = 0, so this is the covariance):
 
     * Eq. 33: ``D_jj' = tr(Lambda^-1 sum_y (h(i,y) - h(j,y)) (h(i,y) - h(j',y))^T)``;
     * Eq. 35: ``V_j = sum_y P_j(y) tr(Lambda^-1 E_j[f f^T | y]) - P_j(y)^2 |Lambda^-1/2 mu_jy|^2``, which is
-      ``tr(Lambda^-1 E_j[f f^T]) - sum_y |Lambda^-1/2 h(j,y)|^2``: clients need not send a matrix per class.
+      ``tr(Lambda^-1 E_j[f f^T]) - sum_y |Lambda^-1/2 h(j,y)|^2``: so that clients need not send a matrix per class.
 
-    Lambda is singular where features are dead or a client has fewer than d samples; ``ridge tr(Lambda) / d`` is added
-    to its diagonal. Cost: ``m^2 C d (m + d)``, m times that of :func:`combination_weights`.
+    Lambda is singular if features are constantly zero or a client has fewer than d samples; ``ridge tr(Lambda) / d`` is
+    added to its diagonal. Cost: ``m^2 C d (m + d)``, m times that of :func:`combination_weights`.
 
     Args:
         means: ``(m, C, d)``, h.
         second_moments: ``(m, d, d)``, ``E_j[f f^T]`` of every client.
         counts: ``(m,)``.
-        covariances: ``(m, d, d)``, Lambda of every target; None for ``second_moments``. The identity gives
+        covariances: ``(m, d, d)``, Lambda of every target; None: ``second_moments``. The identity gives
             :func:`combination_weights`.
         ridge: at least 0.
         cut: as in :func:`combination_weights`.
 
     Returns:
         As :func:`combination_weights`. A client whose Lambda with its ridge is not positive definite has failed too,
-        but still counts for the others.
+        but other clients can still use its head.
 
     Raises:
-        PerfedError: shapes that do not agree, a negative count or ridge, or a cut outside [0, 1).
+        PerfedError: shapes do not agree, a count or the ridge is negative, or the cut is outside [0, 1).
 
     Source: Xu, Tong, Huang 2023, Theorem 1, appendix A.2, Eq. 33 and 35, with the estimates of A.3, Eq. 36-39.
     """
     square = (len(means), means.shape[-1], means.shape[-1])
     targets = second_moments if covariances is None else covariances
-    _check(means, counts, cut, second_moments=(second_moments, square), covariances=(targets, square))
+    _check_arguments(means, counts, cut, second_moments=(second_moments, square), covariances=(targets, square))
     if not ridge >= 0:
         raise PerfedError(f"ridge must be at least 0, not {ridge}")
     h, moments, targets, n = (x.detach().double().cpu() for x in (means, second_moments, targets, counts))
     usable = h.flatten(1).isfinite().all(1) & moments.flatten(1).isfinite().all(1) & n.isfinite() & (n > 0)
     h, moments, n = h[usable], moments[usable], n[usable]
-    rows = [_general_row(h, moments, n, i, target, ridge) for i, target in enumerate(targets[usable])]
-    return _collected(rows, usable, cut, means.device)
+    rows = [_solve_general_row(h, moments, n, i, target, ridge) for i, target in enumerate(targets[usable])]
+    return _collect_rows(rows, usable, cut, means.device)
 
 
-def _general_row(h: Tensor, moments: Tensor, n: Tensor, i: int, target: Tensor, ridge: float) -> FloatArray | None:
+def _solve_general_row(
+    h: Tensor, moments: Tensor, n: Tensor, i: int, target: Tensor, ridge: float
+) -> FloatArray | None:
     d = h.shape[2]
     loading = ridge * target.diagonal().sum() / d * torch.eye(d, dtype=torch.float64)
     factor, info = torch.linalg.cholesky_ex(target + loading)
     if int(info) or not factor.isfinite().all():
         return None
 
-    def whitened(x: Tensor) -> Tensor:
+    def whiten(x: Tensor) -> Tensor:
         y: Tensor = torch.linalg.solve_triangular(factor, x.reshape(-1, d).T, upper=False)
         return y.T.reshape(len(x), -1)
 
-    differences = whitened(h - h[i])
+    differences = whiten(h - h[i])
     inverse = torch.cholesky_inverse(factor)
-    size = whitened(h).square().sum(1)
-    v = _floored(moments.flatten(1) @ inverse.flatten() - size, size)
-    return _row((differences @ differences.T).numpy(), (v / n).numpy())
+    size = whiten(h).square().sum(1)
+    v = _apply_floor(moments.flatten(1) @ inverse.flatten() - size, size)
+    return _solve_row((differences @ differences.T).numpy(), (v / n).numpy())
 
 
 def centred_gram(h: Tensor) -> Tensor:
-    """Gram matrix ``(m, m)`` of the rows of ``(m, k)`` after subtracting their mean; D does not depend on the mean."""
+    """Return the Gram matrix ``(m, m)`` of the rows of ``(m, k)`` after subtracting their mean.
+
+    D does not depend on the mean.
+    """
     centred = h - h.mean(0)
     gram: Tensor = centred @ centred.T
     return gram
 
 
-def _differences(gram: FloatArray, i: int) -> FloatArray:
-    """D of client i."""
+def _compute_differences(gram: FloatArray, i: int) -> FloatArray:
+    """Return D of client i."""
     differences: FloatArray = gram[i, i] - gram[i][:, None] - gram[i] + gram
     return differences
 
 
-def _floored(v: Tensor, size: Tensor) -> Tensor:
+def _apply_floor(v: Tensor, size: Tensor) -> Tensor:
     # V + |h|^2 = E|f|^2 sets the scale; the second bound is for a client whose features are all zero.
     return v.maximum(FLOOR * (v.clamp_min(0) + size)).clamp_min(1e-100)
 
 
-def _row(differences: FloatArray, noise: FloatArray) -> FloatArray | None:
-    """Weights for one client from its D and V / n; None if they cannot be had."""
+def _solve_row(differences: FloatArray, noise: FloatArray) -> FloatArray | None:
+    """Return the weights for one client from its D and V / n; None if the problem is not solved."""
     try:
         return simplex_qp(differences + np.diag(noise))
     except QPFailed:
         return None
 
 
-def _collected(rows: list[FloatArray | None], usable: Tensor, cut: float, device: torch.device) -> Combination:
-    """The rows of the usable clients put into the matrix of all clients."""
+def _collect_rows(rows: list[FloatArray | None], usable: Tensor, cut: float, device: torch.device) -> Combination:
+    """Return the combination of all clients from the rows of the usable ones."""
     weights = torch.eye(len(usable), dtype=torch.float64)
     failed = ~usable
     columns = usable.nonzero().squeeze(1)
@@ -266,13 +272,13 @@ def _collected(rows: list[FloatArray | None], usable: Tensor, cut: float, device
         if row is None:
             failed[client] = True
             continue
-        kept = np.where(row < min(cut, row.max()), 0.0, row)
+        cut_row = np.where(row < min(cut, row.max()), 0.0, row)
         weights[client] = 0.0
-        weights[client, columns] = torch.from_numpy(kept / kept.sum())
+        weights[client, columns] = torch.from_numpy(cut_row / cut_row.sum())
     return Combination(weights.to(device), failed.to(device))
 
 
-def _check(means: Tensor, counts: Tensor, cut: float, **arrays: tuple[Tensor, Any]) -> None:
+def _check_arguments(means: Tensor, counts: Tensor, cut: float, **arrays: tuple[Tensor, Any]) -> None:
     if means.ndim != 3 or not len(means):
         raise PerfedError(f"means must be of shape (clients, classes, d), not {tuple(means.shape)}")
     for name, (x, shape) in {"counts": (counts, means.shape[:1]), **arrays}.items():

@@ -1,4 +1,4 @@
-"""Wasserstein distances to Gaussians of any covariance, and barycentres; singular covariances included."""
+"""Wasserstein distances to Gaussians with any covariance, even singular, and barycentres of Gaussians."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _CLOSE = 1e-10
 
 
 def bures_w2(x: Tensor, counts: Sequence[int], anchors: Gaussians) -> Tensor:
-    """Squared 2-Wasserstein distance between Gaussians and those fitted to sets of samples.
+    """Return the squared 2-Wasserstein distance between Gaussians and those fitted to sets of samples.
 
     ``|m - v|^2 + tr S + tr Sigma - 2 tr (Sigma^(1/2) S Sigma^(1/2))^(1/2)`` with m and S, the mean and the unbiased
-    covariance of the samples (zero for one), ``Sigma = L L^T``. The last trace is the nuclear norm of ``X L``, X the
-    centred samples over sqrt(n - 1): no root of a matrix is taken, and where S or Sigma is singular the gradient is
-    finite.
+    covariance of the samples (zero for one sample), and ``Sigma = L L^T``. The last trace is computed as the nuclear
+    norm of ``X L``, where X are the centred samples divided by sqrt(n - 1). This needs no matrix root, and its gradient
+    is finite even if S or Sigma is singular.
 
     Args:
         x: ``(sets, rows, k)``; rows beyond ``counts`` are ignored.
@@ -39,20 +39,20 @@ def bures_w2(x: Tensor, counts: Sequence[int], anchors: Gaussians) -> Tensor:
         2.5147
     """
     centred, mean, squares, n = compute_moments(x, counts)
-    rest = (n - 1).clamp_min(1)
-    cross = centred_nuclear_norm(anchors.scaled(centred), counts) / rest.sqrt()
-    return (mean - anchors.mean).square().sum(1) + squares / rest + anchors.traces() - 2 * cross
+    degrees_of_freedom = (n - 1).clamp_min(1)
+    cross = centred_nuclear_norm(anchors.multiply_factor(centred), counts) / degrees_of_freedom.sqrt()
+    return (mean - anchors.mean).square().sum(1) + squares / degrees_of_freedom + anchors.traces() - 2 * cross
 
 
 def barycentre(factors: Tensor, weights: Tensor) -> Tensor:
-    """Lower triangular factor of the barycentre of the centred Gaussians ``N(0, L_i L_i^T)``.
+    """Return the lower triangular factor of the barycentre of the centred Gaussians ``N(0, L_i L_i^T)``.
 
-    The fixed point of ``L <- sum_i w_i L_i Q_i``, Q_i the rotation that brings L_i nearest to L, that is of
-    ``Sigma <- T Sigma T`` with T the weighted mean of the optimal maps from Sigma to the Gaussians. In factors nothing
-    is inverted, so that they may be singular. Starts at the mean of the covariances.
+    It is the fixed point of ``L <- sum_i w_i L_i Q_i``, where Q_i is the rotation with L_i Q_i nearest to L; this is
+    ``Sigma <- T Sigma T`` with T the weighted mean of the optimal maps from Sigma to the Gaussians. The iteration on
+    factors inverts nothing, so that they may be singular. It starts at the mean of the covariances.
 
     Args:
-        factors: L_i, ``(m, k, k)``; float64 as a rule.
+        factors: L_i, ``(m, k, k)``, preferably float64.
         weights: ``(m,)``, not negative, not all zero.
 
     Returns:
@@ -62,18 +62,18 @@ def barycentre(factors: Tensor, weights: Tensor) -> Tensor:
     Wasserstein space", theorem 4.2.
 
     Example:
-        >>> one, other = torch.diag(torch.tensor([1.0, 0.0])), torch.diag(torch.tensor([0.0, 3.0]))
-        >>> barycentre(torch.stack([one, other]).double(), torch.tensor([1.0, 1.0])).round(decimals=6).tolist()
+        >>> first, second = torch.diag(torch.tensor([1.0, 0.0])), torch.diag(torch.tensor([0.0, 3.0]))
+        >>> barycentre(torch.stack([first, second]).double(), torch.tensor([1.0, 1.0])).round(decimals=6).tolist()
         [[0.5, 0.0], [0.0, 1.5]]
     """
     shares = (weights / weights.sum()).to(factors)
     values, vectors = torch.linalg.eigh(torch.einsum("i,ijk,ilk->jl", shares, factors, factors))
-    found = vectors * values.clamp_min(0).sqrt()
+    root = vectors * values.clamp_min(0).sqrt()
     for _ in range(_MOST_ITERATIONS):
-        left, _, right = torch.linalg.svd(factors.mT @ found)
-        moved = torch.einsum("i,ijk->jk", shares, factors @ left @ right)
-        gap, found = (moved - found).norm(), moved
-        if gap <= _CLOSE * found.norm():
+        u, _, vh = torch.linalg.svd(factors.mT @ root)
+        new_root = torch.einsum("i,ijk->jk", shares, factors @ u @ vh)
+        gap, root = (new_root - root).norm(), new_root
+        if gap <= _CLOSE * root.norm():
             break
-    triangle: Tensor = torch.linalg.qr(found.mT).R.mT
+    triangle: Tensor = torch.linalg.qr(root.mT).R.mT
     return triangle * torch.where(triangle.diagonal() < 0, -1.0, 1.0).to(triangle)

@@ -1,4 +1,4 @@
-"""The samples of each class in mini-batches, for FLIC's distances to the anchors and samples of the anchors."""
+"""The samples of each class in mini-batches, for FLIC's distances to anchors and its samples of anchors."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from perfed.training.batches import IntArray
 
 @dataclass(frozen=True)
 class ClassMembers:
-    """The samples of each (client, class) pair of a mini-batch, gathered to the front.
+    """The samples of each (client, class) pair of a mini-batch, one pair per row.
 
     Attributes:
-        rows: ``(pairs, longest of the block)`` positions in the flattened mini-batch; padded with the pair's own
-            first one: 0 times what another client has is no 0 where that has overflowed.
+        rows: ``(pairs, longest of the block)`` positions in the flattened mini-batch; padded with the pair's first
+            position, because 0 times a value of another client is not 0 if that has overflowed.
         counts: ``(pairs,)`` samples of each pair, in decreasing order, all at least 1 (numpy, on the host).
         client: ``(pairs,)`` position of the active client.
         label: ``(pairs,)`` class.
-        sets: the same pairs as :func:`perfed.methods.flic.fast_w2.gaussian_w2_sets` wants them.
+        sets: the same pairs in the form that :func:`perfed.methods.flic.fast_w2.gaussian_w2_sets` needs.
     """
 
     rows: Tensor
@@ -33,20 +33,23 @@ class ClassMembers:
     sets: Sets
 
 
-def class_members(labels: Tensor, valid: NDArray[np.bool_], num_classes: int, like: Tensor) -> list[ClassMembers]:
-    """Group mini-batches by client and class, step by step.
+def group_by_class(labels: Tensor, valid: NDArray[np.bool_], num_classes: int, like: Tensor) -> list[ClassMembers]:
+    """Group the samples of mini-batches by client and class, step by step.
 
     Args:
         labels: class of every sample, ``(steps, clients, width)``.
         valid: the same shape, False for padding (numpy, on the host).
-        num_classes: how many there are.
-        like: dtype and device.
+        num_classes: number of classes.
+        like: a tensor whose dtype and device the result has.
+
+    Returns:
+        The members of each step.
     """
     widths = valid.sum(2).max(1)
-    found = _padded(labels, valid, num_classes)
-    steps, clients, _ = found.shape
-    order = np.argsort(found, axis=2, kind="stable")
-    cell = np.arange(steps * clients).reshape(steps, clients, 1) * (num_classes + 1) + found
+    padded_labels = _pad_labels(labels, valid, num_classes)
+    steps, clients, _ = padded_labels.shape
+    order = np.argsort(padded_labels, axis=2, kind="stable")
+    cell = np.arange(steps * clients).reshape(steps, clients, 1) * (num_classes + 1) + padded_labels
     counts = np.bincount(cell.ravel(), minlength=steps * clients * (num_classes + 1))
     counts = counts.reshape(steps, clients, num_classes + 1)
     starts = np.cumsum(counts, axis=2) - counts
@@ -70,37 +73,37 @@ def class_members(labels: Tensor, valid: NDArray[np.bool_], num_classes: int, li
         Sets.of(step, rows, size, clients * widths, like),
         strict=True,
     )
-    return [ClassMembers(*of_step) for of_step in pairs]
+    return [ClassMembers(*arrays) for arrays in pairs]
 
 
 @dataclass(frozen=True)
 class ClassSlots:
-    """The classes of each mini-batch, side by side: ``(steps, clients, slots)``.
+    """The classes of each mini-batch, one per slot: ``(steps, clients, slots)``.
 
     Attributes:
         label: class, ascending; 0 in unused slots.
-        held: whether the slot is used.
+        is_used: whether the slot is used.
     """
 
     label: Tensor
-    held: Tensor
+    is_used: Tensor
 
 
-def class_slots(labels: Tensor, valid: NDArray[np.bool_], num_classes: int) -> ClassSlots:
-    """The classes that occur in each mini-batch; arguments as for :func:`class_members`."""
-    found = _padded(labels, valid, num_classes)
-    steps, clients, _ = found.shape
+def find_class_slots(labels: Tensor, valid: NDArray[np.bool_], num_classes: int) -> ClassSlots:
+    """Return the classes that occur in each mini-batch; arguments are those of :func:`group_by_class`."""
+    padded_labels = _pad_labels(labels, valid, num_classes)
+    steps, clients, _ = padded_labels.shape
     present = np.zeros((steps, clients, num_classes + 1), dtype=bool)
-    np.put_along_axis(present, found, True, axis=2)
+    np.put_along_axis(present, padded_labels, True, axis=2)
     number = np.cumsum(present[:, :, :num_classes], axis=2)
     step, client, label = np.nonzero(present[:, :, :num_classes])
     slot = number[step, client, label] - 1
     table = np.zeros((steps, clients, int(slot.max(initial=0)) + 1), dtype=np.int64)
-    held = np.zeros(table.shape, dtype=bool)
-    table[step, client, slot], held[step, client, slot] = label, True
-    return ClassSlots(torch.from_numpy(table).to(labels.device), torch.from_numpy(held).to(labels.device))
+    is_used = np.zeros(table.shape, dtype=bool)
+    table[step, client, slot], is_used[step, client, slot] = label, True
+    return ClassSlots(torch.from_numpy(table).to(labels.device), torch.from_numpy(is_used).to(labels.device))
 
 
-def _padded(labels: Tensor, valid: NDArray[np.bool_], num_classes: int) -> IntArray:
-    """Labels on the host; ``num_classes`` for padding."""
+def _pad_labels(labels: Tensor, valid: NDArray[np.bool_], num_classes: int) -> IntArray:
+    """Return labels on the host, with ``num_classes`` for padding."""
     return np.where(valid, labels.cpu().numpy(), num_classes)

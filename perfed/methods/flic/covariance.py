@@ -1,4 +1,4 @@
-"""The anchors' covariances: fixed, or learnt through a factor that the server averages."""
+"""The covariances of anchors: fixed, or learnt through a factor that the server averages."""
 
 from __future__ import annotations
 
@@ -18,62 +18,68 @@ Kind = Literal["fixed", "diagonal", "full"]
 
 @dataclass(frozen=True)
 class Covariance:
-    """How the anchors' covariances are kept: not at all, or as the numbers of a factor L that is learnt.
+    """The representation of the anchors' covariances: fixed, or as a learnt factor L.
 
     Attributes:
-        kind: fixed, a diagonal factor, or a lower triangle, whose k (k + 1) / 2 numbers travel.
-        std: of a fixed one, and of all at the start: L is this times the identity.
+        kind: fixed; a diagonal factor; or a lower triangular factor, of which k (k + 1) / 2 values are sent.
+        std: fixed and initial factors are this times the identity.
     """
 
     kind: Kind
     std: float
 
     def initial(self, means: Tensor) -> dict[str, Tensor]:
-        """The factors of anchors with ``means`` ``(entries, k)`` at the start, if they are learnt."""
+        """Return the initial factors of anchors with ``means`` ``(entries, k)``; nothing if covariances are fixed.
+
+        A triangular factor is packed (:func:`pack_triangles`), a diagonal factor is not.
+        """
         if self.kind == "fixed":
             return {}
         start = torch.full_like(means, self.std)
-        return {"factor": start if self.kind == "diagonal" else packed(torch.diag_embed(start))}
+        return {"factor": start if self.kind == "diagonal" else pack_triangles(torch.diag_embed(start))}
 
     def gaussians(self, values: Mapping[str, Tensor], where: tuple[Tensor, ...]) -> Gaussians:
-        """The anchors at ``where``, indices into the leading axes of ``values``."""
+        """Return the anchors at ``where``, indices into the leading axes of ``values``."""
         mean = values["mean"][where]
         if self.kind == "fixed":
             return Gaussians(mean, self.std)
         factor = values["factor"][where]
-        return Gaussians(mean, factor if self.kind == "diagonal" else unpacked(factor, mean.shape[-1]))
+        return Gaussians(mean, factor if self.kind == "diagonal" else unpack_triangles(factor, mean.shape[-1]))
 
-    def mean(self, replies: Tensor, weights: Tensor, kept: Tensor, *, exact: bool) -> Tensor:
-        """The anchors' new factors.
+    def mean(self, replies: Tensor, weights: Tensor, current: Tensor, *, exact: bool) -> Tensor:
+        """Return the anchors' new factors.
 
         Args:
             replies: factors of the clients ``(clients, entries, ...)``.
-            weights: ``(clients, entries)``; 0 where a client holds none of an entry.
-            kept: ``(entries, ...)``, for entries that no client holds.
-            exact: the factor of the barycentre of the clients' Gaussians; else the mean of their factors.
+            weights: ``(clients, entries)``; 0 if a client has no samples of an entry.
+            current: ``(entries, ...)``, the factors of entries without samples at any client.
+            exact: whether to return the factor of the barycentre of the clients' Gaussians, not the mean of their
+                factors.
         """
         if not exact:
-            return masked_mean(replies, weights, kept)
-        if self.kind == "diagonal":  # covariances that commute: the barycentre's roots are the mean of the roots
-            return masked_mean(replies.abs(), weights, kept)
-        k = int((2 * kept.shape[1]) ** 0.5)
-        found = kept.clone()
+            return masked_mean(replies, weights, current)
+        if self.kind == "diagonal":  # The covariances commute, so that the barycentre's root is the mean of the roots.
+            return masked_mean(replies.abs(), weights, current)
+        k = int((2 * current.shape[1]) ** 0.5)
+        factors_of_entries = current.clone()
         for entry in torch.nonzero(weights.sum(0) > 0).flatten().tolist():
-            holders = weights[:, entry] > 0
-            factors = unpacked(replies[holders, entry].double(), k)
-            found[entry] = packed(barycentre(factors, weights[holders, entry].double())).to(kept.dtype)
-        return found
+            has_samples = weights[:, entry] > 0
+            factors = unpack_triangles(replies[has_samples, entry].double(), k)
+            factors_of_entries[entry] = pack_triangles(barycentre(factors, weights[has_samples, entry].double())).to(
+                current.dtype
+            )
+        return factors_of_entries
 
 
-def packed(factors: Tensor) -> Tensor:
-    """The numbers of lower triangles ``(..., k, k)``, row by row: ``(..., k (k + 1) / 2)``."""
+def pack_triangles(factors: Tensor) -> Tensor:
+    """Return the entries of lower triangles ``(..., k, k)``, row by row: ``(..., k (k + 1) / 2)``."""
     rows, columns = torch.tril_indices(factors.shape[-1], factors.shape[-1], device=factors.device)
     return factors[..., rows, columns]
 
 
-def unpacked(numbers: Tensor, k: int) -> Tensor:
-    """Lower triangles ``(..., k, k)`` from their numbers."""
-    rows, columns = torch.tril_indices(k, k, device=numbers.device)
-    factors = numbers.new_zeros(*numbers.shape[:-1], k, k)
-    factors[..., rows, columns] = numbers
+def unpack_triangles(entries: Tensor, k: int) -> Tensor:
+    """Return lower triangles ``(..., k, k)`` from their entries."""
+    rows, columns = torch.tril_indices(k, k, device=entries.device)
+    factors = entries.new_zeros(*entries.shape[:-1], k, k)
+    factors[..., rows, columns] = entries
     return factors

@@ -1,4 +1,4 @@
-"""FLIC's distances between anchors and the samples of their classes, each behind one setting.
+"""FLIC's distances between anchors and the samples of their classes, selected by settings.
 
 Mean discrepancies, transport between samples (extra ``perfed[ot]``), or the closed form for Gaussians.
 """
@@ -23,23 +23,24 @@ from perfed.methods.flic.fast_w2 import gaussian_w2_sets
 from perfed.methods.flic.gaussians import Gaussians
 
 
-def pot() -> Any:
-    """The package POT.
+def import_pot() -> Any:
+    """Return the package POT.
 
     Raises:
-        PerfedError: it is not installed; names the extra.
+        PerfedError: the package is not installed; the message names the extra.
     """
     return optional_package("ot", 'distance = "ot"', extra="ot")
 
 
 def transport(x: Tensor, z: Tensor, counts: Sequence[int], entropy: float = 0.0) -> Tensor:
-    """Squared 2-Wasserstein distance between sets of equally many samples, all of the same weight.
+    """Return the squared 2-Wasserstein distance between sets of equally many samples of equal weight.
 
-    ``min_P <P, C>``, C the squared distances and P the plans with these weights; with ``entropy``, e, the minimum of
-    ``<P, C> + e sum P log P``. Its gradient is that of ``<P, C>`` at the best plan P. One set after the other on the
-    processor: many times slower than the closed form (a set of ten takes 0.2 ms; entropic 2 to 30 ms, the less
-    entropy the longer). Sinkhorn's iterations end after POT's 1,000, converged or not: with little entropy the plan is
-    not the best one (64 points and an entropy of 0.5: the gradient can be off by 2e-3).
+    This is ``min_P <P, C>`` over plans P with these weights, where C are the squared distances; with ``entropy`` e it
+    is the minimum of ``<P, C> + e sum P log P``. The gradient is that of ``<P, C>`` at the optimal plan P. Sets are
+    solved one after the other on the CPU, which is many times slower than the closed form (a set of ten takes 0.2 ms;
+    with entropy 2 to 30 ms, longer for less entropy). Sinkhorn's algorithm stops after POT's 1,000 iterations,
+    converged or not, so that with little entropy the plan is not optimal (with 64 points and an entropy of 0.5 the
+    error of the gradient can be 2e-3).
 
     Args:
         x, z: ``(sets, rows, k)``; rows beyond ``counts`` are ignored. Gradients flow to both.
@@ -60,41 +61,41 @@ def transport(x: Tensor, z: Tensor, counts: Sequence[int], entropy: float = 0.0)
         >>> transport(x, z, [2]).tolist()  # 0 to 0 and 3 to 4
         [0.5]
     """
-    found = []
-    for own, drawn, n in zip(x, z, counts, strict=True):
-        costs = (own[:n, None] - drawn[None, :n]).square().sum(2)
-        plan = torch.from_numpy(_plan(costs.detach().double().cpu().numpy(), entropy)).to(costs)
-        found.append((plan * costs).sum() + entropy * torch.special.xlogy(plan, plan).sum())
-    return torch.stack(found)
+    distances = []
+    for points, targets, n in zip(x, z, counts, strict=True):
+        costs = (points[:n, None] - targets[None, :n]).square().sum(2)
+        plan = torch.from_numpy(_solve_plan(costs.detach().double().cpu().numpy(), entropy)).to(costs)
+        distances.append((plan * costs).sum() + entropy * torch.special.xlogy(plan, plan).sum())
+    return torch.stack(distances)
 
 
-def _plan(costs: NDArray[np.float64], entropy: float) -> NDArray[np.float64]:
+def _solve_plan(costs: NDArray[np.float64], entropy: float) -> NDArray[np.float64]:
     if not np.isfinite(costs).all():
         return np.full_like(costs, np.nan)
     shares = np.full(len(costs), 1 / len(costs))
-    # What a row or a column has in common decides nothing; without it the numbers are smaller.
+    # A constant in a row or a column does not change the plan; without it the numbers are smaller.
     costs = costs - costs.min(1, keepdims=True)
     costs = costs - costs.min(0, keepdims=True)
     plan: NDArray[np.float64]
     if entropy:
-        plan = pot().sinkhorn(shares, shares, costs, entropy, method="sinkhorn_log", warn=False)
+        plan = import_pot().sinkhorn(shares, shares, costs, entropy, method="sinkhorn_log", warn=False)
     else:
-        plan = pot().emd(shares, shares, costs)
+        plan = import_pot().emd(shares, shares, costs)
     return plan
 
 
 GAMMAS = (1e-4, 1e-3, 1e-2, 1e-1, 1e0, 1e1, 1e2)
-"""Of the authors' program. Embeddings start some 80 from their anchors: there only the widest has a gradient."""
+"""The gammas of the authors' program. Initial distances to anchors are about 80: only the widest has a gradient."""
 
 
 def mmd(x: Tensor, counts: Sequence[int], anchors: Gaussians) -> Tensor:
-    """Squared maximum mean discrepancy between sets of samples and Gaussians.
+    """Return the squared maximum mean discrepancy between sets of samples and Gaussians.
 
-    ``E k(x, x') + E k(z, z') - 2 E k(x, z)`` with x, x' any two of the set's samples (a sample and itself among
-    them), z and z' independent draws from the Gaussian, and k the sum of the kernels ``exp(-gamma |x - z|^2)`` over
+    ``E k(x, x') + E k(z, z') - 2 E k(x, z)`` with x and x' any two samples of the set (including pairs of a sample with
+    itself), z and z' independent draws from the Gaussian, and k the sum of the kernels ``exp(-gamma |x - z|^2)`` over
     :data:`GAMMAS`. Both expectations over the Gaussian ``N(v, Sigma)`` are taken exactly: with ``A = I + 2 gamma
-    Sigma``, ``E k(x, z) = det A^(-1/2) exp(-gamma (x - v)^T A^(-1) (x - v))``, and ``E k(z, z')`` is
-    ``det(I + 4 gamma Sigma)^(-1/2)``.
+    Sigma``, ``E k(x, z) = det A^(-1/2) exp(-gamma (x - v)^T A^(-1) (x - v))``, and ``E k(z, z')`` is ``det(I + 4 gamma
+    Sigma)^(-1/2)``.
 
     Args:
         x: ``(sets, rows, k)``; rows beyond ``counts`` are ignored.
@@ -113,18 +114,21 @@ def mmd(x: Tensor, counts: Sequence[int], anchors: Gaussians) -> Tensor:
     """
     n = torch.tensor(counts, dtype=x.dtype, device=x.device)
     share = (torch.arange(x.shape[1], device=x.device) < n[:, None]) / n[:, None]
-    off = x - anchors.mean.unsqueeze(1)
+    differences = x - anchors.mean.unsqueeze(1)
     total = mean_kernel(x, share, GAMMAS)
     for gamma in GAMMAS:
-        lengths, volume = _whitened(off, anchors, 2 * gamma)
-        _, twice = _whitened(off[:, :0], anchors, 4 * gamma)
-        across = volume * ((-gamma * lengths).exp() * share).sum(1)
-        total = total + twice - 2 * across
+        lengths, volume = _whiten(differences, anchors, 2 * gamma)
+        _, between_draws = _whiten(differences[:, :0], anchors, 4 * gamma)
+        between_both = volume * ((-gamma * lengths).exp() * share).sum(1)
+        total = total + between_draws - 2 * between_both
     return total
 
 
-def _whitened(off: Tensor, anchors: Gaussians, factor: float) -> tuple[Tensor, Tensor]:
-    """``x^T A^(-1) x`` for each row of ``off`` ``(sets, rows, k)``, and ``det A^(-1/2)``, A = I + factor Sigma."""
+def _whiten(off: Tensor, anchors: Gaussians, factor: float) -> tuple[Tensor, Tensor]:
+    """Return ``x^T A^(-1) x`` of each row x of ``off`` ``(sets, rows, k)``, and ``det A^(-1/2)``.
+
+    A is ``I + factor Sigma``.
+    """
     diagonal = anchors.diagonal
     if diagonal is not None:
         a = 1 + factor * diagonal.square()
@@ -142,13 +146,15 @@ Noise = Callable[[int], Tensor]
 
 @dataclass(frozen=True)
 class Distance:
-    """How far samples are from their anchors.
+    """A distance of samples from their anchors.
 
     Attributes:
-        between: of embedded samples ``(rows, k)``, which of them form sets, the sets' anchors and noise: ``(sets,)``.
-        centres: whether its gradient in an anchor whose covariance is fixed is twice the way from the samples' centre.
-        part: most samples of a client, of all classes and in the order in which they are stored, that the anchors' own
-            step takes at once (``None``: all): a class's value is then the mean over parts, by its samples in each.
+        between: function of embedded samples ``(rows, k)``, their sets, the sets' anchors and noise; returns
+            ``(sets,)``.
+        centres: whether the gradient in an anchor with fixed covariance is twice its difference from the samples'
+            centre.
+        part: most samples of a client, over all classes in storage order, that the anchors' own step processes at once
+            (``None``: all). The distance of a class is then the mean over parts, weighted by its samples in each.
     """
 
     between: Callable[[Tensor, ClassMembers, Gaussians, Noise], Tensor]
@@ -156,38 +162,40 @@ class Distance:
     part: int | None = None
 
 
-def _rows(z: Tensor, members: ClassMembers) -> Tensor:
+def _select_rows(z: Tensor, members: ClassMembers) -> Tensor:
     return z[members.rows[:, : members.counts[0]]]
 
 
 def _closed_form(z: Tensor, members: ClassMembers, anchors: Gaussians, noise: Noise) -> Tensor:
     if isinstance(anchors.factor, float) and not anchors.mean.requires_grad:
         return gaussian_w2_sets(z, members.sets, anchors.mean, anchors.factor)
-    return bures_w2(_rows(z, members), members.counts.tolist(), anchors)
+    return bures_w2(_select_rows(z, members), members.counts.tolist(), anchors)
 
 
 def _two_sample(z: Tensor, members: ClassMembers, anchors: Gaussians, noise: Noise) -> Tensor:
-    rows = _rows(z, members)
-    return sample_w2(rows, anchors.drawn(noise(rows.shape[1])), members.counts.tolist())
+    rows = _select_rows(z, members)
+    return sample_w2(rows, anchors.draw_samples(noise(rows.shape[1])), members.counts.tolist())
 
 
 def _mmd(z: Tensor, members: ClassMembers, anchors: Gaussians, noise: Noise) -> Tensor:
-    return mmd(_rows(z, members), members.counts.tolist(), anchors)
+    return mmd(_select_rows(z, members), members.counts.tolist(), anchors)
 
 
 def _transport(z: Tensor, members: ClassMembers, anchors: Gaussians, noise: Noise, entropy: float) -> Tensor:
-    rows = _rows(z, members)
-    return transport(rows, anchors.drawn(noise(rows.shape[1])), members.counts.tolist(), entropy)
+    rows = _select_rows(z, members)
+    return transport(rows, anchors.draw_samples(noise(rows.shape[1])), members.counts.tolist(), entropy)
 
 
-def distance_for(measure: Measure, w2: Estimate, entropy: float) -> Distance:
-    """What the settings ``distance``, ``w2`` and ``ot_entropy`` say; optimal transport is to new samples in each step.
+def select_distance(measure: Measure, w2: Estimate, entropy: float) -> Distance:
+    """Return the distance that the settings ``distance``, ``w2`` and ``ot_entropy`` select.
+
+    Optimal transport is to new samples of the anchors in each step.
 
     Raises:
-        PerfedError: a package that it needs is not installed; names the extra.
+        PerfedError: a package that it needs is not installed; the message names the extra.
     """
     if measure == "ot":
-        pot()
+        import_pot()
         return Distance(partial(_transport, entropy=entropy), part=128)
     if measure == "mmd":
         return Distance(_mmd, part=128)

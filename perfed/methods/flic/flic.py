@@ -27,5 +27,5 @@ class FLICClass(HetFedRep):
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": PERSONAL, "head": PERSONAL}
 
     def adapt(self, model: Model) -> Model:
-        """The experiment's model without its body."""
+        """Return the experiment's model without its body."""
         return Model(**{stage: factory for stage, factory in model.factories.items() if stage != "body"})

@@ -1,4 +1,4 @@
-"""Gaussian anchors, side by side."""
+"""Batches of Gaussian anchors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Gaussians:
 
     Attributes:
         mean: ``(..., k)``.
-        factor: L: a number times the identity; ``(..., k)``, a diagonal; or ``(..., k, k)``.
+        factor: L, as a number (times the identity), a diagonal ``(..., k)``, or matrices ``(..., k, k)``.
     """
 
     mean: Tensor
@@ -21,32 +21,32 @@ class Gaussians:
 
     @property
     def diagonal(self) -> Tensor | None:
-        """The diagonal of L, where that is all there is of it: ``(..., k)``; else ``None``."""
+        """The diagonal of L, ``(..., k)``; ``None`` if L is a full matrix."""
         if isinstance(self.factor, float):
             return self.mean.new_full(self.mean.shape, self.factor)
         return self.factor if self.factor.ndim == self.mean.ndim else None
 
     @property
     def covariance(self) -> Tensor:
-        """``L L^T`` where L is no diagonal, ``(..., k, k)``."""
+        """The covariance ``L L^T`` for a full L, ``(..., k, k)``."""
         assert isinstance(self.factor, Tensor)
         return self.factor @ self.factor.mT
 
-    def drawn(self, noise: Tensor) -> Tensor:
-        """``mean + L noise``: samples ``(..., J, k)`` from as many vectors of standard normal numbers."""
-        return self._times(noise, transposed=True).add_(self.mean.unsqueeze(-2))
+    def draw_samples(self, noise: Tensor) -> Tensor:
+        """Return samples ``mean + L noise`` ``(..., J, k)`` from standard normal ``noise`` of the same shape."""
+        return self._apply_factor(noise, transposed=True).add_(self.mean.unsqueeze(-2))
 
-    def scaled(self, x: Tensor) -> Tensor:
-        """``x L`` of rows x ``(..., n, k)``."""
-        return self._times(x, transposed=False)
+    def multiply_factor(self, x: Tensor) -> Tensor:
+        """Return ``x L`` of rows x ``(..., n, k)``."""
+        return self._apply_factor(x, transposed=False)
 
     def traces(self) -> Tensor | float:
-        """``tr L L^T``, ``(...)``; one number where L is one."""
+        """Return ``tr L L^T``, ``(...)``; one number if L is a number."""
         if isinstance(self.factor, float):
             return self.factor * self.factor * self.mean.shape[-1]
         return self.factor.square().flatten(self.mean.ndim - 1).sum(-1)
 
-    def _times(self, x: Tensor, *, transposed: bool) -> Tensor:
+    def _apply_factor(self, x: Tensor, *, transposed: bool) -> Tensor:
         if isinstance(self.factor, float):
             return x * self.factor
         if self.factor.ndim == self.mean.ndim:

@@ -1,4 +1,4 @@
-"""FedRep behind personal embeddings, for clients whose inputs differ."""
+"""FedRep with personal embeddings, for clients with different inputs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from perfed.training.cohort import Cohort
 
 @register("hetfedrep", title="HetFedRep", differs="features")
 class HetFedRep(FedRep):
-    """FedRep behind a personal embedding, without alignment (Rakotomamonjy et al. 2024, section 5).
+    """FedRep after a personal embedding, without alignment (Rakotomamonjy et al. 2024, section 5).
 
-    Clients have the same weight by default (omega_i = 1/N), in FLIC's experiments for body and anchors alike.
-    The published numbers of this baseline were made with an alignment of all embeddings after every round; add
-    ``extensions = ["anchors"]`` with ``lambda1 = lambda2 = pretrain_epochs = 0`` and ``realign_epochs = 1`` for those.
+    By default all clients have the same weight (omega_i = 1/N), as body and anchors in FLIC's experiments. The
+    published numbers of this baseline include an alignment of all embeddings after every round; to reproduce them add
+    ``extensions = ["anchors"]`` with ``lambda1 = lambda2 = pretrain_epochs = 0`` and ``realign_epochs = 1``.
     """
 
     disclosure: ClassVar[Disclosure | None] = Disclosure({"shared": PARAMETERS, "num_samples": ROWS})
@@ -35,11 +35,11 @@ class HetFedRep(FedRep):
     average: Average = "uniform"
     freeze_embedding: bool = Field(
         False,
-        description="leave the embedding as it is after pre-training (Rakotomamonjy et al. 2024, section S3.5)",
+        description="keep the embedding fixed after pre-training (Rakotomamonjy et al. 2024, section S3.5)",
         exclude_if=exclude_default(False),
     )
 
-    def own(self, cohort: Cohort) -> tuple[str, ...]:
-        """The head, and the embedding unless it is frozen."""
-        names = super().own(cohort)
+    def head_parameters(self, cohort: Cohort) -> tuple[str, ...]:
+        """Return the names of the head's parameters, and of the embedding's unless it is frozen."""
+        names = super().head_parameters(cohort)
         return tuple(name for name in names if stage_of(name) != EMBEDDING) if self.freeze_embedding else names

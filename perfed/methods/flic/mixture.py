@@ -1,13 +1,13 @@
-"""FLIC with several Gaussians per class: which of a class's samples belong to which mode of its anchor.
+"""FLIC with several Gaussians per class: assigning the samples of a class to the modes of its anchor.
 
 The distance is that of mixtures of Gaussians, ``min_w sum w_ij W2^2(N_i, M_j)`` over couplings w of the proportions of
-the samples' components N_i and of the anchor's modes M_j (Chen, Georgiou, Tannenbaum 2018, which FLIC's remark 2 names;
+the samples' components N_i and of the anchor's modes M_j (Chen, Georgiou, Tannenbaum 2018, which FLIC's remark 2 cites;
 Delon, Desolneux 2020, proposition 4). Component j is the Gaussian fitted to the samples of mode j, and its proportion
-their share. The anchor's proportions are free: it says where modes lie, and not how many samples of a client each has,
-since a client may have none of a mode. Where modes have the same covariance, the best coupling then leaves every
-component at its own mode, for the centre of samples that are nearest to a mode is nearest to it too: the distance is
-``sum_j (n_j / n) W2^2(N_j, M_j)``. Learnt covariances may differ between the modes of a class: the same sum is then
-what this coupling costs, an upper bound of the distance.
+is their share. The anchor's proportions are free: the anchor determines where modes lie, and not how many samples of a
+client belong to each, since a client may have none. If all modes have the same covariance, the optimal coupling then
+assigns every component to its own mode, because the centre of samples that are nearest to a mode is nearest to it too,
+and the distance is ``sum_j (n_j / n) W2^2(N_j, M_j)``. Learnt covariances may differ between the modes of a class; the
+same sum is then the cost of this coupling, an upper bound of the distance.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor
 _MOST_ITERATIONS = 100
 
 
-def nearest(modes: Tensor, z: Tensor) -> Tensor:
-    """For every sample the mode whose mean is nearest.
+def find_nearest_modes(modes: Tensor, z: Tensor) -> Tensor:
+    """Return, for every sample, the mode with the nearest mean.
 
     Args:
-        modes: means of the modes that each sample may belong to, ``(samples, K, k)``.
+        modes: means of the candidate modes of each sample, ``(samples, K, k)``.
         z: ``(samples, k)``.
 
     Returns:
@@ -31,12 +31,12 @@ def nearest(modes: Tensor, z: Tensor) -> Tensor:
     return (z.unsqueeze(1) - modes).square().sum(2).argmin(1)
 
 
-def clustered(modes: Tensor, z: Tensor) -> Tensor:
-    """For every sample of one class the mode that it is to be aligned with, before there is any alignment.
+def cluster_samples(modes: Tensor, z: Tensor) -> Tensor:
+    """Return, for every sample of one class, the mode to align it with before any alignment.
 
-    Samples then lie far from all modes, and nearly all of them would be nearest to the same one. Lloyd's algorithm
-    divides them, from the modes' means moved and scaled to the samples' centre and spread; a cluster belongs to the
-    mode that it began at. Samples that are all alike go to the mode nearest to them.
+    Samples are then far from all modes, and nearly all of them would be nearest to the same one. Lloyd's algorithm
+    therefore clusters them. It starts at the modes' means, shifted and scaled to the samples' centre and spread, and a
+    cluster belongs to the mode at which it started. If all samples are equal, they belong to the mode nearest to them.
 
     Args:
         modes: means, ``(K, k)``.
@@ -49,20 +49,20 @@ def clustered(modes: Tensor, z: Tensor) -> Tensor:
 
     Example:
         >>> modes, z = torch.tensor([[90.0], [91.0]]), torch.tensor([[0.0], [5.0], [0.1]])
-        >>> clustered(modes, z).tolist()
+        >>> cluster_samples(modes, z).tolist()
         [0, 1, 0]
     """
     centre, middle = z.mean(0), modes.mean(0)
     spread, size = (z - centre).square().sum(1).mean(), (modes - middle).square().sum(1).mean()
     if spread <= (torch.finfo(z.dtype).eps * centre.abs().max()) ** 2 or size == 0:
-        return nearest(modes.expand(len(z), -1, -1), z)
+        return find_nearest_modes(modes.expand(len(z), -1, -1), z)
     means = centre + (modes - middle) * (spread / size).sqrt()
-    found = nearest(means.expand(len(z), -1, -1), z)
+    assignment = find_nearest_modes(means.expand(len(z), -1, -1), z)
     for _ in range(_MOST_ITERATIONS):
-        sums = torch.zeros_like(means).index_add_(0, found, z)
-        counts = found.bincount(minlength=len(means)).unsqueeze(1)
+        sums = torch.zeros_like(means).index_add_(0, assignment, z)
+        counts = assignment.bincount(minlength=len(means)).unsqueeze(1)
         means = torch.where(counts > 0, sums / counts.clamp_min(1), means)
-        last, found = found, nearest(means.expand(len(z), -1, -1), z)
-        if torch.equal(found, last):
+        previous, assignment = assignment, find_nearest_modes(means.expand(len(z), -1, -1), z)
+        if torch.equal(assignment, previous):
             break
-    return found
+    return assignment

@@ -1,4 +1,4 @@
-"""Times and events for trees: relative risks, weights and a slope by the partial likelihood."""
+"""Times and events for trees: relative risks, and weights and a slope by the partial likelihood."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from perfed.methods.forest.mixing import FloatArray
 
 
 def expected_events(y: FloatArray, log_risk: FloatArray) -> FloatArray:
-    """Return how many events each row is expected to have had until its time, ``(rows,)``.
+    """Return the expected number of events of each row until its time, ``(rows,)``.
 
-    ``e^h`` times Breslow's cumulative hazard at that time; where all risks are alike, that of Nelson and Aalen. The
-    events of all rows together are as many as were seen.
+    It is ``e^h`` times Breslow's cumulative hazard at that time, which is that of Nelson and Aalen if all risks are
+    equal. The sum over rows equals the number of observed events.
 
     Args:
         y: ``(rows, 2)`` times, and 1 for an event.
@@ -27,18 +27,18 @@ def expected_events(y: FloatArray, log_risk: FloatArray) -> FloatArray:
         [0.33, 0.33, 1.33]
     """
     risk = np.exp(log_risk - log_risk.max())
-    _, at = np.unique(y[:, 0], return_inverse=True)
-    at_risk = np.bincount(at, risk)[::-1].cumsum()[::-1]
-    found: FloatArray = risk * np.cumsum(np.bincount(at, y[:, 1]) / at_risk)[at]
-    return found
+    _, time_index = np.unique(y[:, 0], return_inverse=True)
+    at_risk = np.bincount(time_index, risk)[::-1].cumsum()[::-1]
+    expected: FloatArray = risk * np.cumsum(np.bincount(time_index, y[:, 1]) / at_risk)[time_index]
+    return expected
 
 
-def rates(y: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return each row's events over those expected, and the latter, which the row weighs: ``(rows,)`` each.
+def compute_rates(y: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return each row's events divided by its expected events, and the latter as the row's weight: ``(rows,)`` each.
 
-    A tree of scikit-learn's with ``criterion="poisson"`` on these is that of LeBlanc and Crowley: its deviance is that
-    of hazards which are proportional between leaves, its node's value is observed over expected events. A row of time
-    before all events weighs 0.
+    With these, scikit-learn's tree with ``criterion="poisson"`` is that of LeBlanc and Crowley: its deviance is that of
+    proportional hazards between leaves, and the value of a node is observed over expected events. A row whose time is
+    before all events has weight 0.
 
     Source: LeBlanc and Crowley 1992, Biometrics 48.
     """
@@ -49,7 +49,8 @@ def rates(y: FloatArray) -> tuple[FloatArray, FloatArray]:
 def relative_risk(rate: FloatArray, expected: FloatArray) -> FloatArray:
     """Return ``(1 + O) / (1 + E)`` of nodes with ``O = rate E`` events where E were expected.
 
-    The mean under a gamma prior of one event where one was expected (Therneau and Atkinson, rpart).
+    It is the posterior mean under a gamma prior that is worth one observed and one expected event (Therneau and
+    Atkinson, rpart).
     """
     return (1 + rate * expected) / (1 + expected)
 
@@ -60,37 +61,37 @@ def cox_loss(log_risk: FloatArray, y: FloatArray) -> float:
 
 
 def hazard_weights(log_risk: FloatArray, y: FloatArray, before: FloatArray, rows: float) -> FloatArray:
-    """Return weights on the simplex ``(sources,)`` whose mean log risk is most likely, drawn to ``before``.
+    """Return weights on the simplex ``(sources,)`` whose mean log risk is most likely, shrunk to ``before``.
 
-    Minus the log partial likelihood ``+ rows d/2 |w - w0|^2``, with d its mean curvature, by row, along the distances
-    between a source and the mean by w0.
+    They minimise minus the log partial likelihood ``+ rows d/2 |w - w0|^2``, where d is its mean curvature per row
+    along the differences between a source and the mean with weights w0.
 
     Args:
         log_risk: ``(sources, rows)``.
         y: ``(rows, 2)`` times and events.
-        before: w0; a source with 0 keeps it.
-        rows: how many rows the prior counts as.
+        before: the prior weights w0; a source with weight 0 keeps it.
+        rows: number of rows that the prior is worth.
     """
-    used = before > 0
-    w0 = before[used]
-    held = Hazards(log_risk[used].T, y, np.zeros(len(y), dtype=np.int64))
-    apart = np.eye(len(w0)) - w0[:, None]
-    curvature = float(np.trace(apart.T @ held.compute_sums(w0).hessian @ apart)) / (len(w0) * len(y))
-    if curvature <= 0:  # without an event, or where all say the same
+    in_prior = before > 0
+    w0 = before[in_prior]
+    site_rows = Hazards(log_risk[in_prior].T, y, np.zeros(len(y), dtype=np.int64))
+    differences = np.eye(len(w0)) - w0[:, None]
+    curvature = float(np.trace(differences.T @ site_rows.compute_sums(w0).hessian @ differences)) / (len(w0) * len(y))
+    if curvature <= 0:  # no event, or equal outputs of all sources
         return before
-    found = np.zeros_like(before)
+    weights = np.zeros_like(before)
     prior = Prior(w0, 0.0, np.zeros_like(w0), curvature * np.eye(len(w0)))
-    found[used] = shrink_site_weights(held, prior, rows)
-    return found
+    weights[in_prior] = shrink_site_weights(site_rows, prior, rows)
+    return weights
 
 
 def hazard_slope(log_risk: FloatArray, y: FloatArray, strength: float) -> float:
-    """Return the slope b of a Cox model ``b h``, normal around 1 with variance ``1 / strength`` before any row.
+    """Return the slope b of a Cox model ``b h``, with a normal prior of mean 1 and variance ``1 / strength``.
 
     Args:
         log_risk: h ``(rows,)``.
         y: ``(rows, 2)`` times and events.
-        strength: of the prior.
+        strength: strength of the prior.
 
     Source: van Houwelingen 2000, Statistics in Medicine 19.
     """
