@@ -42,9 +42,9 @@ from perfed.participation.clock import Clock
 from perfed.participation.policy import POLICIES, policy_id, qualified_name
 from perfed.participation.settings import Participation, table_fields
 from perfed.plugins import bare_name, match_name
-from perfed.privacy.apply import PrivateMethod, privately
-from perfed.privacy.before import UNCOUNTED, check_public
-from perfed.privacy.metrics import Measured
+from perfed.privacy.apply import PrivateMethod, make_private
+from perfed.privacy.before import UNCOUNTED_NOTE, check_public_columns
+from perfed.privacy.metrics import EvaluationPlan
 from perfed.privacy.settings import Privacy
 from perfed.run.callbacks import build_callbacks
 from perfed.run.settings import Blend, Evaluation, Snapshots
@@ -147,8 +147,8 @@ class Experiment(BaseModel):
         asked = who.count(clients)
         tables = "public" in self.data.options
         if tables:
-            check_public(self.data.options)
-        found = privately(
+            check_public_columns(self.data.options)
+        found = make_private(
             self.built_method,
             self.privacy,
             self.rounds,
@@ -156,12 +156,12 @@ class Experiment(BaseModel):
             name=self.method,
             policy=who.policy,
             shares=0 if secure is None else secure.needed(asked, asked),
-            measured=Measured(
+            evaluation=EvaluationPlan(
                 self.evaluation.measured,
                 [n for n in range(1, self.rounds + 1) if self.evaluation.is_due(n, self.rounds)],
             ),
         )
-        return found if tables else replace(found, notes=(*found.notes, UNCOUNTED))
+        return found if tables else replace(found, notes=(*found.notes, UNCOUNTED_NOTE))
 
     @property
     def effect(self) -> dict[str, Any]:

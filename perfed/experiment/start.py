@@ -266,7 +266,7 @@ def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> N
         }
         for callback in run.callbacks:
             if isinstance(callback, PrivacyBudget):  # with the noise that was found, whatever rounds follow
-                used["privacy"] = Privacy.model_validate(callback.plan.stated())
+                used["privacy"] = Privacy.model_validate(callback.plan.explicit_settings())
         methods = {name: _with_modules(table) for name, table in experiment.methods.items()}
         text = experiment.model_copy(update={**used, "methods": methods}).to_toml()
         run.config = tomllib.loads(text)

@@ -22,7 +22,7 @@ class _Noisy(Protocol):
     def noise(self) -> float:
         """Standard deviation over what a test row, or a client, can change."""
 
-    def deviations(self, federation: Federation, split: str, recent: Sequence[Metrics]) -> dict[str, Any]:
+    def describe_noise(self, federation: Federation, split: str, recent: Sequence[Metrics]) -> dict[str, Any]:
         """Return what a summary says of the noise."""
 
 
@@ -42,21 +42,21 @@ class Plan(Protocol):
         """Standard deviation of the noise over what a row or client can change."""
 
     @property
-    def affordable(self) -> int:
+    def affordable_rounds(self) -> int:
         """How many rounds the budget of a client lasts."""
 
     @property
-    def quick(self) -> bool:
-        """Whether :meth:`spent` takes no time."""
+    def has_closed_form(self) -> bool:
+        """Whether :meth:`compute_spending` takes no time."""
 
-    def spent(self, rounds: int, evaluated: int = 0) -> float:
+    def compute_spending(self, rounds: int, evaluated: int = 0) -> float:
         """Return the epsilon of a client that took part in so many rounds, ``evaluated`` of which told its metrics."""
 
     @property
     def metrics(self) -> _Noisy | None:
         """Metrics that leave real sites with noise."""
 
-    def stated(self) -> dict[str, Any]:
+    def explicit_settings(self) -> dict[str, Any]:
         """Return the settings, as a summary has them."""
 
 
@@ -77,10 +77,10 @@ class PrivacyBudget(Callback):
         Raises:
             PerfedError: it does not pay for the first round.
         """
-        if not self.plan.affordable:
+        if not self.plan.affordable_rounds:
             raise PerfedError(
                 f"privacy.epsilon = {self.plan.budget or 0:g} does not pay for one round with noise = "
-                f"{self.plan.noise:g} (it costs {self.plan.spent(1):.3g}); give more of either"
+                f"{self.plan.noise:g} (it costs {self.plan.compute_spending(1):.3g}); give more of either"
             )
         if "rounds" not in self.state:
             self.state["rounds"] = dict.fromkeys(run.federation.ids, 0)
@@ -94,7 +94,7 @@ class PrivacyBudget(Callback):
         counts = self.state["rounds"]
         self.state["rounds"] = {i: n + (i in set(used)) for i, n in counts.items()}
         self.state["evaluated"] = self.state.get("evaluated", 0) + ("metrics" in record)
-        if "metrics" in record or self.plan.quick:
+        if "metrics" in record or self.plan.has_closed_form:
             record["epsilon"] = self._spent()
         return self._gone
 
@@ -103,7 +103,7 @@ class PrivacyBudget(Callback):
         evaluated = was_evaluated(run.done, run.history, run.evaluation, run.rounds)
         if run.progress.stopped_by and not evaluated and run.evaluation.one_model_each:
             self.state["evaluated"] = self.state.get("evaluated", 0) + 1  # that of the model that is taken
-        stated, spent = self.plan.stated(), self._spent()
+        stated, spent = self.plan.explicit_settings(), self._spent()
         summary["privacy"] = {**stated, "spent": spent}
         unit = "row" if stated["unit"] == "sample" else "client"
         kept = run.server.speeds == "wall"
@@ -112,7 +112,7 @@ class PrivacyBudget(Callback):
             metrics = "losses and metrics stay at the sites: how good a model is, its site alone can know"
         if (noisy := self.plan.metrics) is not None:
             split, totals = run.evaluation.split, run.progress.totals
-            deviations = noisy.deviations(run.server.federation, split, totals.recent)
+            deviations = noisy.describe_noise(run.server.federation, split, totals.recent)
             metrics = f"metrics are exact, as in any simulation; at real sites they have noise {noisy.noise:.4g}"
             if kept:
                 summary["privacy"]["noisy_metrics"] = deviations
@@ -134,7 +134,7 @@ class PrivacyBudget(Callback):
     def of(self, client: str) -> dict[str, Any]:
         """Return the settings and what ``client`` and all others have spent, for its model's card."""
         spent = self._spent()
-        return {**self.plan.stated(), "spent": spent.get(client, 0.0), "contributors": spent}
+        return {**self.plan.explicit_settings(), "spent": spent.get(client, 0.0), "contributors": spent}
 
     def joined(self, client: str, rounds: int) -> dict[str, Any]:
         """Return the same of a client that has joined the finished run and trained for so many rounds.
@@ -142,13 +142,13 @@ class PrivacyBudget(Callback):
         It sends nothing: under ``unit = "client"`` it has spent nothing, else what its own model tells of its rows.
         """
         stated = self.of(client)
-        return {**stated, "spent": self.plan.spent(rounds) if stated["unit"] == "sample" else 0.0}
+        return {**stated, "spent": self.plan.compute_spending(rounds) if stated["unit"] == "sample" else 0.0}
 
     @property
     def _gone(self) -> bool:
         """Whether another round would cost a client more than its budget."""
-        return self.plan.budget is not None and max(self.state["rounds"].values()) >= self.plan.affordable
+        return self.plan.budget is not None and max(self.state["rounds"].values()) >= self.plan.affordable_rounds
 
     def _spent(self) -> dict[str, float]:
         evaluated = self.state.get("evaluated", 0)
-        return {i: self.plan.spent(n, evaluated) for i, n in self.state["rounds"].items()}
+        return {i: self.plan.compute_spending(n, evaluated) for i, n in self.state["rounds"].items()}

@@ -27,7 +27,7 @@ from perfed.experiment.start import resume, start
 from perfed.maths.blending import EXCHANGES
 from perfed.methods.blending import Blending
 from perfed.plugins import BLEND
-from perfed.privacy.client import with_secret
+from perfed.privacy.client import set_noise_secret
 from perfed.report import load_runs, write_report
 from perfed.run.callback import Callback, Running
 from perfed.run.directory import RunDirectory
@@ -339,7 +339,7 @@ def _with_noise(
 ) -> RealTimeServer:
     """The run's server; its noise, if any, is made with what is in ``secret`` and in nothing that leaves it."""
     if experiment.privacy is not None and experiment.privacy.unit == "client":
-        initialiser.method = with_secret(initialiser.method, secret_in(secret))
+        initialiser.method = set_noise_secret(initialiser.method, secret_in(secret))
     return server(federation, initialiser, *args, **options)
 
 
