@@ -163,8 +163,8 @@ class _ScaledNoise(NamedTuple):
     def add(self, values: Tensor, noise: Tensor) -> Tensor:
         """Return ``values`` plus ``noise`` (from :meth:`draw`).
 
-        If the source has a secret, the sum is in float64 and rounded to a grid. The grid depends only on the scale. Without rounding, the last bits of a floating-point sum would reveal which
-        numbers were added (Mironov 2012).
+        If the source has a secret, the sum is in float64 and rounded to a grid. The grid depends only on the scale.
+        Without rounding, the last bits of a floating-point sum would reveal which numbers were added (Mironov 2012).
         """
         noise = noise.view(values.shape).to(values.device)
         if not self.source.secret:

@@ -18,9 +18,9 @@ from perfed.training.private import PrivateTraining
 class SamplePrivacy(Extension):
     """An extension that protects each row: DP-SGD in all local training, and noisy counts and sums.
 
-    Nothing else leaves a client. Personal parameters are trained with DP-SGD as well. If a personal head were fitted without noise to the same rows,
-    a single row would influence the gradient of the shared body at every other row through the head, and clipping
-    gradients row by row would not bound its influence.
+    Nothing else leaves a client. Personal parameters are trained with DP-SGD as well. If a personal head were fitted
+    without noise to the same rows, a single row would influence the gradient of the shared body at every other row
+    through the head, and clipping gradients row by row would not bound its influence.
     """
 
     name: ClassVar[str] = "sample-privacy"

@@ -74,5 +74,5 @@ def test_bad_budgets_are_refused(given):
 def test_settings_say_what_is_missing():
     with pytest.raises(ValidationError, match="privacy needs epsilon, noise or both"):
         Privacy(delta=1e-3)
-    with pytest.raises(ValidationError, match="is of rows"):
+    with pytest.raises(ValidationError, match="draws rows"):
         Privacy(unit="client", epsilon=1.0, delta=1e-3, sampling="poisson")
