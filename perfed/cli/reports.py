@@ -24,7 +24,7 @@ from perfed.report.load_runs import GatheredRuns, gather_runs
 from perfed.report.page.campaign import sweep_figures
 from perfed.report.papers import csv_text, latex, latex_file
 from perfed.report.run_results import RunResults, list_methods, main_metric
-from perfed.run.directory import marker_of
+from perfed.run.directory import read_marker
 from perfed.system import write_atomic
 
 
@@ -32,7 +32,7 @@ def report_all(
     directories: Sequence[Path], reference: str | None, communication: float | None, files: Files, show: Shown
 ) -> None:
     """Write the report of one or several directories again, print their tables and verdict, and write files."""
-    for directory in (one for one in directories if marker_of(one)[0] == "campaign"):
+    for directory in (one for one in directories if read_marker(one)[0] == "campaign"):
         if len(directories) > 1 or reference is not None or communication is not None:
             raise PerfedError(
                 f"{directory}: is a campaign or a sweep, reported alone, without --reference and --communication"
@@ -106,7 +106,7 @@ def _runs_in(directory: Path) -> list[Path]:
 
 
 def _is_comparison(directory: Path) -> bool:
-    return marker_of(directory)[0] == "comparison"
+    return read_marker(directory)[0] == "comparison"
 
 
 def _reference(given: str | None, runs: Sequence[RunResults]) -> str | None:

@@ -26,7 +26,7 @@ from perfed.report.board import Figure, board_notes
 from perfed.report.campaign import Part, campaign_rows, grids
 from perfed.report.comparison import compare_with_reference
 from perfed.report.text import UNKNOWN, axis_title
-from perfed.run.callbacks.targets import described
+from perfed.run.callbacks.targets import describe_targets
 from perfed.training.plan import PlanSettings
 
 SITES = 12
@@ -62,7 +62,7 @@ def print_summary(summary: dict[str, Any], verbose: bool) -> None:
             say(f"  {note}", style="dim")
     for table in _summary_tables(summary):
         print_table(table)
-    for line in described(summary.get("targets", [])):
+    for line in describe_targets(summary.get("targets", [])):
         say(f"{display_name(summary['method'])}: {line}")
     if "oracle_accuracy" in summary:
         _say_oracle(summary["oracle_accuracy"], "")

@@ -76,9 +76,9 @@ def resume_command(
     """Continue what was interrupted to the same bits, or a finished run to more rounds."""
     from perfed.cli import execution
     from perfed.experiment.study import Study
-    from perfed.run.directory import marker_of
+    from perfed.run.directory import read_marker
 
-    rounds, kind = _more_rounds(settings or []), marker_of(directory)[0]
+    rounds, kind = _more_rounds(settings or []), read_marker(directory)[0]
     if rounds is not None and kind:
         raise PerfedError(
             f"{directory}: only a run can go on to more rounds; give each run to resume by itself, all seeds of all "

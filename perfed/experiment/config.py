@@ -157,7 +157,7 @@ class Experiment(BaseModel):
             policy=who.policy,
             shares=0 if secure is None else secure.needed(asked, asked),
             evaluation=EvaluationPlan(
-                self.evaluation.measured,
+                self.evaluation.requested_metrics,
                 [n for n in range(1, self.rounds + 1) if self.evaluation.is_due(n, self.rounds)],
             ),
         )

@@ -101,7 +101,7 @@ def resume(
     """
     run, experiment, directory = _found(path, data_dir, federation, device, rounds, server, callbacks)
     run.directory = directory
-    with directory.alone():
+    with directory.lock():
         run.restore()
         if (before := directory.layout.perfed) != (now := installed_version()):
             run.notes.append(f"begun with perfed {before}, continued with {now}: bits may differ from there")
@@ -134,12 +134,12 @@ def opened(
         raise PerfedError(f"{path}: {problem}; 'perfed resume {path}' goes back to the one before it")
     if directory.finished and found.round < (rounds := directory.read_summary()["rounds"]):
         raise PerfedError(f"{path}: the checkpoint of round {rounds} is missing; 'perfed resume {path}' restores it")
-    run.go_to(found, compared=alone is not None)
+    run.resume_from(found, compared=alone is not None)
     return run
 
 
 def _site_alone(directory: RunDirectory, site: str) -> Federation | None:
-    """What :meth:`perfed.run.own_model.OwnModels.site` needs for ``site``; no other site's table is read.
+    """What :meth:`perfed.run.own_model.PersonalModels.site` needs for ``site``; no other site's table is read.
 
     Returns:
         ``None`` where all data are needed: the run is not of tables or has not finished, does not have the site, or

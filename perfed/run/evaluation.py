@@ -30,7 +30,7 @@ from perfed.run.settings import Evaluation
 from perfed.run.totals import RunTotals
 
 
-def scored_split(
+def choose_scored_split(
     method: Method, federation: Federation, split: str, name: str, seed: int
 ) -> tuple[Federation, str, list[str]]:
     """Return the clients' data as the method may use them, the split that is scored, and what notes say of it.
@@ -59,7 +59,7 @@ def scored_split(
     return federation, split, notes
 
 
-def scoring_of(settings: Evaluation, federation: Federation, seen: Federation) -> Scoring:
+def build_scoring(settings: Evaluation, federation: Federation, seen: Federation) -> Scoring:
     """Return what is measured of each client's own model.
 
     Args:
@@ -71,21 +71,21 @@ def scoring_of(settings: Evaluation, federation: Federation, seen: Federation) -
         PerfedError: a metric that is not for these targets, or classes where there are none.
     """
     names = []
-    for given in settings.measured:
+    for given in settings.requested_metrics:
         name, known = chosen(given)
         if known.task not in (None, federation.task):
             key = "metrics" if given in settings.metrics else "compare_by"
-            raise PerfedError(f"evaluation.{key}: '{given}' is for {known.task}, but {_kind(federation)}")
+            raise PerfedError(f"evaluation.{key}: '{given}' is for {known.task}, but {_describe_task(federation)}")
         if not known.of_model:
             names.append(name)
     held = settings.classes == "held"
     if held and federation.num_classes is None:
-        raise PerfedError(f"evaluation.classes = 'held' is for classification, but {_kind(federation)}")
+        raise PerfedError(f"evaluation.classes = 'held' is for classification, but {_describe_task(federation)}")
     lacking = held and any(0 in client.train.class_counts(federation.num_classes or 0) for client in seen)
     return Scoring(tuple(names), lacking, federation.target_scale)
 
 
-def _kind(federation: Federation) -> str:
+def _describe_task(federation: Federation) -> str:
     return f"data set '{federation.name}' is {'for ' if federation.survival else 'a '}{federation.task}"
 
 
@@ -96,7 +96,7 @@ class Evaluator:
         settings: what is reported, and when.
         server: of the run.
         federation: the clients with the data that they are scored on.
-        split: of those data, as from :func:`scored_split`.
+        split: of those data, as from :func:`choose_scored_split`.
         rounds: of the whole run.
 
     Attributes:
@@ -119,21 +119,21 @@ class Evaluator:
         if settings.stop == "validated" and all(client.split("validation") is None for client in federation):
             raise PerfedError("evaluation.stop = 'validated': no client has validation data (data.validation_fraction)")
         if settings.targets and federation.num_classes is None:
-            raise PerfedError(f"evaluation.targets: are accuracies, but {_kind(federation)}")
+            raise PerfedError(f"evaluation.targets: are accuracies, but {_describe_task(federation)}")
         self.domain_samples = federation.domain_samples(split)
         names = [chosen(given)[0] for given in settings.metrics]
         self._gap = GAP in names
         if self._gap and (settings.when, settings.stop) != ("before", "last"):
             raise PerfedError(f"evaluation.metrics: '{GAP}' is of the models of rounds: when = 'before', stop = 'last'")
-        self.scoring = scoring_of(settings, federation, server.federation)
+        self.scoring = build_scoring(settings, federation, server.federation)
         if self._gap and server.linear_head is None:
             raise PerfedError(f"evaluation.metrics: '{GAP}' is for methods that predict with one linear head")
-        self._too_many = predictions.too_many(federation, split, settings.last)
+        self._too_many = predictions.exceeds_limit(federation, split, settings.last)
         server.measure(self.scoring)
 
     def notes(self) -> list[str]:
         """Return what the run's notes say of the metrics."""
-        notes = [predictions.NOT_KEPT] if self._too_many else []
+        notes = [predictions.NOT_SAVED_NOTE] if self._too_many else []
         if self.federation.num_domains and self.settings.when == "after":
             notes.append("no metrics per domain: they are measured before local training (evaluation.when)")
         if self.untrained:
@@ -158,7 +158,7 @@ class Evaluator:
         """Return whether round ``number`` is one that is evaluated."""
         return self.settings.is_due(number, self.rounds)
 
-    def keeps(self, number: int, when: str) -> bool:
+    def keeps_outputs(self, number: int, when: str) -> bool:
         """Return whether the metrics ``when`` ("before" or "after" local training) of a round are what is reported, so
         that what the models say of every sample then is kept.
         """
@@ -179,26 +179,28 @@ class Evaluator:
         """
         settings, by_domains = self.settings, self.federation.num_domains and self.settings.when == "before"
         # Outputs are those of ``personalise``, before local training.
-        outputs: list[Outputs] | None = [] if by_domains or self.keeps(number, "before") else None
-        before = self._before(number, done, totals, outputs)
+        outputs: list[Outputs] | None = [] if by_domains or self.keeps_outputs(number, "before") else None
+        before = self._evaluate_models(number, done, totals, outputs)
         chosen, totals.other = (before, done.after) if settings.when == "before" else (done.after, before)
-        metrics, domains = self.over_clients(chosen), {}
-        if self.keeps(number, settings.when):
-            done.arrays |= self._rows(done.outputs if outputs is None else outputs)
+        metrics, domains = self.summarise_clients(chosen), {}
+        if self.keeps_outputs(number, settings.when):
+            done.arrays |= self._outputs_to_arrays(done.outputs if outputs is None else outputs)
         found: Metrics = {}
         if outputs and by_domains:
             found, totals.client_domains = by_domain(outputs, self.federation, self.scoring.metrics)
             domains = {"domains": self.with_extremes(found)}
-        totals.evaluated(chosen, found, settings.last)
+        totals.add_evaluation(chosen, found, settings.last)
         if settings.when == "before" and done.after:
-            metrics.update({f"{name}_after": value for name, value in self.over_clients(done.after).items()})
+            metrics.update({f"{name}_after": value for name, value in self.summarise_clients(done.after).items()})
         return {"metrics": metrics, **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}), **domains}
 
-    def _rows(self, outputs: list[Outputs]) -> dict[str, dict[str, Any]]:
+    def _outputs_to_arrays(self, outputs: list[Outputs]) -> dict[str, dict[str, Any]]:
         """What the models say of every sample, as arrays to be kept."""
-        return {predictions.FOLDER: predictions.arrays_of(outputs, self.federation, self.split)} if outputs else {}
+        return {predictions.FOLDER: predictions.build_arrays(outputs, self.federation, self.split)} if outputs else {}
 
-    def _before(self, number: int, done: RoundRecord, totals: RunTotals, outputs: list[Outputs] | None) -> Metrics:
+    def _evaluate_models(
+        self, number: int, done: RoundRecord, totals: RunTotals, outputs: list[Outputs] | None
+    ) -> Metrics:
         """Metrics of the models that clients would start their next round with."""
         ids = done.participants if self.settings.who == "participants" else None
         unused = [] if number == self.rounds else totals.never_used(self.federation.ids)  # at the end they have settled
@@ -215,7 +217,7 @@ class Evaluator:
                 )
         return metrics
 
-    def measure_best(self, best: BestModels, number: int, totals: RunTotals) -> Mapping[str, Mapping[str, Any]]:
+    def evaluate_best(self, best: BestModels, number: int, totals: RunTotals) -> Mapping[str, Mapping[str, Any]]:
         """Measure the models that the run takes: each client's ``best``, or that of round ``number``, the last.
 
         Returns:
@@ -224,17 +226,17 @@ class Evaluator:
         by_domains = self.federation.num_domains
         outputs: list[Outputs] | None = [] if by_domains or not self._too_many else None
         metrics: Metrics = {}
-        for found, ids in best.groups(self.federation.ids).items():
-            with best.at(self._server, ids[0]):
+        for found, ids in best.group_clients(self.federation.ids).items():
+            with best.restore_best(self._server, ids[0]):
                 metrics |= self._server.evaluate(self.split, ids, found or number, outputs)
         domains: Metrics = {}
         if outputs and by_domains:
             domains, totals.client_domains = by_domain(outputs, self.federation, self.scoring.metrics)
         totals.other = {}
-        totals.evaluated({client: metrics[client] for client in sorted(metrics)}, domains, 1)
-        return self._rows(outputs) if outputs and not self._too_many else {}
+        totals.add_evaluation({client: metrics[client] for client in sorted(metrics)}, domains, 1)
+        return self._outputs_to_arrays(outputs) if outputs and not self._too_many else {}
 
-    def over_clients(self, metrics: Metrics) -> dict[str, Any]:
+    def summarise_clients(self, metrics: Metrics) -> dict[str, Any]:
         """Mean, spread and percentiles of every metric over clients, weighted as the settings say."""
         uniform = self.settings.weights == "uniform"
         return summarise(metrics, None if uniform else sample_counts(self.federation, self.split))

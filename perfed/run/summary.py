@@ -16,7 +16,7 @@ from perfed.run.totals import RunProgress, RunTotals
 from perfed.system import peak_memory_mb, versions
 
 
-def nothing_shared(name: str, server: Server) -> list[str]:
+def warn_nothing_shared(name: str, server: Server) -> list[str]:
     """Return what a method that shares parameters is on a model without them: a note, or none.
 
     Args:
@@ -36,7 +36,7 @@ def nothing_shared(name: str, server: Server) -> list[str]:
     return [f"{name} shares parameters of {', '.join(stages)} only, and this model has none: it is {same}"]
 
 
-def outline(
+def build_outline(
     name: str, federation: Federation, split: str, seed: int, rounds: int, metrics: dict[str, Any], domains: Metrics
 ) -> dict[str, Any]:
     """Return what every summary begins with: what was run, and its metrics, by domain too where there are any.
@@ -62,7 +62,7 @@ def outline(
     }
 
 
-def summary_of(
+def build_summary(
     name: str, server: Server, evaluator: Evaluator, progress: RunProgress, notes: list[str]
 ) -> dict[str, Any]:
     """Return what ``summary.json`` holds, but for what callbacks add to it.
@@ -74,11 +74,11 @@ def summary_of(
         notes: of the run.
     """
     totals, plan, federation = progress.totals, server.plan, evaluator.federation
-    metrics = evaluator.over_clients(totals.metrics)
+    metrics = evaluator.summarise_clients(totals.metrics)
     counted = [f"{what.replace('_', ' ')}: {n} (clients in rounds.jsonl)" for what, n in totals.counts.items() if n]
     oracle = {key: float(federation.notes[key]) for key in ("oracle_accuracy",) if key in federation.notes}
     return {
-        **outline(name, federation, evaluator.split, server.seed, progress.done, metrics, totals.domains),
+        **build_outline(name, federation, evaluator.split, server.seed, progress.done, metrics, totals.domains),
         **({"stopped_by": progress.stopped_by} if progress.stopped_by else {}),
         **({"untrained_domains": evaluator.untrained} if evaluator.untrained else {}),
         "evaluation": evaluator.settings.model_dump(),
@@ -96,7 +96,7 @@ def summary_of(
     }
 
 
-def table_of(server: Server, evaluator: Evaluator, totals: RunTotals) -> tuple[list[str], list[list[Any]]]:
+def build_client_table(server: Server, evaluator: Evaluator, totals: RunTotals) -> tuple[list[str], list[list[Any]]]:
     """Return columns and rows of ``clients.csv``."""
     before, after = totals.metrics, totals.other
     if evaluator.settings.when == "after":

@@ -50,7 +50,7 @@ class RunTotals:
         for name, ids in done.counts.items():
             self.counts[name] = self.counts.get(name, 0) + len(ids)
 
-    def evaluated(self, metrics: Metrics, domains: Metrics, last: int) -> None:
+    def add_evaluation(self, metrics: Metrics, domains: Metrics, last: int) -> None:
         """Keep the metrics of an evaluated round, those of the ``last`` ones at most."""
         self.recent = [*self.recent, metrics][-last:]
         self.recent_domains = [*self.recent_domains, domains][-last:]
@@ -67,24 +67,24 @@ class RunTotals:
     @property
     def metrics(self) -> Metrics:
         """Each client's metrics, the mean over the last evaluated rounds in which it was evaluated."""
-        return _mean(self.recent)
+        return _average_rounds(self.recent)
 
     @property
     def domains(self) -> Metrics:
         """Metrics of each domain, the mean over the last evaluated rounds."""
-        return _mean(self.recent_domains)
+        return _average_rounds(self.recent_domains)
 
     def copy(self) -> RunTotals:
         """Return one that later rounds do not change."""
         return replace(self, taken_part={**self.taken_part}, replied={**self.replied}, counts={**self.counts})
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the totals as values that JSON has."""
         return asdict(self)
 
     @classmethod
-    def of_plain(cls, values: Mapping[str, Any]) -> RunTotals:
-        """Return the inverse of :meth:`plain`.
+    def from_dict(cls, values: Mapping[str, Any]) -> RunTotals:
+        """Return the inverse of :meth:`to_dict`.
 
         Raises:
             PerfedError: the values are those of another version.
@@ -118,14 +118,14 @@ class RunProgress:
         return replace(self, totals=self.totals.copy())
 
 
-def _mean(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> Metrics:
+def _average_rounds(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> Metrics:
     rows: dict[str, list[Mapping[str, float]]] = {}
     for found in rounds:
         for name in found:
             rows.setdefault(name, []).append(found[name])
-    return {name: _average(rows[name]) for name in sorted(rows)}
+    return {name: _average_rows(rows[name]) for name in sorted(rows)}
 
 
-def _average(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _average_rows(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     keys = dict.fromkeys(key for row in rows for key in row)
     return {key: float(np.mean([row[key] for row in rows if key in row])) for key in keys}

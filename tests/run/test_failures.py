@@ -120,7 +120,7 @@ def test_two_processes_do_not_work_on_one_run(here):
     assert result.code == 2
     run_tiny(here / "out", "--method", "local")
     (here / "out" / "summary.json").unlink()
-    with RunDirectory(here / "out").alone():
+    with RunDirectory(here / "out").lock():
         busy = perfed("resume", "out")
         assert busy.code == 2 and "out: another process is working on this run" in busy.err
     assert perfed("resume", "out").code == 0

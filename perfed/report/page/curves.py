@@ -32,7 +32,7 @@ from perfed.report.page.style import Look, looks, paint
 from perfed.report.run_results import RunResults
 from perfed.report.snapshots import load_losses
 from perfed.report.text import TextTable, directed_title
-from perfed.run.callbacks.targets import percent
+from perfed.run.callbacks.targets import format_percent
 
 READ_CURVES = (
     "Line: mean over the seeds; band: lowest to highest seed. A zigzag: the axis does not begin at 0. Values of the "
@@ -133,7 +133,7 @@ class Curves:
         if kind.name != "mean":
             return []
         asked = {t.accuracy for run in self.study.runs if run.summary for t in run.summary.targets or []}
-        found = {f"target {percent(target)}": 100 * target for target in sorted(asked)}
+        found = {f"target {format_percent(target)}": 100 * target for target in sorted(asked)}
         if self.metric == "accuracy" and (best := oracle(self.study.runs)) is not None:
             found["oracle"] = 100 * best
         ends = (frame.x.start, frame.x.end)

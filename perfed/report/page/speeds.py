@@ -13,7 +13,7 @@ from perfed.report.page.style import paint
 from perfed.report.run_results import ClientValues, Participation, RunResults
 from perfed.report.tables import speed_table, target_table
 from perfed.report.text import axis_title
-from perfed.run.callbacks.targets import percent
+from perfed.run.callbacks.targets import format_percent
 
 MOST_DOTS = 400  # clients of a method in the figure of speeds
 LINE = 14.0
@@ -89,13 +89,16 @@ def _targets(study: Study) -> str:
     for place, target in enumerate(targets):
         at = top + row * place
         ground = svg.path([(60, at + row), (x.end, at + row)])
-        parts += [svg.words(4, at + row / 2 + 4, percent(target)), svg.tag("path", d=ground, stroke=paint("line"))]
+        parts += [
+            svg.words(4, at + row / 2 + 4, format_percent(target)),
+            svg.tag("path", d=ground, stroke=paint("line")),
+        ]
         for line, method in enumerate(methods):
             times = reached.get((target, method), [])
             if times:
                 height_, colour = at + 5 + LINE * (line + 0.5), study.looks[method].colour
                 hint = (
-                    f"{display_name(method)} to {percent(target)}: {np.mean(times):.4g}, "
+                    f"{display_name(method)} to {format_percent(target)}: {np.mean(times):.4g}, "
                     f"seeds {min(times):.4g} to {max(times):.4g}"
                 )
                 parts.append(svg.interval(x(min(times)), x(max(times)), height_, colour))

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from perfed.errors import PerfedError, suggest_name, summarise_validation_error
 from perfed.plugins import describe_user_error, import_user_module, match_name
-from perfed.run.callback import Callback, named_once
+from perfed.run.callback import Callback, require_unique_names
 from perfed.run.callbacks.best import BestModels
 from perfed.run.callbacks.losses import LocalLosses
 from perfed.run.callbacks.snapshots import EmbeddedSamples
@@ -21,7 +21,7 @@ NAMED = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
 """Callbacks that ``callbacks`` may name: each a file of this folder, and the class in it."""
 
 
-def asked_for(evaluation: Evaluation, snapshots: Snapshots) -> list[Callback]:
+def build_required_callbacks(evaluation: Evaluation, snapshots: Snapshots) -> list[Callback]:
     """Return the callbacks that a run's settings ask for, in their order."""
     found: list[Callback] = []
     if evaluation.stop == "validated":
@@ -50,16 +50,16 @@ def build_callbacks(given: Sequence[Callback | str | Mapping[str, Any]]) -> list
         Traceback (most recent call last):
         perfed.errors.PerfedError: unknown callback 'tensorbord' (did you mean 'tensorboard'?); allowed: ...
     """
-    return named_once([_built(item) for item in given])
+    return require_unique_names([_build_callback(item) for item in given])
 
 
-def _built(given: Callback | str | Mapping[str, Any]) -> Callback:
+def _build_callback(given: Callback | str | Mapping[str, Any]) -> Callback:
     table = {"name": given} if isinstance(given, str) else given
     if not isinstance(table, Mapping) or not isinstance(name := table.get("name"), str):
         if isinstance(given, Callback):
             return given
         raise PerfedError(f"callbacks: each is a name, or a table with a name and settings (given: {given!r})")
-    cls = callback_class(name)
+    cls = find_callback_class(name)
     settings = {key: value for key, value in table.items() if key != "name"}
     if unknown := settings.keys() - cls.model_fields:
         allowed = ", ".join(cls.model_fields) or "it has none"
@@ -70,7 +70,7 @@ def _built(given: Callback | str | Mapping[str, Any]) -> Callback:
         raise summarise_validation_error(error, f"callbacks.{name}") from None
 
 
-def callback_class(name: str) -> type[Callback]:
+def find_callback_class(name: str) -> type[Callback]:
     """Return the callback called ``name``, in any case; ``module:NAME`` is the class NAME of a module of the user's.
 
     Raises:

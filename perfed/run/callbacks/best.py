@@ -63,11 +63,11 @@ class BestModels(Callback):
         used = [client for client in run.federation.ids if client not in waiting]
         found = run.server.evaluate("validation", used, run.done)
         losses = {client: values.get("loss", values.get("mse", inf)) for client, values in found.items()}
-        self.look(run.done, losses, run.server.snapshot())
+        self.update(run.done, losses, run.server.snapshot())
         waited = run.done - max(self.rounds.values(), default=0)
         return not waiting and waited >= run.evaluation.patience * run.evaluation.every
 
-    def look(self, number: int, scores: Mapping[str, float], now: Snapshot) -> None:
+    def update(self, number: int, scores: Mapping[str, float], now: Snapshot) -> None:
         """Keep the models after round ``number`` of the clients whose loss is below all before."""
         for client, score in scores.items():
             if score < self.scores.get(client, inf):
@@ -90,7 +90,7 @@ class BestModels(Callback):
 
     # The models --------------------------------------------------------------------------------------------
 
-    def groups(self, ids: Sequence[str]) -> dict[int | None, list[str]]:
+    def group_clients(self, ids: Sequence[str]) -> dict[int | None, list[str]]:
         """Return ``ids`` by their best round; ``None`` for those that have none: they take the last."""
         found: dict[int | None, list[str]] = {}
         for client in ids:
@@ -98,7 +98,7 @@ class BestModels(Callback):
         return found
 
     @contextmanager
-    def at(self, server: Server, client: str) -> Iterator[None]:
+    def restore_best(self, server: Server, client: str) -> Iterator[None]:
         """Let ``server`` stand where it stood after the best round of ``client``, as far as its model goes."""
         number = self.rounds.get(client)
         if number is None:

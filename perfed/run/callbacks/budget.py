@@ -15,7 +15,7 @@ from perfed.run.round_log import was_evaluated
 from perfed.settings import STRICT
 
 
-class _Noisy(Protocol):
+class _MetricsNoise(Protocol):
     """What a run needs to know of metrics with noise (:class:`perfed.privacy.metrics.NoisyMetrics`)."""
 
     @property
@@ -26,7 +26,7 @@ class _Noisy(Protocol):
         """Return what a summary says of the noise."""
 
 
-class Plan(Protocol):
+class PrivacyPlan(Protocol):
     """What a run needs to know of its privacy (:class:`perfed.privacy.apply.PrivateMethod`)."""
 
     @property
@@ -53,7 +53,7 @@ class Plan(Protocol):
         """Return the epsilon of a client that took part in so many rounds, ``evaluated`` of which told its metrics."""
 
     @property
-    def metrics(self) -> _Noisy | None:
+    def metrics(self) -> _MetricsNoise | None:
         """Metrics that leave real sites with noise."""
 
     def explicit_settings(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class PrivacyBudget(Callback):
     model_config = ConfigDict(**STRICT, arbitrary_types_allowed=True)
 
     name = "privacy"
-    plan: SkipValidation[Plan]
+    plan: SkipValidation[PrivacyPlan]
 
     def begin(self, run: Running) -> None:
         """Refuse a budget that does not last a round, and rounds beyond it.
@@ -85,7 +85,7 @@ class PrivacyBudget(Callback):
         if "rounds" not in self.state:
             self.state["rounds"] = dict.fromkeys(run.federation.ids, 0)
             run.notes += self.plan.notes
-        if self._gone and not run.at_its_end:
+        if self._is_spent and not run.at_its_end:
             run.progress.stopped_by = self.name
 
     def after_round(self, run: Running, record: dict[str, Any]) -> bool:
@@ -95,15 +95,15 @@ class PrivacyBudget(Callback):
         self.state["rounds"] = {i: n + (i in set(used)) for i, n in counts.items()}
         self.state["evaluated"] = self.state.get("evaluated", 0) + ("metrics" in record)
         if "metrics" in record or self.plan.has_closed_form:
-            record["epsilon"] = self._spent()
-        return self._gone
+            record["epsilon"] = self._compute_spending()
+        return self._is_spent
 
     def end(self, run: Running, summary: dict[str, Any]) -> None:
         """Say what was spent, of which mechanism, and whether that ended the run."""
         evaluated = was_evaluated(run.done, run.history, run.evaluation, run.rounds)
         if run.progress.stopped_by and not evaluated and run.evaluation.one_model_each:
             self.state["evaluated"] = self.state.get("evaluated", 0) + 1  # that of the model that is taken
-        stated, spent = self.plan.explicit_settings(), self._spent()
+        stated, spent = self.plan.explicit_settings(), self._compute_spending()
         summary["privacy"] = {**stated, "spent": spent}
         unit = "row" if stated["unit"] == "sample" else "client"
         kept = run.server.speeds == "wall"
@@ -131,24 +131,24 @@ class PrivacyBudget(Callback):
                 f"the privacy budget is spent: training ended after round {run.done} of at most {run.rounds}"
             )
 
-    def of(self, client: str) -> dict[str, Any]:
+    def describe_client(self, client: str) -> dict[str, Any]:
         """Return the settings and what ``client`` and all others have spent, for its model's card."""
-        spent = self._spent()
+        spent = self._compute_spending()
         return {**self.plan.explicit_settings(), "spent": spent.get(client, 0.0), "contributors": spent}
 
-    def joined(self, client: str, rounds: int) -> dict[str, Any]:
+    def describe_joined_client(self, client: str, rounds: int) -> dict[str, Any]:
         """Return the same of a client that has joined the finished run and trained for so many rounds.
 
         It sends nothing: under ``unit = "client"`` it has spent nothing, else what its own model tells of its rows.
         """
-        stated = self.of(client)
+        stated = self.describe_client(client)
         return {**stated, "spent": self.plan.compute_spending(rounds) if stated["unit"] == "sample" else 0.0}
 
     @property
-    def _gone(self) -> bool:
+    def _is_spent(self) -> bool:
         """Whether another round would cost a client more than its budget."""
         return self.plan.budget is not None and max(self.state["rounds"].values()) >= self.plan.affordable_rounds
 
-    def _spent(self) -> dict[str, float]:
+    def _compute_spending(self) -> dict[str, float]:
         evaluated = self.state.get("evaluated", 0)
         return {i: self.plan.compute_spending(n, evaluated) for i, n in self.state["rounds"].items()}

@@ -14,14 +14,14 @@ from perfed.data.federation import Federation
 from perfed.data.reading import checked
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
-from perfed.run.callback import Callback, Running, joined, parted, recall
+from perfed.run.callback import Callback, Running, join_state, restore_states, split_state
 from perfed.run.checkpoint_files import Checkpoint
 from perfed.run.directory import RunDirectory
 from perfed.run.totals import RunProgress, RunTotals
 from perfed.training.plan import PlanSettings, describe_arithmetic
 from perfed.tree import map_leaves
 
-_OF = ":"  # before a callback's name, beside the server's parameter sets, whose names are identifiers
+_CALLBACK_PREFIX = ":"  # before a callback's name, beside the server's parameter sets, whose names are identifiers
 
 
 class Checkpoints(Callback):
@@ -44,7 +44,7 @@ class Checkpoints(Callback):
             self._written = time.perf_counter()
         return False
 
-    def interrupted(self, run: Running, error: BaseException) -> None:
+    def save_interrupted(self, run: Running, error: BaseException) -> None:
         """Keep what is done; where that is nothing, an empty directory would only be in the way of the next try."""
         if run.directory is None:
             return
@@ -59,19 +59,19 @@ class Checkpoints(Callback):
     def _save(self, run: Running) -> None:
         if run.directory and run.done != self._round:
             data = run.federation.fingerprint
-            save(run.directory, run.server, run.progress, run.callbacks, data, run.notes, run.config)
+            save_checkpoint(run.directory, run.server, run.progress, run.callbacks, data, run.notes, run.config)
             self._round = run.done
 
-    def go_to(self, run: Running, found: Checkpoint, *, compared: bool) -> None:
+    def resume_from(self, run: Running, found: Checkpoint, *, compared: bool) -> None:
         """Let ``run`` stand where ``found`` was written; ``compared``: the data are known to be those of then."""
-        run.progress = restore(found, run.server, run.callbacks, None if compared else run.federation)
+        run.progress = restore_checkpoint(found, run.server, run.callbacks, None if compared else run.federation)
         self._round = found.round
 
-    def go_back(self, run: Running) -> None:
+    def resume_latest(self, run: Running) -> None:
         """Let ``run`` stand where its directory's last whole checkpoint was written; at the start if there is none.
 
         Raises:
-            PerfedError: it has no directory, or another callback, or as :func:`restore` says.
+            PerfedError: it has no directory, or another callback, or as :func:`restore_checkpoint` says.
         """
         if run.directory is None:
             raise PerfedError("this run has no directory, so that there is no checkpoint to go back to")
@@ -83,13 +83,13 @@ class Checkpoints(Callback):
             run.notes.append("no checkpoint was there: begun again from round 0")
             return
         _check_callbacks(found, run.callbacks)
-        self.go_to(run, found, compared=False)
+        self.resume_from(run, found, compared=False)
         run.history, damaged = run.directory.restore_rounds(found)
-        continued = _continued(found, run.server, run.rounds)
+        continued = _describe_resumption(found, run.server, run.rounds)
         run.notes = [*found.progress["notes"], *found.notes, *damaged, *continued]
 
 
-def save(
+def save_checkpoint(
     directory: RunDirectory,
     server: Server,
     progress: RunProgress,
@@ -109,9 +109,9 @@ def save(
         config: what the run was made of.
     """
     now = server.snapshot()
-    states = {callback.name: parted(callback.state) for callback in callbacks if callback.state}
+    states = {callback.name: split_state(callback.state) for callback in callbacks if callback.state}
     values = {
-        "tally": progress.totals.plain(),
+        "tally": progress.totals.to_dict(),
         "policy": now.policy,
         "wall_seconds": progress.wall,
         "training_seconds": progress.training,
@@ -125,12 +125,12 @@ def save(
         "config": config,
         "files": directory.written_files,
     }
-    sets = now.server | {_OF + name: tensors for name, (_, tensors) in states.items() if tensors}
+    sets = now.server | {_CALLBACK_PREFIX + name: tensors for name, (_, tensors) in states.items() if tensors}
     directory.save(progress.done, sets, now.clients, now.changed, values)
     server.forget_changes()
 
 
-def restore(
+def restore_checkpoint(
     found: Checkpoint, server: Server, callbacks: Sequence[Callback], federation: Federation | None
 ) -> RunProgress:
     """Bring ``server``, its plan and ``callbacks`` to where they were.
@@ -154,9 +154,12 @@ def restore(
             f"'{federation.name}'; continue it with the same (in Python, resume(..., federation=...))"
         )
     sets: dict[str, Any] = map_leaves(found.server, lambda _, t: t.to(server.device))
-    totals = RunTotals.of_plain(progress["tally"])
-    tensors = {name: sets.pop(name) for name in [*sets] if name.startswith(_OF)}
-    states = {name: joined(values, tensors.get(_OF + name, {})) for name, values in progress["callbacks"].items()}
+    totals = RunTotals.from_dict(progress["tally"])
+    tensors = {name: sets.pop(name) for name in [*sets] if name.startswith(_CALLBACK_PREFIX)}
+    states = {
+        name: join_state(values, tensors.get(_CALLBACK_PREFIX + name, {}))
+        for name, values in progress["callbacks"].items()
+    }
     server.restore(
         replace(
             now,
@@ -167,12 +170,12 @@ def restore(
         )
     )
     server.plan.paths.update(checked(PlanSettings, progress["plan"], found.path / "checkpoint").paths)
-    recall(callbacks, states)
+    restore_states(callbacks, states)
     wall, training = progress["wall_seconds"], progress["training_seconds"]
     return RunProgress(totals, found.round, wall, training, progress["stopped_by"])
 
 
-def _continued(found: Checkpoint, server: Server, rounds: int) -> list[str]:
+def _describe_resumption(found: Checkpoint, server: Server, rounds: int) -> list[str]:
     """Return what a run of ``rounds`` rounds that was interrupted has to say beside its results."""
     notes, begun = [], found.progress.get("config", {}).get("rounds", rounds)
     if found.round == 0:

@@ -15,7 +15,7 @@ from perfed.data.summary import ColumnHolders, count_holders
 from perfed.run.callback import Callback, Running
 
 
-def holdings(federation: Federation) -> dict[str, Any]:
+def describe_holdings(federation: Federation) -> dict[str, Any]:
     """Return what each client holds, in numbers: rows, training rows by class and domain, inputs, columns.
 
     ``data`` changes with ids, sizes, shapes and targets (:attr:`Federation.fingerprint`); ``doubts`` are what makes
@@ -29,11 +29,11 @@ def holdings(federation: Federation) -> dict[str, Any]:
         "classes": [str(name) for name in classes],
         "domains": domains,
         "doubts": list(federation.notes.get("doubts", ())),
-        "clients": {c.id: _held(c, len(classes), len(domains), holders) for c in federation},
+        "clients": {c.id: _describe_client(c, len(classes), len(domains), holders) for c in federation},
     }
 
 
-def _held(client: Client, classes: int, domains: int, holders: ColumnHolders) -> dict[str, Any]:
+def _describe_client(client: Client, classes: int, domains: int, holders: ColumnHolders) -> dict[str, Any]:
     found: dict[str, Any] = {
         "rows": {name: len(part) for name in SPLITS if (part := client.split(name)) is not None},
         "inputs": prod(client.input_shape),
@@ -82,7 +82,7 @@ class Results(Callback):
         """Write ``clients.csv``, ``federation.json``, of tables ``sites.json``, the summary, and their checksums."""
         if run.directory:
             run.directory.write_clients(*run.client_table())
-            run.directory.write_holdings(holdings(run.federation))
+            run.directory.write_holdings(describe_holdings(run.federation))
             if (found := sites(run.federation)) is not None:
                 run.directory.write_sites(found)
             run.directory.write_summary(summary)

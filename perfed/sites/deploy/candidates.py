@@ -167,7 +167,7 @@ def weights_evaluation(study: Experiment) -> Evaluation:
 def weights_protocol(study: Experiment) -> Protocol:
     """What the study says of the exchange of weights."""
     evaluation, sites = study.evaluation, study.data.options["files"]
-    return Protocol(EXCHANGES, len(sites), metrics=evaluation.measured, held=evaluation.classes == "held")
+    return Protocol(EXCHANGES, len(sites), metrics=evaluation.requested_metrics, held=evaluation.classes == "held")
 
 
 def weights_allowed(study: Experiment, task: Task, outputs: int = 1) -> Allowed:

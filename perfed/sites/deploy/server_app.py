@@ -201,7 +201,7 @@ class Submitted:
         going.directory = RunDirectory(out) if begun else RunDirectory.create(out)
         going.path, going.config = out, tomllib.loads(text)
         if begun:
-            with going.directory.alone():
+            with going.directory.lock():
                 going.restore()
         going.directory.write_config(text)
         going.checkpoint_seconds = 0.0
@@ -322,7 +322,7 @@ def _run(experiment: Experiment, federation: Federation, out: Path, server: Call
     assert isinstance(run.server, RealTimeServer)
 
     def checkpointed_states(site: str) -> list[int]:
-        return [int(flatten(state)["sequence"]) for client, state in run.taken.clients.items() if client == site]
+        return [int(flatten(state)["sequence"]) for client, state in run.best_models.clients.items() if client == site]
 
     run.server.keep(checkpointed_states)
     return run

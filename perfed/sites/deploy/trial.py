@@ -110,7 +110,7 @@ def protocol_of(study: Experiment, domains: int) -> Protocol:
         participation=study.build_participation(),
         split=evaluation.split,
         validated=evaluation.stop == "validated",
-        metrics=evaluation.measured,
+        metrics=evaluation.requested_metrics,
         held=evaluation.classes == "held",
         noisy=study.privacy is not None and study.privacy.metrics == "noisy",
     )
