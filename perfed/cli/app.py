@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from perfed.cli.console import console
-from perfed.cli.index import filled, index
+from perfed.cli.index import fill_index, index
 from perfed.errors import PerfedError, suggest_name
 from perfed.system import installed_version
 
@@ -30,7 +30,9 @@ class Command(TyperCommand):
         texts = _argument_texts(self.callback)
         for kind, title in (("argument", "Arguments"), ("option", "Options")):
             own = [parameter for parameter in self.get_params(ctx) if parameter.param_type_name == kind]
-            if rows := [row for parameter in own if (row := _row(parameter, ctx, texts.get(str(parameter.name), "")))]:
+            if rows := [
+                row for parameter in own if (row := _format_row(parameter, ctx, texts.get(str(parameter.name), "")))
+            ]:
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
@@ -39,11 +41,11 @@ class Command(TyperCommand):
         self._fill()
         return super().shell_complete(ctx, incomplete)
 
-    def _fill(self) -> None:
+    def _fill_text(self) -> None:
         """Name in the help what there is: only where it is read, for the lists may have to be made."""
         for parameter in self.params:
             if help_ := getattr(parameter, "help", None):
-                parameter.help = filled(help_)
+                parameter.help = fill_index(help_)
 
 
 class Commands(TyperGroup):
@@ -129,7 +131,7 @@ def _print_version(asked: bool) -> None:
 
 
 @app.callback()
-def _common(
+def _add_common_options(
     version: Annotated[
         bool, typer.Option("--version", help="print the version and stop", callback=_print_version, is_eager=True)
     ] = False,
@@ -144,7 +146,7 @@ def _argument_texts(function: Callable[..., Any] | None) -> dict[str, str]:
     return {name: mark.help or "" for name, mark in marks.items() if isinstance(mark, typer.models.ArgumentInfo)}
 
 
-def _row(parameter: Any, ctx: Any, text: str) -> tuple[str, str] | None:
+def _format_row(parameter: Any, ctx: Any, text: str) -> tuple[str, str] | None:
     """Name and help of a parameter: Typer before 0.21 loses the ``text`` of an argument and escapes brackets."""
     record = parameter.get_help_record(ctx)
     if record is None:

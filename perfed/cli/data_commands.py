@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from perfed.cli.app import app
-from perfed.cli.console import alone_on_stdout, command_lines, print_json, say, say_where, say_whole
+from perfed.cli.console import command_lines, print_json, reserve_stdout, say, say_where, say_whole
 from perfed.cli.options import DataOption, ExperimentName, JsonOption, Settings, default_out, with_seed
 from perfed.errors import PerfedError
 from perfed.plugins import IMPORTED
@@ -97,7 +97,7 @@ def init_command(
     tables = {"files": [str(file) for file in files], "test_files": [str(file) for file in test or []]}
     table_settings: dict[str, Any] = {key: value for key, value in {**tables, **roles, **columns}.items() if value}
     table_settings |= {"values": _parse_replacements(values)} if values else {}
-    with alone_on_stdout(as_json), _all_problems():
+    with reserve_stdout(as_json), _all_problems():
         federation, settings = fitting(table_settings)
     settings |= {key: [_relative(path, out) for path in settings[key]] for key in tables if key in settings}
     text = study_text(out.stem, settings, federation)
@@ -155,7 +155,7 @@ def check_command(
     from perfed.cli.terminal import print_federation
     from perfed.experiment.start import start
 
-    with alone_on_stdout(as_json), _modules_named():
+    with reserve_stdout(as_json), _modules_named():
         checked = chosen_experiment(experiment, settings or [])
         with _all_problems():
             federation = checked.data.load(checked.seed, data_dir)
@@ -208,7 +208,7 @@ def partition_command(
     from perfed.report.partition import ClassTable, count_tables, write_partition_page
 
     checked = chosen_experiment(experiment, with_seed(settings, seed))
-    with alone_on_stdout(as_json):
+    with reserve_stdout(as_json):
         held = ClassTable.from_federation(checked.data.load(checked.seed, data_dir))
         if show:
             out = out or default_out(f"partition-{checked.name}").with_suffix(".html")

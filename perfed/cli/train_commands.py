@@ -13,7 +13,7 @@ import typer
 
 from perfed.cli import complete
 from perfed.cli.app import Without, app
-from perfed.cli.console import alone_on_stdout
+from perfed.cli.console import reserve_stdout
 from perfed.cli.options import (
     ComparedOption,
     ExperimentName,
@@ -46,15 +46,22 @@ def run_command(
     show: NoMetrics,
 ) -> None:
     """Train one method and write a run directory with a report."""
-    from perfed.cli.execution import begun, chosen_experiment, device_of, finish_run, resumable, settings_of
+    from perfed.cli.execution import (
+        chosen_experiment,
+        create_run,
+        device_of,
+        finish_run,
+        handle_interruption,
+        settings_of,
+    )
     from perfed.experiment.start import start
 
     given = [*settings_of(how, settings), *([] if method is None else [f'method="{method}"'])]
     checked = chosen_experiment(experiment, with_seed(given, seed))
     out = how.out or default_out(checked.name)
-    with alone_on_stdout(show.as_json), resumable(out, how):
+    with reserve_stdout(show.as_json), handle_interruption(out, how):
         make = partial(start, checked, data_dir=how.data_dir, out=out, device=device_of(how))
-        finish_run(partial(begun, make, out), out, checked.name, checked.method, show)
+        finish_run(partial(create_run, make, out), out, checked.name, checked.method, show)
 
 
 @app.command("resume", epilog="Examples: perfed resume runs/one ; perfed resume runs/one rounds=60")
@@ -67,7 +74,7 @@ def resume_command(
         ),
     ],
     settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[rounds=N]", help="more rounds than a run was begun with")
+        list[str] | None, typer.Argument(metavar="[rounds=N]", help="more rounds than a run was create_run with")
     ] = None,
     *,
     how: Annotated[Training, Without("engine", "out")],
@@ -88,8 +95,8 @@ def resume_command(
         raise PerfedError(f"{directory}: is one run, if any; --jobs is for comparisons, searches and campaigns")
     with (
         refuse_modules(directory, how.trust),
-        execution.resumable(directory, how, resumed=True),
-        alone_on_stdout(show.as_json),
+        execution.handle_interruption(directory, how, resumed=True),
+        reserve_stdout(show.as_json),
     ):
         if kind:
             study = Study.read(directory)

@@ -109,7 +109,8 @@ class Callback(BaseModel):
     def state(self) -> dict[str, Any]:
         """The state of the callback: nested dictionaries of JSON values and tensors.
 
-        It is saved in checkpoints, and restored if a round is undone. Values may be replaced, but a tensor or a list in the state must not be modified in place.
+        It is saved in checkpoints, and restored if a round is undone. Values may be replaced, but a tensor or a list in
+        the state must not be modified in place.
         """
         return self._state
 

@@ -169,7 +169,7 @@ class Evaluator:
         """Return whether the round left models to be scored; there are none of participants where nobody replied."""
         return bool(done.participants) or (self.settings.who, self.settings.when) == ("all", "before")
 
-    def measure(self, number: int, done: RoundRecord, totals: RunTotals) -> dict[str, Any]:
+    def evaluate_round(self, number: int, done: RoundRecord, totals: RunTotals) -> dict[str, Any]:
         """Return the metrics after round ``number``, as in ``rounds.jsonl``; each client's go into ``totals``.
 
         What the models say of every sample becomes arrays of ``done``, where it is kept.

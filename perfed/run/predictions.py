@@ -57,10 +57,11 @@ def build_arrays(parts: Sequence[Outputs], federation: Federation, split: str) -
     rows = np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in order])
     splits = {client.id: client.split(split) for client in federation}
     marks = np.array(
-        [_hash_inputs(found) for i in order if (found := splits[str(ids[i])]) is not None], dtype=np.uint32
+        [_hash_inputs(data) for i in order if (data := splits[str(ids[i])]) is not None], dtype=np.uint32
     )
-    short = whole.outputs.astype(np.float32)
-    outputs = short if np.array_equal(short, whole.outputs, equal_nan=True) else whole.outputs
+    single = outputs_of_all.outputs.astype(np.float32)
+    is_exact = np.array_equal(single, outputs_of_all.outputs, equal_nan=True)
+    outputs = single if is_exact else outputs_of_all.outputs
     return {
         "ids": ids[order],
         "counts": counts[order],
