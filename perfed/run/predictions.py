@@ -56,9 +56,7 @@ def build_arrays(parts: Sequence[Outputs], federation: Federation, split: str) -
     order = np.argsort(ids)
     rows = np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in order])
     splits = {client.id: client.split(split) for client in federation}
-    marks = np.array(
-        [_hash_inputs(data) for i in order if (data := splits[str(ids[i])]) is not None], dtype=np.uint32
-    )
+    marks = np.array([_hash_inputs(data) for i in order if (data := splits[str(ids[i])]) is not None], dtype=np.uint32)
     single = outputs_of_all.outputs.astype(np.float32)
     is_exact = np.array_equal(single, outputs_of_all.outputs, equal_nan=True)
     outputs = single if is_exact else outputs_of_all.outputs

@@ -18,23 +18,23 @@ ROUNDING = 1e-9
 
 
 class Targets(Callback):
-    """Notes when the run reaches each accuracy of ``targets``; with ``stop`` the run ends once all are reached."""
+    """A callback that records when each target accuracy is reached; with ``stop`` the run ends after the last."""
 
     name = "targets"
     targets: tuple[float, ...]
     stop: bool = False
 
     def begin(self, run: Running) -> None:
-        """None is reached yet, unless the run goes on."""
+        """Initialise the targets as not reached, unless the run is resumed."""
         self.state.setdefault("targets", init_targets(self.targets))
 
     def after_round(self, run: Running, record: dict[str, Any]) -> bool:
-        """Note what the round is the first to reach."""
+        """Record the targets that the round is the first to reach."""
         self.state["targets"] = update_targets(self.state["targets"], run.history)
         return self.stop and all(target["round"] is not None for target in self.state["targets"])
 
     def end(self, run: Running, summary: dict[str, Any]) -> None:
-        """Say when each was reached, and whether that ended the run."""
+        """Add the targets to the summary, with a note if they ended the run."""
         summary["targets"] = self.state["targets"]
         if run.progress.stopped_by == self.name:
             ended = f"training ended after round {run.done} of at most {run.rounds}"
@@ -47,7 +47,7 @@ def init_targets(targets: Sequence[float]) -> list[Target]:
 
 
 def update_targets(found: Sequence[Target], records: Sequence[Mapping[str, Any]]) -> list[Target]:
-    """Return the targets after one more round: those that it is the first to reach get its number, times and bytes.
+    """Return the targets after one more round; newly reached ones have its number, times and bytes.
 
     Args:
         found: the targets so far.
@@ -72,7 +72,7 @@ def format_percent(target: float) -> str:
 
 
 def format_duration(value: float) -> str:
-    """Virtual time as text: four digits, and all those before the point."""
+    """Return a virtual time as text with four significant digits, or all digits before the decimal point."""
     return f"{value:.4g}" if value < 1000 else f"{value:.0f}"
 
 
