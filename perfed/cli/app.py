@@ -26,7 +26,7 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments and options."""
-        self._fill()
+        self._fill_text()
         texts = _argument_texts(self.callback)
         for kind, title in (("argument", "Arguments"), ("option", "Options")):
             own = [parameter for parameter in self.get_params(ctx) if parameter.param_type_name == kind]
@@ -38,7 +38,7 @@ class Command(TyperCommand):
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         """Return what a shell offers, with the options' help."""
-        self._fill()
+        self._fill_text()
         return super().shell_complete(ctx, incomplete)
 
     def _fill_text(self) -> None:
