@@ -146,7 +146,7 @@ def measure(clients: int, participants: int, rounds: int) -> Found:
     found["bytes_down"], found["bytes_up"] = record.bytes_down, record.bytes_up
     line = {"round": rounds, "participants": record.participants, "train_loss": record.train_loss}
     found["line_bytes"] = len(json.dumps(to_json_values(line)))
-    with timed(found, "describe_holdings"):
+    with timed(found, "holdings"):
         found["holdings_mb"] = len(json.dumps(describe_holdings(server.federation), separators=(",", ":"))) / 2**20
     with timed(found, "evaluate"):
         server.evaluate("test", round_=rounds)

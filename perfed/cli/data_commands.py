@@ -63,7 +63,10 @@ def init_command(
         typer.Option("--values", help="COLUMN:TEXT=TEXT, a text and its replacement; may be repeated"),
     ] = None,
     inputs: Annotated[
-        str, typer.Option("--columns", help="named (those of one name mean the same) or own; what fits if not given")
+        str,
+        typer.Option(
+            "--columns", help="named (columns of one name mean the same) or own; by default whatever fits the tables"
+        ),
     ] = "",
     test: Annotated[list[Path] | None, typer.Option("--test", help="file or folder of rows to test on")] = None,
     out: Annotated[Path, typer.Option("--out", help="experiment file to write")] = Path("study.toml"),
@@ -150,7 +153,7 @@ def _relative(path: str, out: Path) -> str:
 def check_command(
     experiment: ExperimentName, settings: Settings = None, data_dir: DataOption = None, as_json: JsonOption = False
 ) -> None:
-    """Say what the sites hold, what they must tell each other, and everything that is wrong; train nothing."""
+    """Check the data of all sites without training: print what they have and disclose, and all problems."""
     from perfed.cli.execution import chosen_experiment
     from perfed.cli.terminal import print_federation
     from perfed.experiment.start import start
@@ -202,7 +205,7 @@ def partition_command(
     out: Annotated[Path | None, typer.Option("--out", help="HTML file for a picture of the table")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say who holds how many samples of which class and domain."""
+    """Print the number of samples of each class and domain at each client."""
     from perfed.cli.execution import chosen_experiment
     from perfed.cli.table import print_table
     from perfed.report.partition import ClassTable, count_tables, write_partition_page

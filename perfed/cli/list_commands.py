@@ -45,7 +45,7 @@ def list_command(
     what: Annotated[str, typer.Argument(help=", ".join(LISTS), autocompletion=complete.lists)],
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, with all settings")] = False,
 ) -> None:
-    """List what is there: methods by what differs between the clients and by paper."""
+    """List methods, data sets and others; methods are grouped by how the clients differ, and by paper."""
     asked = match_name(what, LISTS)
     if asked is None:
         raise PerfedError(f"unknown list '{what}'; allowed: {', '.join(LISTS)}")

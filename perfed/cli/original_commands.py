@@ -70,7 +70,7 @@ def get_command(
     mirror: Annotated[
         str, typer.Option("--mirror", help="address of a folder that has NAME/FILE, in place of the publishers'")
     ] = "",
-    again: Annotated[bool, typer.Option("--again", help="make a file again that is there already")] = False,
+    again: Annotated[bool, typer.Option("--again", help="create a file again that exists already")] = False,
     data_dir: Annotated[
         Path | None,
         typer.Option("--data-dir", help="folder for the files; PERFED_DATA or ~/.cache/perfed if not given"),

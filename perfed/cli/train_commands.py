@@ -40,7 +40,7 @@ def run_command(
         str | None,
         typer.Option("--method", help="in place of the experiment's method", autocompletion=complete.methods),
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="of data, initial values and mini-batches")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="seed of data, initial values and mini-batches")] = None,
     *,
     how: InTurn,
     show: NoMetrics,
@@ -74,7 +74,7 @@ def resume_command(
         ),
     ],
     settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[rounds=N]", help="more rounds than a run was create_run with")
+        list[str] | None, typer.Argument(metavar="[rounds=N]", help="a larger number of rounds than the run has")
     ] = None,
     *,
     how: Annotated[Training, Without("engine", "out")],
@@ -177,7 +177,9 @@ def blend_command(
     seeds: SeedsOption = "0",
     folds: Annotated[
         int | None,
-        typer.Option("--folds", help="of the training rows, for the weights; unless given, the experiment's"),
+        typer.Option(
+            "--folds", help="number of folds of the training rows, for the weights; by default that of the experiment"
+        ),
     ] = None,
     *,
     how: Training,
@@ -222,7 +224,10 @@ def tune_command(
 def sweep_command(
     experiment: ExperimentName,
     axis: Annotated[
-        str, typer.Argument(metavar="KEY=V1,V2,...", help="what is varied; commas in brackets are of a value")
+        str,
+        typer.Argument(
+            metavar="KEY=V1,V2,...", help="settings to vary, as key=v1,v2; commas in brackets belong to a value"
+        ),
     ],
     settings: Settings = None,
     methods: ComparedOption = "",
@@ -254,7 +259,7 @@ def campaign_command(
     out: Annotated[Path | None, typer.Option("--out", help="directory for results; runs/NAME if not given")] = None,
     show: NoMetrics,
 ) -> None:
-    """Make the comparisons of a file one after the other; what is done is skipped, what is new is added."""
+    """Run the comparisons of a file one by one; finished ones are skipped, and new ones are added."""
     from perfed.cli import execution
     from perfed.experiment.planned import read_campaign
 
@@ -276,7 +281,8 @@ def leaderboard_command(
         list[str] | None, typer.Option("--row", metavar="NAME", help="a row to run; repeat for more (default: all)")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="how many of each row; unless given, the board's")
+        int | None,
+        typer.Option("--seeds", min=1, help="number of seeds of each row; by default that of the leaderboard"),
     ] = None,
     *,
     how: Training,
