@@ -155,7 +155,7 @@ def compare_command(
     from perfed.experiment.study import Study
 
     if extend is not None:
-        study = execution.extended(extend, experiment, settings, methods, seeds, how)
+        study = execution.extend_runs(extend, experiment, settings, methods, seeds, how)
     elif experiment is None:
         raise PerfedError("an experiment is needed: a shipped one ('perfed list experiments') or a .toml file")
     else:

@@ -106,8 +106,8 @@ def test_a_run_passes_through_its_stages():
         run.server.prepare = lambda: (note(), prepare())[1]
         return run
 
-    told, heard = work.told, []
-    work.told = lambda label, news: (heard.append(news), told(label, news))
+    told, heard = work.update, []
+    work.update = lambda label, news: (heard.append(news), told(label, news))
     work.execute(make, "local")
     assert stages[:2] == ["data", "pre-training"] and set(stages[2:]) == {"planning"}
     *_, last, ended = heard

@@ -156,7 +156,7 @@ def test_its_state_is_in_checkpoints(tmp_path):
 def test_what_cannot_ride_along_is_refused():
     with pytest.raises(PerfedError, match="callbacks: 'told' occurs twice; each may occur once"):
         run(SiteMetadata(), SiteMetadata())
-    with pytest.raises(PerfedError, match=r"is no perfed\.Callback"):
+    with pytest.raises(PerfedError, match=r"is not a perfed\.Callback"):
         run(SiteMetadata)  # type: ignore[arg-type]
 
 

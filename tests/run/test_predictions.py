@@ -152,14 +152,14 @@ def test_a_run_that_goes_on_keeps_those_of_its_new_end(tmp_path):
 def test_too_many_are_not_kept_and_it_is_said(tmp_path, monkeypatch):
     data = blobs((12, 9, 30), test=(20, 7, 11))
     assert not predictions.exceeds_limit(data, "test") and 3 * 38 == 114
-    monkeypatch.setattr(predictions, "MOST", 113)
+    monkeypatch.setattr(predictions, "LARGEST_SIZE", 113)
     assert predictions.exceeds_limit(data, "test")
     run = Run(data, make("fedavg"), network(), rounds=2, directory=RunDirectory.create(tmp_path / "run"))
     assert predictions.NOT_SAVED_NOTE in run.execute()["notes"] and predictions.read_predictions(tmp_path / "run") == []
     table = validate({"rounds": 1, "data": {"name": "digits"}, "model": {"head": "linear"}})
     made = SklearnRun("sklearn:svc", table, data, tmp_path / "svc").execute()
     assert predictions.NOT_SAVED_NOTE in made["notes"] and not (tmp_path / "svc" / "predictions").exists()
-    monkeypatch.setattr(predictions, "MOST", 114)
+    monkeypatch.setattr(predictions, "LARGEST_SIZE", 114)
     assert not predictions.exceeds_limit(data, "test") and predictions.exceeds_limit(data, "test", 2)
 
 
