@@ -29,7 +29,7 @@ from watching import Watch
 
 from perfed import Evaluation, Federation, Model, Run, build_method, hidden_layer, linear, mlp
 from perfed.maths.aggregate import masked_mean
-from perfed.privacy.apply import privately
+from perfed.privacy.apply import make_private
 from perfed.privacy.settings import Privacy
 from perfed.training.plan import Plan
 
@@ -110,7 +110,7 @@ def attacked(name: str, seed: int, privacy: Privacy | None = None, **settings: A
     method = build_method(name, {**TRAINING, **settings})
     method = method.model_copy(update={"extensions": (*method.extensions, watch)})
     if privacy is not None:
-        method = privately(method, privacy, ROUNDS, [ROWS] * CLIENTS, name=name).method
+        method = make_private(method, privacy, ROUNDS, [ROWS] * CLIENTS, name=name).method
     embedding = {"embedding": mlp((64,), 32)} if "flic" in name else {}
     run = Run(
         asked.federation,

@@ -31,7 +31,7 @@ from watching import Watch, along, unbiased
 
 from perfed import Evaluation, Federation, Model, Run, build_method
 from perfed.method.disclosure import Unit
-from perfed.privacy.apply import privately
+from perfed.privacy.apply import make_private
 from perfed.privacy.audit import Audit, guess
 from perfed.privacy.settings import Privacy
 from perfed.training.plan import Plan
@@ -123,7 +123,7 @@ def audit(name: str, privacy: Privacy, sizes: Sizes, seed: int, *, switched_off:
     name, _, part = name.partition(" ")
     method = build_method(name, {**TRAINING, "batch_size": max(rows), **_own(name, max(rows))})
     method = method.model_copy(update={"extensions": (*method.extensions, watch)})
-    plan = privately(method, privacy, sizes.rounds, rows, name=name)
+    plan = make_private(method, privacy, sizes.rounds, rows, name=name)
     private = plan.method
     if switched_off:
         first, *others = private.extensions
@@ -146,7 +146,7 @@ def audit(name: str, privacy: Privacy, sizes: Sizes, seed: int, *, switched_off:
     run.execute()
     score = of_anchors if part else of_clients if by_client else of_rows
     scores = score(canaries, watch, initial, run.server.sets["shared"])
-    return guess(scores.numpy(), canaries.included, sizes.guesses), plan.spent(sizes.rounds)
+    return guess(scores.numpy(), canaries.included, sizes.guesses), plan.compute_spending(sizes.rounds)
 
 
 def _own(name: str, rows: int) -> dict[str, Any]:

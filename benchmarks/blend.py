@@ -37,7 +37,7 @@ from perfed.experiment.comparison import Comparison, ComparisonSpec
 from perfed.experiment.study import Study
 from perfed.maths.blending import drop_small_weights, learn_weights
 from perfed.run import predictions
-from perfed.run.directory import marker_of
+from perfed.run.directory import read_marker
 
 KEPT = Path(__file__).parent.parent / "docs/results/blend.json"
 DRAWS = 10_000
@@ -174,7 +174,7 @@ def side(own: Numbers, other: Numbers, sites: int, generator: np.random.Generato
 
 def said_of(run: Path) -> Said:
     """By site targets and outputs of a run's test rows."""
-    kept = predictions.read(run)[-1]
+    kept = predictions.read_predictions(run)[-1]
     return {site: (kept.targets[own], kept.outputs[own]) for site, _, own in kept.sites()}
 
 
@@ -236,7 +236,7 @@ def main(folder: Path, names: list[str]) -> None:
                 table = {**table, "evaluation": {"every": 100}}
                 methods = candidates_of(cell.methods)
                 spec = ComparisonSpec(table, [*methods, "blend"], [seed])
-                study = Study.read(where) if marker_of(where)[0] else Study.create(where, spec)
+                study = Study.read(where) if read_marker(where)[0] else Study.create(where, spec)
                 _, failed = study.execute(tell=lambda label, outcome: print(label, flush=True))
                 if failed:
                     print(name, *failed, sep="\n")

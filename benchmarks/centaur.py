@@ -29,7 +29,7 @@ from usage import usage
 
 from perfed import rng
 from perfed.datasets.linear import F64, Batch, make_key, orthonormalise
-from perfed.privacy.accountant import Releases, noise_for
+from perfed.privacy.accountant import Releases, find_noise_multiplier
 
 FILE = Path(__file__).parent.parent / "docs/results/centaur-linear.json"
 CLIENTS, K, SAMPLES, DELTA = 6000, 2, 8, 1e-5
@@ -90,7 +90,7 @@ def measured() -> dict[str, Any]:
     def rows(pairs: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
         found = []
         for d, epsilon in pairs:
-            noise = noise_for(epsilon, DELTA, Releases(ROUNDS))
+            noise = find_noise_multiplier(epsilon, DELTA, Releases(ROUNDS))
             runs = [plateau(d, noise, seed) for seed in SEEDS]
             found.append({"d": d, "epsilon": epsilon, "noise": noise, "distances": [run[0] for run in runs]})
             found[-1]["cut"] = max(run[1] for run in runs)

@@ -35,7 +35,7 @@ from perfed.method.method import Method
 from perfed.methods.fedavg_ft import FedAvgFT
 from perfed.methods.fedrep import FedRep
 from perfed.methods.local import Local
-from perfed.privacy.apply import privately
+from perfed.privacy.apply import make_private
 from perfed.privacy.settings import Privacy
 from perfed.run.settings import Evaluation
 from perfed.training.cohort import Cohort
@@ -101,7 +101,7 @@ def accuracy(name: str, number: int, epsilon: float | None, seed: int, clients: 
     method = METHODS[name].model_validate({"optimizer": "sgd", "lr": lr, "batch_size": 10, **EPOCHS[name]})
     if epsilon is not None:
         settings = Privacy(unit="client", epsilon=epsilon, delta=DELTA, clip=clip)
-        method = privately(method, settings, ROUNDS, [len(client.train) for client in clients], name=name).method
+        method = make_private(method, settings, ROUNDS, [len(client.train) for client in clients], name=name).method
     run = Run(
         clients,
         method,

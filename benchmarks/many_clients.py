@@ -38,8 +38,8 @@ from perfed.model.chain import Model
 from perfed.model.presets import linear
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
-from perfed.run.callbacks.checkpoint import save
-from perfed.run.callbacks.results import holdings
+from perfed.run.callbacks.checkpoint import save_checkpoint
+from perfed.run.callbacks.results import describe_holdings
 from perfed.run.directory import RunDirectory
 from perfed.run.totals import RunProgress, RunTotals
 from perfed.training.plan import Plan
@@ -123,7 +123,7 @@ def checkpoints(server: Server, progress: RunProgress, number: int) -> Found:
                 engine.changed = set(engine.states)
             progress.done += 1
             with timed(found, name):
-                save(directory, server, progress, [], 0, [], {})
+                save_checkpoint(directory, server, progress, [], 0, [], {})
             found[f"{name}_files"] = len(server.engine.states)
             newest = max(directory.checkpoints.glob("state-*.json"))
             found[f"{name}_manifest_mb"] = newest.stat().st_size / 2**20
@@ -147,7 +147,7 @@ def measure(clients: int, participants: int, rounds: int) -> Found:
     line = {"round": rounds, "participants": record.participants, "train_loss": record.train_loss}
     found["line_bytes"] = len(json.dumps(to_json_values(line)))
     with timed(found, "holdings"):
-        found["holdings_mb"] = len(json.dumps(holdings(server.federation), separators=(",", ":"))) / 2**20
+        found["holdings_mb"] = len(json.dumps(describe_holdings(server.federation), separators=(",", ":"))) / 2**20
     with timed(found, "evaluate"):
         server.evaluate("test", round_=rounds)
     totals = RunTotals()

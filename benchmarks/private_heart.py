@@ -26,7 +26,7 @@ from usage import usage
 from perfed import Federation, Model, Run, build_method
 from perfed.datasets import load
 from perfed.model.presets import logit
-from perfed.privacy.accountant import Releases, epsilon
+from perfed.privacy.accountant import Releases, compute_epsilon
 from perfed.privacy.sample import SamplePrivacy
 from perfed.run.settings import Evaluation
 from perfed.training.plan import Plan
@@ -90,8 +90,8 @@ def costs(budget: float, rows: int) -> dict[str, float]:
     """What their noise costs a hospital: all steps counted as Poisson samples, and each pass as a release."""
     noise, batches, steps = their_noise(budget, rows), ceil(rows / BATCH), ROUNDS * STEPS
     return {
-        "poisson": epsilon(noise, Releases(0, steps, 1 / batches), DELTA),
-        "passes": epsilon(noise, Releases(ceil(steps / batches)), DELTA),
+        "poisson": compute_epsilon(noise, Releases(0, steps, 1 / batches), DELTA),
+        "passes": compute_epsilon(noise, Releases(ceil(steps / batches)), DELTA),
     }
 
 

@@ -31,8 +31,8 @@ from torch import nn
 from usage import usage
 
 from perfed import Federation, Model, Run, build_method, linear
-from perfed.privacy.accountant import Releases, epsilon, noise_for
-from perfed.privacy.apply import privately
+from perfed.privacy.accountant import Releases, compute_epsilon, find_noise_multiplier
+from perfed.privacy.apply import make_private
 from perfed.privacy.settings import Privacy
 from perfed.run.settings import Evaluation
 from perfed.training.plan import Plan
@@ -94,7 +94,7 @@ def ours(name: str, seed: int, *, accounting: Literal["none", "theirs", "poisson
     method = build_method(name, TRAINING | ({"lam": 2.0} if name == "mr-mtl" else {}))
     if accounting == "full":
         budget = Privacy(epsilon=EPSILON, delta=DELTA, clip=CLIP)
-        method = privately(method, budget, ROUNDS, [*rows.values()], name=name).method
+        method = make_private(method, budget, ROUNDS, [*rows.values()], name=name).method
     elif accounting == "theirs":
         noises = {i: their_noise(n) for i, n in rows.items()}
         method = privately_by_client(method, NoiseByClient(clip=CLIP, by_id=noises))
@@ -160,7 +160,7 @@ def _their_pass(w: Array, x: Array, y: Array, pull: Array | None, draw: np.rando
 
 def honest() -> list[float]:
     """What their noise costs each school with each pass counted as a release of every row."""
-    return [epsilon(their_noise(len(c.train)), Releases(ROUNDS + 1), DELTA) for c in federation(SEEDS[0])]
+    return [compute_epsilon(their_noise(len(c.train)), Releases(ROUNDS + 1), DELTA) for c in federation(SEEDS[0])]
 
 
 WAYS: dict[str, Callable[[str, int], float]] = {
@@ -188,7 +188,7 @@ def main() -> None:
     sizes = [len(client.train) for client in federation(SEEDS[0])]
     noises = {"theirs": [their_noise(n) for n in sizes], "poisson": [poisson_noise(n) for n in sizes]}
     spread = {way: [min(of), float(np.median(of)), max(of)] for way, of in (noises | {"honest": honest()}).items()}
-    passes = noise_for(EPSILON, DELTA, Releases(ROUNDS + 1))
+    passes = find_noise_multiplier(EPSILON, DELTA, Releases(ROUNDS + 1))
     kept |= {"published": PUBLISHED, "noise of passes": passes, "least, median, most": spread}
     FILE.write_text(json.dumps(kept, indent=1) + "\n")
     print(passes, spread)

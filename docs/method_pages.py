@@ -17,7 +17,7 @@ from perfed.cli.list_commands import DIFFERENCES
 from perfed.experiment.published import find_board
 from perfed.method.method import Method
 from perfed.method.registry import Entry, entry
-from perfed.privacy.mechanisms import leaving_table
+from perfed.privacy.mechanisms import list_disclosures
 from perfed.sites.deploy.trial import entries_sent
 
 DOCS = Path(__file__).parent
@@ -107,7 +107,7 @@ def _facts(item: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     kept = {key: _HOMES[of.home] for key, of in build_method(name).sets().items()}
     yield "kept beside the model", ", ".join(f"`{key}` {where}" for key, where in kept.items()) or "nothing"
     yield "before a client is evaluated", _before(found.method)
-    protected = next((row[2:] for row in leaving_table() if row[0] == name), ("", ""))
+    protected = next((row[2:] for row in list_disclosures() if row[0] == name), ("", ""))
     for unit, said in zip(("rows", "clients"), protected, strict=True):
         yield f"private {unit}", one_line(said)
     yield "code", f"`{Path(inspect.getfile(found.method)).relative_to(DOCS.parent).as_posix()}`"

@@ -8,8 +8,8 @@ from pathlib import Path
 import private_tables
 
 from perfed.method.disclosure import MECHANISMS, NONE
-from perfed.privacy.before import BEFORE
-from perfed.privacy.mechanisms import METRICS, leaving_table
+from perfed.privacy.before import DISCLOSED_BEFORE_ROUND_1
+from perfed.privacy.mechanisms import METRICS, list_disclosures
 
 PAGE = Path(__file__).with_name("privacy.md")
 
@@ -17,7 +17,9 @@ PAGE = Path(__file__).with_name("privacy.md")
 def before() -> str:
     """What a site tells before round 1, field by field."""
     rows = [
-        f"| `{message.__name__}.{name}` | {how} |" for message, said in BEFORE.items() for name, how in said.items()
+        f"| `{message.__name__}.{name}` | {how} |"
+        for message, said in DISCLOSED_BEFORE_ROUND_1.items()
+        for name, how in said.items()
     ]
     return "\n".join(["| what a site tells | under `[privacy]` |", "|---|---|", *rows])
 
@@ -28,7 +30,7 @@ def tables() -> dict[str, str]:
     of_kinds = ["| kind | rows protected | clients protected | sensitivity |", "|---|---|---|---|"]
     of_kinds += [f"| {k.name} | {k.sample or 'refused'} | {k.client or 'refused'} | {k.sensitivity} |" for k in kinds]
     of_kinds += [f"| {k.name} | refused | refused | |" for k in NONE.values()]
-    rows = [row for row in leaving_table() if row[1] != "not declared"]
+    rows = [row for row in list_disclosures() if row[1] != "not declared"]
     of_methods = ["| method | sends | rows | clients |", "|---|---|---|---|"]
     of_methods += [f"| `{name}` | {sent} | {sample} | {client} |" for name, sent, sample, client in rows]
     found = {"before": before(), "mechanisms": "\n".join(of_kinds), "methods": "\n".join(of_methods)}

@@ -15,7 +15,7 @@ from site_text import cell, fields_of, one_line, settings, tables_in
 import perfed
 from perfed.cli import entry  # noqa: F401 - it adds all commands
 from perfed.cli.app import app
-from perfed.cli.index import filled, index
+from perfed.cli.index import fill_index, index
 from perfed.experiment.build import KINDS
 from perfed.experiment.config import Experiment
 from perfed.method.method import Method
@@ -121,7 +121,7 @@ def _parameters(command: Any, path: str) -> Iterator[str]:
     for parameter in command.get_params(context):
         if "--help" not in parameter.opts and not getattr(parameter, "hidden", False):
             record = parameter.get_help_record(context) or (parameter.human_readable_name, "")
-            said = filled(getattr(parameter, "help", None) or texts.get(str(parameter.name), ""))
+            said = fill_index(getattr(parameter, "help", None) or texts.get(str(parameter.name), ""))
             default = parameter.get_default(context)
             shown = "" if default in (None, "", False, (), []) or callable(default) else f"`{cell(str(default))}`"
             rows.append((f"`{cell(record[0])}`", one_line(said), "needed" if parameter.required else shown))

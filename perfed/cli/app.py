@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from perfed.cli.console import console
-from perfed.cli.index import filled, index
+from perfed.cli.index import fill_index, index
 from perfed.errors import PerfedError, suggest_name
 from perfed.system import installed_version
 
@@ -26,28 +26,32 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments and options."""
-        self._fill()
+        self._fill_text()
         texts = _argument_texts(self.callback)
         for kind, title in (("argument", "Arguments"), ("option", "Options")):
-            own = [parameter for parameter in self.get_params(ctx) if parameter.param_type_name == kind]
-            if rows := [row for parameter in own if (row := _row(parameter, ctx, texts.get(str(parameter.name), "")))]:
+            parameters = [parameter for parameter in self.get_params(ctx) if parameter.param_type_name == kind]
+            if rows := [
+                row
+                for parameter in parameters
+                if (row := _format_row(parameter, ctx, texts.get(str(parameter.name), "")))
+            ]:
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         """Return what a shell offers, with the options' help."""
-        self._fill()
+        self._fill_text()
         return super().shell_complete(ctx, incomplete)
 
-    def _fill(self) -> None:
-        """Name in the help what there is: only where it is read, for the lists may have to be made."""
+    def _fill_text(self) -> None:
+        """Fill the names of engines and baselines into the help when it is shown, since listing them takes time."""
         for parameter in self.params:
             if help_ := getattr(parameter, "help", None):
-                parameter.help = filled(help_)
+                parameter.help = fill_index(help_)
 
 
 class Commands(TyperGroup):
-    """A group of commands whose help has whole summaries, and which names its commands where it does not know one."""
+    """A group of commands whose help shows complete summaries, and whose error for an unknown command lists them."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write each command with its summary, over as many lines as it needs."""
@@ -59,7 +63,7 @@ class Commands(TyperGroup):
         """Return the command that the first word names.
 
         Raises:
-            PerfedError: there is none; says which there are.
+            PerfedError: if there is no such command; lists the commands.
         """
         names = list(self.commands)
         if args[0] not in names and not args[0].startswith("-") and not ctx.resilient_parsing:
@@ -69,19 +73,19 @@ class Commands(TyperGroup):
 
 
 class App(typer.Typer):
-    """A program of such commands."""
+    """A Typer application whose commands accept blocks of options."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(cls=Commands, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
 
     def command(self, name: str | None = None, **more: Any) -> Callable[[Any], Any]:
-        """Decorate the function that a command calls; it may take :class:`blocks <Without>` of options."""
+        """Return a decorator for the function of a command, which may have :class:`blocks <Without>` of options."""
         decorate = super().command(name, cls=Command, **more)
         return lambda function: decorate(_with_blocks(function))
 
 
 class Without:
-    """Names the options of a block that a command does not have: ``Annotated[Block, Without("jobs")]``.
+    """A mark with the options of a block that a command does not have: ``Annotated[Block, Without("jobs")]``.
 
     A block is a dataclass whose fields are options, each with its default: a command takes it as one parameter.
     """
@@ -91,28 +95,34 @@ class Without:
 
 
 def _with_blocks(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``function`` with the options of each block in the place of the block."""
+    """Return ``function`` with a signature in which each block is replaced by its options."""
     hints, blocks = get_type_hints(function, include_extras=True), dict[str, tuple[type, list[str]]]()
-    taken: list[tuple[str, Any, Any]] = []  # name, default and type
-    for name, own in inspect.signature(function).parameters.items():
+    options: list[tuple[str, Any, Any]] = []  # name, default and type
+    for name, parameter in inspect.signature(function).parameters.items():
         block, *marks = get_args(hints[name]) or (hints[name],)
         if isinstance(block, type) and is_dataclass(block):
-            left_out = {other for mark in marks for other in mark.names}
-            of, kept = get_type_hints(block, include_extras=True), [f for f in fields(block) if f.name not in left_out]
-            blocks[name] = block, [field.name for field in kept]
-            taken += [(f.name, own.empty if f.default is MISSING else f.default, of[f.name]) for f in kept]
+            left_out = {option for mark in marks for option in mark.names}
+            option_hints, block_fields = (
+                get_type_hints(block, include_extras=True),
+                [f for f in fields(block) if f.name not in left_out],
+            )
+            blocks[name] = block, [field.name for field in block_fields]
+            options += [
+                (f.name, parameter.empty if f.default is MISSING else f.default, option_hints[f.name])
+                for f in block_fields
+            ]
         else:
-            taken.append((name, own.default, hints[name]))
+            options.append((name, parameter.default, hints[name]))
 
     @wraps(function)
-    def command(**given: Any) -> Any:
+    def command(**arguments: Any) -> Any:
         for name, (block, names) in blocks.items():
-            given[name] = block(**{option: given.pop(option) for option in names})
-        return function(**given)
+            arguments[name] = block(**{option: arguments.pop(option) for option in names})
+        return function(**arguments)
 
-    one = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
-    command.__signature__ = inspect.Signature([one(n, default=d, annotation=a) for n, d, a in taken])  # type: ignore[attr-defined]
-    command.__annotations__ = {name: annotation for name, _, annotation in taken}
+    create_parameter = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
+    command.__signature__ = inspect.Signature([create_parameter(n, default=d, annotation=a) for n, d, a in options])  # type: ignore[attr-defined]
+    command.__annotations__ = {name: annotation for name, _, annotation in options}
     return command
 
 
@@ -129,7 +139,7 @@ def _print_version(asked: bool) -> None:
 
 
 @app.callback()
-def _common(
+def _add_common_options(
     version: Annotated[
         bool, typer.Option("--version", help="print the version and stop", callback=_print_version, is_eager=True)
     ] = False,
@@ -138,19 +148,19 @@ def _common(
 
 
 def _argument_texts(function: Callable[..., Any] | None) -> dict[str, str]:
-    """The help of each argument, as it was given."""
+    """Return the help text of each argument of a command, by name."""
     hints = get_type_hints(function, include_extras=True) if function is not None else {}
     marks = {name: mark for name, hint in hints.items() for mark in get_args(hint)}
     return {name: mark.help or "" for name, mark in marks.items() if isinstance(mark, typer.models.ArgumentInfo)}
 
 
-def _row(parameter: Any, ctx: Any, text: str) -> tuple[str, str] | None:
-    """Name and help of a parameter: Typer before 0.21 loses the ``text`` of an argument and escapes brackets."""
+def _format_row(parameter: Any, ctx: Any, text: str) -> tuple[str, str] | None:
+    """Return name and help of a parameter; Typer before 0.21 omits the ``text`` of arguments and escapes brackets."""
     record = parameter.get_help_record(ctx)
     if record is None:
         return None
-    name, said = record[0], record[1].replace("\\[", "[")
-    return name, said if text in said else f"{text}  {said}".rstrip()
+    name, description = record[0], record[1].replace("\\[", "[")
+    return name, description if text in description else f"{text}  {description}".rstrip()
 
 
 def no_such_option(error: Any, words: Sequence[str]) -> str | None:

@@ -12,7 +12,7 @@ from perfed.plugins import BLEND
 _MARKS = ("config.toml", "comparisons.toml")
 
 
-def _names(what: str) -> list[str]:
+def _list_names(what: str) -> list[str]:
     return [item["name"] for item in index()[what]]
 
 
@@ -24,7 +24,7 @@ def methods(incomplete: str) -> list[str]:
 def _methods_and_pairs(incomplete: str) -> list[str]:
     """Return all methods; if ``incomplete`` has a ``+``, the method before it with each policy."""
     method, plus, _ = incomplete.rpartition("+")
-    return [f"{method}+{policy}" for policy in _names("policies")] if plus else _names("methods")
+    return [f"{method}+{policy}" for policy in _list_names("policies")] if plus else _list_names("methods")
 
 
 def several_methods(incomplete: str) -> list[str]:
@@ -41,22 +41,25 @@ def several_methods(incomplete: str) -> list[str]:
 
 def experiments(incomplete: str) -> list[str]:
     """Return shipped experiments and the user's own files."""
-    return [*(name for name in _names("experiments") if name.startswith(incomplete)), *_files(incomplete, ".toml")]
+    return [
+        *(name for name in _list_names("experiments") if name.startswith(incomplete)),
+        *_match_files(incomplete, ".toml"),
+    ]
 
 
 def leaderboards(incomplete: str) -> list[str]:
     """Return leaderboards that begin so."""
-    return [name for name in _names("leaderboards") if name.startswith(incomplete)]
+    return [name for name in _list_names("leaderboards") if name.startswith(incomplete)]
 
 
 def campaigns(incomplete: str) -> list[str]:
     """Return files that may be campaigns."""
-    return _files(incomplete, ".toml")
+    return _match_files(incomplete, ".toml")
 
 
 def shown(incomplete: str) -> list[str]:
     """Return whatever ``perfed show`` knows."""
-    found = (name for what in LISTS for name in _names(what) if name.startswith(incomplete))
+    found = (name for what in LISTS for name in _list_names(what) if name.startswith(incomplete))
     return list(dict.fromkeys(found))
 
 
@@ -78,17 +81,17 @@ def engines(incomplete: str) -> list[str]:
 
 def run_directories(incomplete: str) -> list[str]:
     """Return directories of runs, comparisons, searches and campaigns, and those on the way to them."""
-    folders = [path for path in _beside(incomplete) if path.is_dir()]
+    folders = [path for path in _list_siblings(incomplete) if path.is_dir()]
     results = [str(path) for path in folders if any((path / mark).is_file() for mark in _MARKS)]
     inside = (path for path in folders if str(path) in results or not results)
     return [*results, *(f"{path}/" for path in inside if any(child.is_dir() for child in path.iterdir()))]
 
 
-def _files(incomplete: str, suffix: str) -> list[str]:
-    return [str(path) for path in _beside(incomplete) if path.suffix == suffix and path.is_file()]
+def _match_files(incomplete: str, suffix: str) -> list[str]:
+    return [str(path) for path in _list_siblings(incomplete) if path.suffix == suffix and path.is_file()]
 
 
-def _beside(incomplete: str) -> Iterator[Path]:
+def _list_siblings(incomplete: str) -> Iterator[Path]:
     """What begins so on disk, without what is hidden."""
     begun = Path(incomplete)
     folder, start = (begun, "") if incomplete.endswith("/") or not incomplete else (begun.parent, begun.name)

@@ -1,4 +1,4 @@
-"""Where the commands print, and how they end when they are interrupted."""
+"""The console of the commands, and the exit codes of interrupted commands."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rich.console import Console
 from perfed.system import TERMINATED
 
 PIPE_WIDTH = 80
-"""Columns where there is no terminal to ask, and the environment does not say (``COLUMNS``)."""
+"""The width of the output if it is not a terminal and the environment variable ``COLUMNS`` is not set."""
 
 
 def fixed_width() -> int | None:
-    """Return the width of a pipe; a terminal, or the environment, is asked anew for each line."""
+    """Return the width if the output is a pipe; ``None`` if a terminal or ``COLUMNS`` determines it for each line."""
     return None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
 
 
@@ -28,55 +28,55 @@ console = Console(width=fixed_width(), emoji=False, markup=False, highlight=Fals
 
 CTRL_C = 130
 INTERRUPTED = {CTRL_C: "interrupted", TERMINATED: "terminated"}
-"""What is said, by exit code."""
+"""The message of an interrupted command, by exit code."""
 
 
 class Stopped(Exception):
-    """Message and exit code of a command that was interrupted."""
+    """An error: a command was interrupted; has a message and an exit code."""
 
 
-def visible(text: str) -> str:
-    r"""``text`` with what would move a terminal's cursor, or hide something, written out: others may have chosen it.
+def escape_controls(text: str) -> str:
+    r"""Return ``text`` with escaped control characters, so that text of others cannot manipulate the terminal.
 
     Example:
-        >>> print(visible("north\x1b[2K"))
+        >>> print(escape_controls("north\x1b[2K"))
         north\x1b[2K
     """
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def say(text: str, style: str = "") -> None:
-    """Print a sentence, broken between words."""
-    for line in textwrap.wrap(visible(text), console.width, break_long_words=False, break_on_hyphens=False):
+    """Print a text, wrapped between words to the width of the console."""
+    for line in textwrap.wrap(escape_controls(text), console.width, break_long_words=False, break_on_hyphens=False):
         console.print(line, style=style, soft_wrap=True)
 
 
 def say_whole(text: str, style: str = "") -> None:
-    """Print a line that is to be copied or searched for, however long it is: a path, a problem."""
-    console.print(visible(text), style=style, soft_wrap=True)
+    """Print a line without wrapping, so that it can be copied or searched for, such as a path or an error."""
+    console.print(escape_controls(text), style=style, soft_wrap=True)
 
 
-def say_where(what: str, path: Path) -> None:
-    """Print where something is."""
-    say_whole(f"{what}: {path}")
+def say_where(label: str, path: Path) -> None:
+    """Print a label and a path."""
+    say_whole(f"{label}: {path}")
 
 
 def command_lines(text: str) -> list[str]:
-    """Return a command over as many lines as it needs, as a shell takes them.
+    """Return a shell command as lines that fit the console, joined by backslashes.
 
     Example:
         >>> command_lines("perfed show fedpac")
         ['  perfed show fedpac']
     """
     lines = textwrap.wrap(text, console.width - 6, break_long_words=False, break_on_hyphens=False)
-    goes_on = " \\"
-    return [f"  {'  ' * (at > 0)}{line}{goes_on * (at < len(lines) - 1)}" for at, line in enumerate(lines)]
+    continuation = " \\"
+    return [f"  {'  ' * (at > 0)}{line}{continuation * (at < len(lines) - 1)}" for at, line in enumerate(lines)]
 
 
 @contextmanager
-def alone_on_stdout(asked: bool) -> Iterator[None]:
-    """With ``--json`` everything but the JSON goes to standard error."""
-    before, console.stderr = console.stderr, asked or console.stderr
+def reserve_stdout(is_json: bool) -> Iterator[None]:
+    """Print to standard error while the context is open if ``is_json``, so that stdout has only JSON (``--json``)."""
+    before, console.stderr = console.stderr, is_json or console.stderr
     try:
         yield
     finally:
@@ -84,5 +84,5 @@ def alone_on_stdout(asked: bool) -> Iterator[None]:
 
 
 def print_json(content: Any) -> None:
-    """Print JSON on standard output."""
+    """Print ``content`` as JSON on standard output."""
     sys.stdout.write(json.dumps(content, indent=2) + "\n")

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from perfed.cli.app import app
-from perfed.cli.console import alone_on_stdout, command_lines, print_json, say, say_where, say_whole
+from perfed.cli.console import command_lines, print_json, reserve_stdout, say, say_where, say_whole
 from perfed.cli.options import DataOption, ExperimentName, JsonOption, Settings, default_out, with_seed
 from perfed.errors import PerfedError
 from perfed.plugins import IMPORTED
@@ -63,7 +63,10 @@ def init_command(
         typer.Option("--values", help="COLUMN:TEXT=TEXT, a text and its replacement; may be repeated"),
     ] = None,
     inputs: Annotated[
-        str, typer.Option("--columns", help="named (those of one name mean the same) or own; what fits if not given")
+        str,
+        typer.Option(
+            "--columns", help="named (columns of one name mean the same) or own; by default whatever fits the tables"
+        ),
     ] = "",
     test: Annotated[list[Path] | None, typer.Option("--test", help="file or folder of rows to test on")] = None,
     out: Annotated[Path, typer.Option("--out", help="experiment file to write")] = Path("study.toml"),
@@ -97,8 +100,13 @@ def init_command(
     tables = {"files": [str(file) for file in files], "test_files": [str(file) for file in test or []]}
     table_settings: dict[str, Any] = {key: value for key, value in {**tables, **roles, **columns}.items() if value}
     table_settings |= {"values": _parse_replacements(values)} if values else {}
+<<<<<<< HEAD
     with alone_on_stdout(as_json), _all_problems():
         federation, settings = choose_split_and_columns(table_settings)
+=======
+    with reserve_stdout(as_json), _all_problems():
+        federation, settings = fitting(table_settings)
+>>>>>>> clirun
     settings |= {key: [_relative(path, out) for path in settings[key]] for key in tables if key in settings}
     text = study_text(out.stem, settings, federation)
     validate(tomllib.loads(text))
@@ -150,12 +158,12 @@ def _relative(path: str, out: Path) -> str:
 def check_command(
     experiment: ExperimentName, settings: Settings = None, data_dir: DataOption = None, as_json: JsonOption = False
 ) -> None:
-    """Say what the sites hold, what they must tell each other, and everything that is wrong; train nothing."""
+    """Check the data of all sites without training: print what they have and disclose, and all problems."""
     from perfed.cli.execution import chosen_experiment
     from perfed.cli.terminal import print_federation
     from perfed.experiment.start import start
 
-    with alone_on_stdout(as_json), _modules_named():
+    with reserve_stdout(as_json), _modules_named():
         checked = chosen_experiment(experiment, settings or [])
         with _all_problems():
             federation = checked.data.load(checked.seed, data_dir)
@@ -202,13 +210,13 @@ def partition_command(
     out: Annotated[Path | None, typer.Option("--out", help="HTML file for a picture of the table")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say who holds how many samples of which class and domain."""
+    """Print the number of samples of each class and domain at each client."""
     from perfed.cli.execution import chosen_experiment
     from perfed.cli.table import print_table
     from perfed.report.partition import ClassTable, count_tables, write_partition_page
 
     checked = chosen_experiment(experiment, with_seed(settings, seed))
-    with alone_on_stdout(as_json):
+    with reserve_stdout(as_json):
         held = ClassTable.from_federation(checked.data.load(checked.seed, data_dir))
         if show:
             out = out or default_out(f"partition-{checked.name}").with_suffix(".html")

@@ -10,7 +10,7 @@ from typing import NoReturn
 import typer
 
 from perfed.cli.app import app, no_such_option
-from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped, visible
+from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped, escape_controls
 from perfed.errors import PerfedError
 from perfed.plugins import IMPORTED, import_from_optional_packages, report_user_errors
 from perfed.system import TERMINATED, exit_on_sigterm, is_sigterm_exit
@@ -25,8 +25,8 @@ import_from_optional_packages("commands")
 
 
 def main() -> None:
-    """Entry point: errors of the user are one line and exit code 2."""
-    gc.set_threshold(50_000)  # else it looks at all of torch while that is imported: a seventh of the imports' time
+    """Run the command line; user errors are printed as one line and exit with code 2."""
+    gc.set_threshold(50_000)  # by default garbage collection takes a seventh of the time in which torch is imported
     IMPORTED.clear()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without the plus-minus sign
@@ -34,36 +34,36 @@ def main() -> None:
         with exit_on_sigterm(), report_user_errors():
             code = typer.main.get_command(app)(prog_name="perfed", standalone_mode=False)
     except Stopped as stopped:
-        _fail(*stopped.args)
+        _exit_with_message(*stopped.args)
     except PerfedError as error:
-        _fail(str(error), 2)
+        _exit_with_message(str(error), 2)
     except OSError as error:  # a full disk, a folder without permission
-        _fail(f"{error.filename or 'file'}: {error.strerror or error}", 2)
+        _exit_with_message(f"{error.filename or 'file'}: {error.strerror or error}", 2)
     except MemoryError as error:
-        _fail(f"not enough memory ({error})", 2)
+        _exit_with_message(f"not enough memory ({error})", 2)
     except KeyboardInterrupt:
         code = CTRL_C
     except SystemExit as stop:
         if is_sigterm_exit(stop):
-            _fail(INTERRUPTED[TERMINATED], TERMINATED)
+            _exit_with_message(INTERRUPTED[TERMINATED], TERMINATED)
         raise
     except Exception as error:
         # Typer's own errors (an unknown option, a missing argument) come from click, which newer versions carry inside.
         if type(error).__name__ == "Abort":
-            _fail(INTERRUPTED[CTRL_C], CTRL_C)
-        if type(error).__name__ == "NoSuchOption" and (said := no_such_option(error, sys.argv)):
-            _fail(said, 2)
+            _exit_with_message(INTERRUPTED[CTRL_C], CTRL_C)
+        if type(error).__name__ == "NoSuchOption" and (message := no_such_option(error, sys.argv)):
+            _exit_with_message(message, 2)
         if hasattr(error, "format_message"):
             if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
                 print(error.format_message())
                 raise SystemExit(2) from None
-            _fail(error.format_message(), 2)
+            _exit_with_message(error.format_message(), 2)
         raise
     if code == CTRL_C:  # Typer turns Ctrl-C into this code
-        _fail(INTERRUPTED[CTRL_C], CTRL_C)
+        _exit_with_message(INTERRUPTED[CTRL_C], CTRL_C)
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
-def _fail(message: str, code: int) -> NoReturn:
-    print(f"perfed: {visible(' '.join(message.split()))}", file=sys.stderr)
+def _exit_with_message(message: str, code: int) -> NoReturn:
+    print(f"perfed: {escape_controls(' '.join(message.split()))}", file=sys.stderr)
     raise SystemExit(code)

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped, alone_on_stdout, say, say_where, say_whole
+from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped, reserve_stdout, say, say_where, say_whole
 from perfed.cli.options import Shown, Training
-from perfed.cli.progress import Work, shown
+from perfed.cli.progress import Work, show_progress
 from perfed.cli.terminal import print_board, print_choice, print_conclusion, print_parts, print_run, say_outcome
 from perfed.engine.ray.where import use_workers
 from perfed.errors import PerfedError
@@ -142,7 +142,7 @@ def _is_method(name: str) -> bool:
         return False
 
 
-def extended(
+def extend_runs(
     path: Path, experiment: str | None, settings: list[str] | None, methods: str, seeds: str | None, how: Training
 ) -> Study:
     """Return the comparison in ``path`` with more methods or seeds."""
@@ -163,10 +163,10 @@ def extended(
 
 
 @contextmanager
-def resumable(directory: Path, how: Training, *, resumed: bool = False) -> Iterator[None]:
-    """Use the workers that were asked for, and say after Ctrl-C or SIGTERM which command goes on.
+def handle_interruption(directory: Path, how: Training, *, resumed: bool = False) -> Iterator[None]:
+    """Use the requested workers, and name the command that resumes the work after Ctrl-C or SIGTERM.
 
-    ``resumed``: what goes on may be on another device than it was begun on.
+    ``resumed``: the command was itself a resumption, whose device may differ from that of the start.
     """
     use_workers(how.workers or 0, how.ray_address or "")
     try:
@@ -182,30 +182,36 @@ def resumable(directory: Path, how: Training, *, resumed: bool = False) -> Itera
         raise Stopped(f"{INTERRUPTED[code]}; 'perfed resume {shlex.join(words)}' continues", code) from None
 
 
+<<<<<<< HEAD
 def _executor(how: Training, work: Work) -> Execute:
     """Return what executes runs as the command line asks for, and shows how far they are."""
     return (
         partial(execute_in_turn, execute=work.execute) if how.jobs == 1 else Jobs(how.jobs, how.ray_address, work.told)
     )
+=======
+def _choose_executor(how: Training, work: Work) -> Execute:
+    """Return the function that executes runs, one by one or in parallel, and records their progress."""
+    return partial(in_turn, execute=work.execute) if how.jobs == 1 else Jobs(how.jobs, how.ray_address, work.update)
+>>>>>>> clirun
 
 
 # What came of it -------------------------------------------------------------------------------------------
 
 
 def finish_run(make: Callable[[], Run], directory: Path, name: str, method: str, show: Shown) -> None:
-    """Execute one run, write its report, and say what came of it; ``name``: of the experiment or the data."""
-    with shown(Work(1)) as work:
+    """Execute a run, write its report and print its results; ``name`` is that of the experiment or of the data."""
+    with show_progress(Work(1)) as work:
         summary = work.execute(make, method)
-    _reported(directory, f"{name}: {display_name(method)}", summary, show)
+    _report_run(directory, f"{name}: {display_name(method)}", summary, show)
 
 
-def _reported(directory: Path, title: str, summary: dict[str, Any], show: Shown) -> None:
+def _report_run(directory: Path, title: str, summary: dict[str, Any], show: Shown) -> None:
     report = write_report(load_runs([directory]), directory / "report.html", title=title)
     print_run(directory, summary, report, show)
 
 
 def resume_run(directory: Path, rounds: int | None, how: Training, show: Shown) -> None:
-    """Go on with a run, if there is anything left to do."""
+    """Resume a run unless it has finished, and print its results."""
     report = directory / "report.html"
     files = RunDirectory(directory)
     if files.finished:
@@ -215,7 +221,7 @@ def resume_run(directory: Path, rounds: int | None, how: Training, show: Shown) 
         summary = files.read_summary()
         if report.exists():
             return print_run(directory, summary, report, show)
-        return _reported(directory, directory.name, summary, show)
+        return _report_run(directory, directory.name, summary, show)
     run = resume(directory, data_dir=how.data_dir, device=device_of(how), rounds=rounds)
     finish_run(lambda: run, directory, run.federation.name, run.name, show)
 
@@ -240,9 +246,15 @@ def finish(study: Study, how: Training, show: Shown) -> dict[str, Conclusion]:
             say_outcome(label, outcome, show.verbose)
 
     number, resources = len(study.keys), resources_of(how)
+<<<<<<< HEAD
     with shown(Work(number)) as work:
         work.already(number - len(study.list_unfinished()))
         execute = _executor(how, work)
+=======
+    with show_progress(Work(number)) as work:
+        work.set_finished(number - len(study.left()))
+        execute = _choose_executor(how, work)
+>>>>>>> clirun
         if study.spec.kind == "search":
             choices = study.choose(resources, execute)
         else:
@@ -264,9 +276,9 @@ def _finish_leaderboard(study: Study, how: Training, show: Shown) -> None:
     def make_execute(what: str, runs: int) -> Execute:
         def execute(factory: RunFactory, keys: Sequence[Key]) -> Outcomes:
             say(f"{what}: {len(keys)} runs", style="dim")
-            with shown(Work(max(runs, len(keys)))) as work:
-                work.already(runs - len(keys))
-                yield from _executor(how, work)(factory, keys)
+            with show_progress(Work(max(runs, len(keys)))) as work:
+                work.set_finished(runs - len(keys))
+                yield from _choose_executor(how, work)(factory, keys)
 
         return execute
 
@@ -295,21 +307,21 @@ def end_if_worse(found: Conclusion) -> None:
 
 def begin(out: Path, spec: Planned, how: Training, show: Shown, key: str = "") -> None:
     """Create a study in ``out``, or continue the campaign, sweep or leaderboard that is there, and run it."""
-    with alone_on_stdout(show.as_json):
+    with reserve_stdout(show.as_json):
         if isinstance(spec, Mapping):
             say(f"checking {len(spec)} comparisons on their data")
         run_study(Study.create(out, spec, resources_of(how), key), how, show)
 
 
 def run_study(study: Study, how: Training, show: Shown) -> dict[str, Conclusion]:
-    """Print where the results of a study go, and :func:`finish` it."""
-    with resumable(study.path, how), alone_on_stdout(show.as_json):
+    """Print the directory of a study, run what remains of it (:func:`finish`), and return its conclusions."""
+    with handle_interruption(study.path, how), reserve_stdout(show.as_json):
         say_where("results", study.path)
         return finish(study, how, show)
 
 
-def begun(make: Callable[[], Run], out: Path) -> Run:
-    """Return the run, which says where its results go as soon as there is something to go on with."""
+def create_run(make: Callable[[], Run], out: Path) -> Run:
+    """Create a run and print the directory of its results."""
     run = make()
     say_where("results", out)
     return run

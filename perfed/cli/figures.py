@@ -59,7 +59,7 @@ def write_figures(drawn: Mapping[str, str], folder: Path, command: str) -> list[
 
 
 def picture_maker() -> Maker:
-    """Return what makes of an SVG a PDF, with the letters that it needs of its fonts, and of that a PNG.
+    """Return a function that converts an SVG to a PDF with embedded fonts and to a PNG, and lists problems.
 
     Raises:
         PerfedError: a library is not installed; names the extra.
@@ -79,41 +79,45 @@ def picture_maker() -> Maker:
     fonts.register_font(FAMILY, str(folder / "DejaVuSans.ttf"), rlgFontName=FAMILY)
     fonts.register_font(FAMILY, str(folder / "DejaVuSans-Bold.ttf"), weight="bold", rlgFontName=BOLD)
 
-    def made(svg: str) -> tuple[bytes, bytes, list[str]]:
-        heard = _Heard()
+    def convert(svg: str) -> tuple[bytes, bytes, list[str]]:
+        collector = _MessageCollector()
         logger = logging.getLogger("svglib")
-        logger.addHandler(heard)
+        logger.addHandler(collector)
         try:
             drawing = svg2rlg(io.BytesIO(svg.encode()), font_map=fonts)
         finally:
-            logger.removeHandler(heard)
+            logger.removeHandler(collector)
         if drawing is None:
-            raise PerfedError("a figure could not be made a PDF; it is there as SVG")
+            raise PerfedError("a figure could not be converted to PDF; its SVG was written")
         drawing.initialFontName = FAMILY  # reportlab would name Helvetica, which it does not embed
         content = bytes(drawToString(drawing, initialFontName=FAMILY))
         picture = io.BytesIO()
         PdfDocument(content)[0].render(scale=DOTS / POINTS).to_pil().save(
             picture, "PNG", dpi=(DOTS, DOTS), optimize=True
         )
-        return content, picture.getvalue(), [*heard.lines, *_absent(svg, lambda name: getFont(name).face.charToGlyph)]
+        return (
+            content,
+            picture.getvalue(),
+            [*collector.lines, *_describe_missing_letters(svg, lambda name: getFont(name).face.charToGlyph)],
+        )
 
-    return made
+    return convert
 
 
-class _Heard(logging.Handler):
-    """What svglib complains of."""
+class _MessageCollector(logging.Handler):
+    """A logging handler that collects the warnings of svglib."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep what is said."""
+        """Append the message of a record to ``lines``."""
         self.lines.append(record.getMessage())
 
 
-def _absent(svg: str, letters: Callable[[str], Mapping[int, int]]) -> list[str]:
-    """A line on characters that the font does not have, if there are any."""
+def _describe_missing_letters(svg: str, letters: Callable[[str], Mapping[int, int]]) -> list[str]:
+    """Return a message about characters that the font lacks; an empty list if it has all."""
     missing: dict[str, None] = {}
     for text in ElementTree.fromstring(svg).iter(f"{{{SPACE}}}text"):
         has = letters(BOLD if text.get("font-weight") == "bold" else FAMILY)

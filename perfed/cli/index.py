@@ -38,15 +38,15 @@ def index() -> dict[str, Any]:
     for file in (_OF_WHEEL, kept):
         if (found := _read(file, digest)) is not None:
             return found
-    text = _made()
-    _keep(kept, text)
+    text = _build_index()
+    _save_index(kept, text)
     found = json.loads(text)
     assert isinstance(found, dict)
     return found
 
 
-def filled(text: str) -> str:
-    """Return a help text with the names in the place of ``{engines}`` and ``{baselines}``."""
+def fill_index(text: str) -> str:
+    """Return a help text in which ``{engines}`` and ``{baselines}`` are replaced by their names."""
     for name in ("engines", "baselines"):
         if f"{{{name}}}" in text:
             text = text.replace(f"{{{name}}}", ", ".join(index()[name]))
@@ -54,7 +54,7 @@ def filled(text: str) -> str:
 
 
 def digest_of_sources() -> str:
-    """Return a hash of everything in this package that the lists are made of: its modules, experiments and boards."""
+    """Return a hash of the modules, experiments and leaderboards of this package, from which the lists are built."""
     found = hashlib.sha256()
     for file in sorted(file for file in _PACKAGE.rglob("*") if file.suffix in (".py", ".toml")):
         content = file.read_bytes()
@@ -63,7 +63,7 @@ def digest_of_sources() -> str:
 
 
 def _read(file: Path, digest: str) -> dict[str, Any] | None:
-    """Return what a file holds, ``None`` where it is not there, damaged or of other sources."""
+    """Return the content of a cached index; ``None`` if it is missing, damaged or belongs to other sources."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -71,15 +71,15 @@ def _read(file: Path, digest: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and found.get("sources") == digest else None
 
 
-def _made() -> str:
-    """Return the index as :mod:`perfed.cli.listing` prints it, where nothing of the user's is registered."""
+def _build_index() -> str:
+    """Return the index as printed by :mod:`perfed.cli.listing` in a new process, without the user's registrations."""
     path = os.pathsep.join(filter(None, (str(_PACKAGE.parent), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-P", "-m", "perfed.cli.listing"]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, encoding="utf-8")
-    if done.returncode:
-        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    process = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, encoding="utf-8")
+    if process.returncode:
+        why = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         raise PerfedError(f"{_PACKAGE}: methods and data sets cannot be listed: {why}")
-    return done.stdout
+    return process.stdout
 
 
 def _cache_folder() -> Path:
@@ -88,7 +88,7 @@ def _cache_folder() -> Path:
     return Path(os.devnull)
 
 
-def _keep(file: Path, text: str) -> None:
+def _save_index(file: Path, text: str) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(file, text)

@@ -45,13 +45,13 @@ def list_command(
     what: Annotated[str, typer.Argument(help=", ".join(LISTS), autocompletion=complete.lists)],
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, with all settings")] = False,
 ) -> None:
-    """List what is there: methods by what differs between the clients and by paper."""
+    """List methods, data sets and others; methods are grouped by how the clients differ, and by paper."""
     asked = match_name(what, LISTS)
     if asked is None:
         raise PerfedError(f"unknown list '{what}'; allowed: {', '.join(LISTS)}")
     if as_json:
         return print_json(index()[asked])
-    for line in listed(asked):
+    for line in format_list(asked):
         typer.echo(line)
 
 
@@ -66,47 +66,47 @@ def show_command(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON: kind and facts")] = False,
 ) -> None:
     """Show what a method, data set, experiment or policy is, its settings, what it needs, and a command to try."""
-    hits = found(name)
+    hits = find_item(name)
     if as_json:
         return print_json(hits)
     for number, (kind, item) in enumerate(hits.items()):
-        for line in [*([""] if number else []), *described(kind, item)]:
+        for line in [*([""] if number else []), *describe_item(kind, item)]:
             typer.echo(line)
 
 
-def listed(what: str) -> Iterator[str]:
+def format_list(what: str) -> Iterator[str]:
     """Return the lines of ``perfed list``."""
     items = index()[what]
     if what != "methods":
-        yield from _names(items, "")
+        yield from _list_names(items, "")
         return
     for number, (differs, meaning) in enumerate(DIFFERENCES.items()):
         if number:
             yield ""
-        yield from _wrapped(meaning, f"{differs}: ", " " * 4)
-        own = sorted((item for item in items if item["differs"] == differs), key=_order)
-        for paper, group in groupby(own, key=_paper):
+        yield from _wrap_text(meaning, f"{differs}: ", " " * 4)
+        own = sorted((item for item in items if item["differs"] == differs), key=_sort_items)
+        for paper, group in groupby(own, key=_format_paper):
             yield f"  {paper}"
-            yield from _names(list(group), " " * 4)
+            yield from _list_names(list(group), " " * 4)
 
 
-def _paper(item: Mapping[str, Any]) -> str:
-    """Author and year, as far as the first comma."""
+def _format_paper(item: Mapping[str, Any]) -> str:
+    """Return the paper's authors and year up to the first comma; a placeholder without a paper."""
     return item["paper"].partition(",")[0] or _OF_NO_PAPER
 
 
-def _order(item: Mapping[str, Any]) -> tuple[bool, str]:
-    """By paper; what has none comes last."""
-    return not item["paper"], _paper(item).casefold()
+def _sort_items(item: Mapping[str, Any]) -> tuple[bool, str]:
+    """Return a sort key that orders items by paper; items without a paper come last."""
+    return not item["paper"], _format_paper(item).casefold()
 
 
 def _title(item: Mapping[str, Any]) -> str:
-    """What readers see in place of its name."""
+    """Return the title of an item, or its name."""
     title: str = item.get("title", item["name"])
     return title
 
 
-def _names(items: Sequence[Mapping[str, Any]], indent: str) -> Iterator[str]:
+def _list_names(items: Sequence[Mapping[str, Any]], indent: str) -> Iterator[str]:
     widest = max(len(_title(item)) for item in items)
     column = min(widest, max(12, console.width // 3 - len(indent)))
     for item in items:
@@ -114,17 +114,17 @@ def _names(items: Sequence[Mapping[str, Any]], indent: str) -> Iterator[str]:
         if len(_title(item)) > column:
             yield head.rstrip()
             head = " " * len(indent + " " * column + "  ")
-        yield from _wrapped(_summary(item), head, " " * (len(indent) + column + 2))
+        yield from _wrap_text(_summary(item), head, " " * (len(indent) + column + 2))
 
 
 def _summary(item: Mapping[str, Any]) -> str:
-    """The summary without the paper, which is said elsewhere, and without marks of code."""
+    """Return the summary without its paper, which is printed elsewhere, and without code markup."""
     text: str = item["summary"].replace("``", "")
     paper = item.get("paper", "")
     return text.replace(f" ({paper})", "") if paper else text
 
 
-def _wrapped(text: str, first: str, later: str) -> list[str]:
+def _wrap_text(text: str, first: str, later: str) -> list[str]:
     wrapper = textwrap.TextWrapper(
         console.width,
         initial_indent=first,
@@ -135,20 +135,20 @@ def _wrapped(text: str, first: str, later: str) -> list[str]:
     return wrapper.wrap(text) or [first.rstrip()]
 
 
-def found(name: str) -> dict[str, dict[str, Any]]:
-    """Return what is called ``name``, in any case: kind -> its facts; there may be a data set and an experiment.
+def find_item(name: str) -> dict[str, dict[str, Any]]:
+    """Return the items with this name, ignoring case: descriptions by kind, such as a data set and an experiment.
 
     Raises:
-        PerfedError: nothing is; names the nearest.
+        PerfedError: if nothing has the name; suggests similar names.
     """
     every = [(_KINDS[what], item) for what in LISTS for item in index()[what]]
     hits = {kind: item for kind, item in every if match_name(name, (item["name"], _title(item)))}
     if hits:
         return hits
     if set(name) & set(":+"):  # of the user's own, or under a policy
-        from perfed.cli.listing import facts_of
+        from perfed.cli.listing import describe_name
 
-        return facts_of(name)
+        return describe_name(name)
     known, given = sorted({item["name"] for _, item in every}), name.casefold()
     family = [other for other in known if other.startswith(f"{given}-")]
     near = difflib.get_close_matches(given, family or known, n=3, cutoff=0.5) or [o for o in known if given in o][:3]
@@ -160,39 +160,39 @@ def found(name: str) -> dict[str, dict[str, Any]]:
     raise PerfedError(f"nothing is called '{name}'; {hint}")
 
 
-def described(kind: str, item: Mapping[str, Any]) -> Iterator[str]:
+def describe_item(kind: str, item: Mapping[str, Any]) -> Iterator[str]:
     """Return the lines of ``perfed show``."""
-    yield from _wrapped(_summary(item), f"{_title(item)} ({kind}): ", "  ")
+    yield from _wrap_text(_summary(item), f"{_title(item)} ({kind}): ", "  ")
     facts = _FACTS[kind](item) if kind in _FACTS else []
     for label, text in facts:
         if text:
             yield ""
-            yield from _wrapped(text, f"{label}: ", "  ")
+            yield from _wrap_text(text, f"{label}: ", "  ")
     settings = item.get("settings") or item.get("options") or {}
     common = [key for key in settings if kind == "method" and key in index()["training"]]
     own = {key: value for key, value in settings.items() if key not in common}
     if own:
         yield from ["", "options:" if kind == "data set" else "settings:"]
-        yield from _settings(own)
+        yield from _format_settings(own)
     if common:
         yield from ["", "settings that every method has:"]
-        yield from _settings({key: settings[key] for key in common})
+        yield from _format_settings({key: settings[key] for key in common})
     if item.get("try"):
         yield from ["", "try:", *command_lines(item["try"])]
 
 
-def _settings(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _format_settings(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for name, about in settings.items():
-        yield from _wrapped(f"{_value(about['default'])} ({about['allowed']})", f"  {name} = ", " " * 6)
+        yield from _wrap_text(f"{_format_value(about['default'])} ({about['allowed']})", f"  {name} = ", " " * 6)
         if about["description"]:
-            yield from _wrapped(about["description"].replace("``", ""), " " * 6, " " * 6)
+            yield from _wrap_text(about["description"].replace("``", ""), " " * 6, " " * 6)
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(value)
 
 
-def _method(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _method_lines(item: Mapping[str, Any]) -> list[tuple[str, str]]:
     places = ", ".join(f"{stage} {place}" for stage, place in item["parameters"].items())
     made_of = f"{item['base']} under the participation policy {item['policy']}" if "base" in item else ""
     differs = f"{item['differs']} ({DIFFERENCES[item['differs']]})"
@@ -207,48 +207,48 @@ def _method(item: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _dataset(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _dataset_lines(item: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("about", item["about"]),
         ("source", item["paper"]),
         ("task", item["task"]),
-        ("needs", _files(item)),
+        ("needs", _format_files(item)),
         ("experiments", ", ".join(item["experiments"])),
     ]
 
 
-def _experiment(item: Mapping[str, Any]) -> list[tuple[str, str]]:
-    data = ", ".join(f"{key} = {_value(value)}" for key, value in item["data"].items() if key != "name")
-    training = ", ".join(f"{key} = {_value(value)}" for key, value in item["training"].items())
-    model = ", ".join(f"{stage} {_stage(value)}" for stage, value in item["model"].items())
+def _experiment_lines(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+    data = ", ".join(f"{key} = {_format_value(value)}" for key, value in item["data"].items() if key != "name")
+    training = ", ".join(f"{key} = {_format_value(value)}" for key, value in item["training"].items())
+    model = ", ".join(f"{stage} {_format_stage(value)}" for stage, value in item["model"].items())
     return [
         ("method", item["method"] or ""),
         ("rounds", str(item["rounds"])),
         ("data", f"{item['data']['name']}{': ' * bool(data)}{data}"),
         ("model", model),
         ("training", training),
-        ("needs", _files(item)),
+        ("needs", _format_files(item)),
     ]
 
 
-def _files(item: Mapping[str, Any]) -> str:
+def _format_files(item: Mapping[str, Any]) -> str:
     return f"{', '.join(item['files'])} (perfed data get {item['name']})" if item["files"] else ""
 
 
-def _stage(value: Any) -> str:
+def _format_stage(value: Any) -> str:
     if not isinstance(value, dict):
         return str(value)
-    others = ", ".join(f"{key} {_value(of)}" for key, of in value.items() if key != "kind")
+    others = ", ".join(f"{key} {_format_value(of)}" for key, of in value.items() if key != "kind")
     return f"{value.get('kind', '')}{f' ({others})' if others else ''}"
 
 
-def _leaderboard(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _leaderboard_lines(item: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("source", item["paper"]),
         ("theirs", ", ".join(item["theirs"])),
         ("ours on top", ", ".join(item["ours"])),
         ("data", item["data"]),
-        ("needs", _files(item)),
+        ("needs", _format_files(item)),
     ]
 
 
@@ -262,10 +262,10 @@ def _setting_value(setting: str, item: Mapping[str, Any]) -> list[tuple[str, str
 
 
 _FACTS: dict[str, Callable[[Mapping[str, Any]], list[tuple[str, str]]]] = {
-    "method": _method,
-    "data set": _dataset,
-    "experiment": _experiment,
-    "leaderboard": _leaderboard,
+    "method": _method_lines,
+    "data set": _dataset_lines,
+    "experiment": _experiment_lines,
+    "leaderboard": _leaderboard_lines,
     "policy": partial(_setting_value, "[participation] policy"),
     "aggregation": partial(_setting_value, "[aggregation] kind"),
 }

@@ -1,4 +1,4 @@
-"""What ``perfed list`` and ``perfed show`` know: methods, data sets, experiments, extensions, leaderboards, policies.
+"""The contents of ``perfed list`` and ``perfed show``: methods, data sets, experiments, policies and others.
 
 ``python -m perfed.cli.listing`` prints it for :mod:`perfed.cli.index`, which the command line reads.
 """
@@ -35,7 +35,7 @@ from perfed.plugins import bare_name
 from perfed.training.plan import ENGINES
 from perfed.training.schedule import accepts_schedule
 
-# Experiments that need no file, by what differs.
+# Experiments that need no file, by how their clients differ.
 _TRY = {
     "features": "flic-digits-views",
     "labels": "digits-label-skew",
@@ -43,7 +43,7 @@ _TRY = {
     "speeds": "digits-label-skew clock.speeds=fixed evaluation.targets=[0.8]",
     "nothing": "digits-label-skew",
 }
-# Settings whose types alone do not say it.
+# Settings whose types do not describe the allowed values.
 _ALLOWED = {
     "placement": "table",
     "extensions": "list of extensions (perfed list extensions)",
@@ -57,24 +57,24 @@ _SHARED_OPTIONS = {
 }
 
 
-def _method(name: str) -> dict[str, Any]:
+def _describe_method(name: str) -> dict[str, Any]:
     item = entry(name)
     fields = {**item.method.model_fields}
     for extension in item.extensions:
         fields.update(extension.model_fields)
-    made_of = {"base": item.base, "policy": item.policy} if item.base else {}
-    differs = _differs(item)
+    combination = {"base": item.base, "policy": item.policy} if item.base else {}
+    differs = _choose_difference(item)
     return {
         "name": name,
         "title": display_name(name),
         "summary": item.summary,
         "differs": differs,
         "paper": _paper_in(item.summary),
-        **made_of,
+        **combination,
         "parameters": dict(item.method.default_placement),
-        "needs": _needs(item),
-        "try": _command(name, item, differs),
-        "settings": _settings(fields, item.defaults or {}),
+        "needs": _list_needs(item),
+        "try": _build_command(name, item, differs),
+        "settings": _describe_settings(fields, item.defaults or {}),
     }
 
 
@@ -85,18 +85,18 @@ def _paper_in(summary: str) -> str:
 
 
 def _needs_speeds(item: Entry) -> bool:
-    """Return whether the method is under a policy that chooses by the time of replies."""
+    """Return whether the method has a policy that selects clients by the time of their replies."""
     return bool(item.policy) and policy_entry(item.policy).policy.chooses_by_time
 
 
-def _differs(item: Entry) -> str:
-    """Return what differs between the clients that a method is made for."""
+def _choose_difference(item: Entry) -> str:
+    """Return how the clients differ for which a method is designed."""
     if _needs_speeds(item):
         return "speeds"
     return item.differs or ("domains" if item.method.needs_domains else "labels")
 
 
-def _needs(item: Entry) -> list[str]:
+def _list_needs(item: Entry) -> list[str]:
     needs = ["the domain of every sample"] if item.method.needs_domains else []
     needs += [item.needs] if item.needs else []
     if item.method.uses_validation:
@@ -104,13 +104,13 @@ def _needs(item: Entry) -> list[str]:
     return [*needs, *(["clients of different speeds (clock.speeds)"] if _needs_speeds(item) else [])]
 
 
-def _command(name: str, item: Entry, differs: str) -> str:
+def _build_command(name: str, item: Entry, differs: str) -> str:
     first = item.base or "local"
     methods = name if name == first else f"{first},{name}"
     return f"perfed compare {item.example or _TRY[differs]} --methods {methods}"
 
 
-def _settings(
+def _describe_settings(
     fields: Mapping[str, FieldInfo], defaults: Mapping[str, Any], *, schedules: bool = True
 ) -> dict[str, Any]:
     """Return the default, the allowed values and the meaning of each setting.
@@ -122,22 +122,22 @@ def _settings(
             "default": defaults.get(
                 key, "needed" if field.is_required() else field.get_default(call_default_factory=True)
             ),
-            "allowed": _allowed(key, field, schedules),
+            "allowed": _describe_allowed(key, field, schedules),
             "description": field.description,
         }
         for key, field in fields.items()
     }
 
 
-def _allowed(key: str, field: FieldInfo, schedules: bool) -> str:
+def _describe_allowed(key: str, field: FieldInfo, schedules: bool) -> str:
     words = _ALLOWED.get(key) or describe_type(field.rebuild_annotation())
     return f"{words}, or schedule" if schedules and accepts_schedule(field.annotation) else words
 
 
-def _extension(name: str) -> dict[str, Any]:
+def _describe_extension(name: str) -> dict[str, Any]:
     item = extension_class(name)
     summary = (item.__doc__ or name).strip().splitlines()[0]
-    return {"name": name, "summary": summary, "settings": _settings(item.model_fields, {})}
+    return {"name": name, "summary": summary, "settings": _describe_settings(item.model_fields, {})}
 
 
 def _describe_policy(name: str) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _describe_policy(name: str) -> dict[str, Any]:
         "title": item.title,
         **_describe_class(item.policy, item.summary),
         "try": f"perfed compare digits-label-skew {item.example} --methods fedavg,fedavg+{name}".replace("  ", " "),
-        "settings": _settings(item.settings.model_fields, {}, schedules=False),
+        "settings": _describe_settings(item.settings.model_fields, {}, schedules=False),
     }
 
 
@@ -157,7 +157,7 @@ def _describe_aggregator(name: str) -> dict[str, Any]:
         "name": aggregator_id(name),
         **_describe_class(item.aggregator, item.summary),
         "try": f"perfed compare digits-label-skew aggregation.kind={name} --methods local,fedavg,ditto",
-        "settings": _settings(item.settings.model_fields, {}, schedules=False),
+        "settings": _describe_settings(item.settings.model_fields, {}, schedules=False),
     }
 
 
@@ -166,78 +166,78 @@ def _describe_class(cls: type, summary: str) -> dict[str, str]:
     paragraphs = (cls.__doc__ or "").split("\n\n")[1:]
     return {
         "summary": summary,
-        "about": " ".join(_plain(part) for part in paragraphs),
+        "about": " ".join(_strip_markup(part) for part in paragraphs),
         "paper": _paper_in(summary),
     }
 
 
 @cache
-def _used() -> dict[str, list[str]]:
-    """The shipped experiments of each data set."""
+def _group_experiments() -> dict[str, list[str]]:
+    """Return the names of the shipped experiments of each data set."""
     found: dict[str, list[str]] = {}
     for experiment in experiment_names():
         found.setdefault(find_experiment(experiment)["data"]["name"], []).append(experiment)
     return found
 
 
-def _dataset(name: str) -> dict[str, Any]:
+def _describe_dataset(name: str) -> dict[str, Any]:
     item, known = describe(name), DATASETS[bare_name(name)]
-    paragraphs = [_plain(part) for part in (inspect.getdoc(known.build) or "").split("\n\n")[1:]]
+    paragraphs = [_strip_markup(part) for part in (inspect.getdoc(known.build) or "").split("\n\n")[1:]]
     source = next((part for part in paragraphs if part.startswith("Source: ")), "")
-    meanings = _SHARED_OPTIONS | _attributes(known.model.__mro__[1])
+    meanings = _SHARED_OPTIONS | _parse_attributes(known.model.__mro__[1])
     options = {
         o.name: {"default": o.default, "allowed": o.allowed, "description": meanings.get(o.name, "")}
         for o in item.options
     }
     return {
         "name": name,
-        "summary": _plain(item.summary),
+        "summary": _strip_markup(item.summary),
         "about": " ".join(part for part in paragraphs if part != source),
         "paper": source.removeprefix("Source: "),
         "task": item.task,
         "files": list(item.files),
-        "experiments": _used().get(name, []),
+        "experiments": _group_experiments().get(name, []),
         "options": options,
     }
 
 
-def facts_of(name: str) -> dict[str, dict[str, Any]]:
-    """Return what ``METHOD+POLICY`` is, or ``module:NAME`` in a file of the user's own: by kind its facts.
+def describe_name(name: str) -> dict[str, dict[str, Any]]:
+    """Return descriptions of ``METHOD+POLICY``, or of ``module:NAME`` in a user's file, by kind.
 
     Raises:
-        PerfedError: the module cannot be imported, or has nothing of that name; says what it has.
+        PerfedError: if the module cannot be imported, or has nothing of that name; lists what it has.
     """
-    found, problems = {}, []
+    descriptions, problems = {}, []
     for kind, known, facts in (
-        ("method", method_id, _method),
-        ("data set", dataset_id, _dataset),
-        ("extension", extension_id, _extension),
+        ("method", method_id, _describe_method),
+        ("data set", dataset_id, _describe_dataset),
+        ("extension", extension_id, _describe_extension),
         ("policy", policy_id, _describe_policy),
         ("aggregation", aggregator_id, _describe_aggregator),
     ):
         try:
-            found[kind] = facts(known(name))
+            descriptions[kind] = facts(known(name))
         except PerfedError as error:
             problems.append(error)
-    if not found:
+    if not descriptions:
         raise next((problem for problem in problems if "; it has: " in str(problem)), problems[0])
-    return found
+    return descriptions
 
 
-def _attributes(cls: type) -> dict[str, str]:
-    """What a class's docstring says of each attribute."""
+def _parse_attributes(cls: type) -> dict[str, str]:
+    """Return the description of each attribute in the docstring of a class."""
     text = (inspect.getdoc(cls) or "").partition("Attributes:\n")[2]
     parts = re.split(r"^    (\w+): ", text, flags=re.MULTILINE)[1:]
-    return {name: _plain(meaning) for name, meaning in zip(parts[::2], parts[1::2], strict=True)}
+    return {name: _strip_markup(meaning) for name, meaning in zip(parts[::2], parts[1::2], strict=True)}
 
 
-def _plain(text: str) -> str:
-    """A docstring's words without its markup, in one line."""
+def _strip_markup(text: str) -> str:
+    """Return the text of a docstring in one line, without markup."""
     text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"\1", " ".join(text.split()))
     return text.replace("``", "")
 
 
-def _experiments() -> list[dict[str, Any]]:
+def _describe_experiments() -> list[dict[str, Any]]:
     found = []
     for name in experiment_names():
         table = find_experiment(name)
@@ -259,7 +259,7 @@ def _experiments() -> list[dict[str, Any]]:
     return found
 
 
-def _leaderboards() -> list[dict[str, Any]]:
+def _describe_leaderboards() -> list[dict[str, Any]]:
     found = []
     for name in board_names():
         board = find_board(name)
@@ -280,21 +280,23 @@ def _leaderboards() -> list[dict[str, Any]]:
     return found
 
 
-def all_lists() -> dict[str, Any]:
+def build_lists() -> dict[str, Any]:
     """Return all lists by name, and the names that help and hints need."""
-    lists = {"methods": [_method(name) for name in known_names()], "datasets": [_dataset(n) for n in dataset_names()]}
-    lists |= {"experiments": _experiments(), "extensions": [_extension(name) for name in extension_names()]}
-    lists["leaderboards"] = _leaderboards()
+    lists: dict[str, Any] = {"methods": [_describe_method(name) for name in known_names()]}
+    lists["datasets"] = [_describe_dataset(name) for name in dataset_names()]
+    lists["experiments"] = _describe_experiments()
+    lists["extensions"] = [_describe_extension(name) for name in extension_names()]
+    lists["leaderboards"] = _describe_leaderboards()
     lists["policies"] = [_describe_policy(name) for name in policy_names()]
     lists["aggregations"] = [_describe_aggregator(name) for name in aggregator_names()]
     tables: tuple[type[BaseModel], ...] = (Experiment, *SECTIONS.values())
-    named = {
+    option_names = {
         "training": list(Method.model_fields),
         "settings": [key for table in tables for key in table_fields(table)],
     }
-    named |= {"engines": [*ENGINES], "baselines": [*baseline_names(), "sklearn:module.Class", "pooled:NAME"]}
-    return {**lists, **named}
+    option_names |= {"engines": [*ENGINES], "baselines": [*baseline_names(), "sklearn:module.Class", "pooled:NAME"]}
+    return {**lists, **option_names}
 
 
 if __name__ == "__main__":
-    print(json.dumps({"sources": digest_of_sources(), **all_lists()}, default=str))
+    print(json.dumps({"sources": digest_of_sources(), **build_lists()}, default=str))

@@ -33,12 +33,15 @@ ComparedOption = Annotated[
 ]
 SeedsOption = Annotated[str, typer.Option("--seeds", help="as in compare")]
 DataOption = Annotated[Path | None, typer.Option("--data-dir", help="folder of data files, before PERFED_DATA")]
-JsonOption = Annotated[bool, typer.Option("--json", help="print JSON alone; all else goes to standard error")]
+JsonOption = Annotated[bool, typer.Option("--json", help="print only JSON; everything else goes to standard error")]
 FormatOption = Annotated[str, typer.Option("--format", help="onnx, pt2 or safetensors")]
 
 
 TrustOption = Annotated[
-    bool, typer.Option("--trust", help="run code that the directory holds or names: you know who made it")
+    bool,
+    typer.Option(
+        "--trust", help="run code in the directory, or in modules that it names; use it only if you trust who made it"
+    ),
 ]
 
 
@@ -54,14 +57,16 @@ class Training:
     ] = None
     workers: Annotated[
         int | None,
-        typer.Option("--workers", min=1, help="of --engine ray; unless given, as many as there are free cores or GPUs"),
+        typer.Option(
+            "--workers", min=1, help="number of workers of --engine ray; by default the number of free cores or GPUs"
+        ),
     ] = None
     ray_address: Annotated[
         str | None,
         typer.Option(
             "--ray-address",
             metavar="HOST:PORT",
-            help="a Ray cluster for --engine ray or --jobs, or 'auto'; without it, RAY_ADDRESS, or this machine alone",
+            help="a Ray cluster for --engine ray or --jobs, or 'auto'; without it, RAY_ADDRESS, or only this machine",
         ),
     ] = None
     device: Annotated[str | None, typer.Option("--device", help="'cpu', 'cuda', ... in place of the experiment's")] = (
@@ -70,7 +75,7 @@ class Training:
     data_dir: DataOption = None
     out: Annotated[Path | None, typer.Option("--out", help="directory for results; runs/NAME-TIME if not given")] = None
     jobs: Annotated[
-        int, typer.Option("--jobs", min=1, metavar="N", help="runs side by side, each in a process of its own")
+        int, typer.Option("--jobs", min=1, metavar="N", help="number of runs in parallel, each in a separate process")
     ] = 1
     trust: TrustOption = False
 
@@ -117,7 +122,8 @@ class Files:
         typer.Option("--figures", help="folder for the figures as SVG, PDF and PNG, and a page that shows them"),
     ] = None
     out: Annotated[
-        Path | None, typer.Option("--out", help="HTML file; of one directory its report.html if not given")
+        Path | None,
+        typer.Option("--out", help="HTML file; by default report.html in the directory, if there is one directory"),
     ] = None
 
     def check(self) -> None:

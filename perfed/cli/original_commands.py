@@ -9,7 +9,7 @@ import typer
 
 from perfed.cli import complete
 from perfed.cli.app import App, app
-from perfed.cli.console import alone_on_stdout, print_json, say, say_whole
+from perfed.cli.console import print_json, reserve_stdout, say, say_whole
 from perfed.cli.index import index
 from perfed.cli.options import DataOption, JsonOption
 from perfed.data.files import SHIPPED, data_folders, find_file, own_folder
@@ -25,13 +25,13 @@ Names = Annotated[list[str], typer.Argument(help="data sets, or experiments", au
 
 @data_app.command("list", epilog="Example: perfed data list")
 def list_command(data_dir: DataOption = None, as_json: JsonOption = False) -> None:
-    """List what can be got: size, licence and checksums of the originals, and why some cannot be."""
-    facts = {name: _facts(source, data_dir) for name, source in SOURCES.items()}
+    """List the data sets that can be downloaded: size, licence and checksums, and why others cannot be."""
+    facts = {name: _describe_source(source, data_dir) for name, source in SOURCES.items()}
     if as_json:
         return print_json(facts)
     for name, source in SOURCES.items():
         say_whole(f"{name}: {source.title}")
-        for line in _told(source, data_dir):
+        for line in _format_source(source, data_dir):
             say_whole(f"  {line}")
     say("Data sets and experiments that are not named here need no file, or several of these: perfed show NAME")
 
@@ -44,10 +44,10 @@ def where_command(
     data_dir: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say where files are: of data sets, or which folders are searched and what is there."""
-    wanted = _files(names or [])
+    """Print the paths of the files of data sets; without names, the folders that are searched and the files in them."""
+    wanted = _resolve_sources(names or [])
     if not names:
-        wanted = [name for name, source in SOURCES.items() if _place(source, data_dir)]
+        wanted = [name for name, source in SOURCES.items() if _find_source_file(source, data_dir)]
     places = {name: str(find_file(SOURCES[name].file, data_dir)) for name in wanted if SOURCES[name].file}
     if as_json:
         folders = [str(folder) for folder in data_folders(data_dir)]
@@ -70,7 +70,7 @@ def get_command(
     mirror: Annotated[
         str, typer.Option("--mirror", help="address of a folder that has NAME/FILE, in place of the publishers'")
     ] = "",
-    again: Annotated[bool, typer.Option("--again", help="make a file again that is there already")] = False,
+    again: Annotated[bool, typer.Option("--again", help="create a file again that exists already")] = False,
     data_dir: Annotated[
         Path | None,
         typer.Option("--data-dir", help="folder for the files; PERFED_DATA or ~/.cache/perfed if not given"),
@@ -78,7 +78,7 @@ def get_command(
     as_json: JsonOption = False,
 ) -> None:
     """Download the originals of data sets, check them, and make the files that perfed reads."""
-    wanted, own = _files(names), given or []
+    wanted, own = _resolve_sources(names), given or []
     for path in own:
         if not path.exists():
             raise PerfedError(f"--from {path}: no such file")
@@ -88,20 +88,20 @@ def get_command(
         for path in find_unused(own, [SOURCES[name] for name in wanted]):
             known = [part for name in wanted for o in SOURCES[name].originals for part in (o.name, *o.members)]
             raise PerfedError(f"--from {path}: none of the originals: {', '.join(known[:6]) or 'there are none'}")
-    with alone_on_stdout(as_json):
-        made = {name: _got(name, own, mirror, again, data_dir) for name in wanted}
+    with reserve_stdout(as_json):
+        paths = {name: _prepare_file(name, own, mirror, again, data_dir) for name in wanted}
     if as_json:
-        print_json(made)
+        print_json(paths)
 
 
-def _got(name: str, given: list[Path], mirror: str, again: bool, data_dir: Path | None) -> str:
-    """Return where the file is, after it was made unless it is there."""
+def _prepare_file(name: str, given: list[Path], mirror: str, again: bool, data_dir: Path | None) -> str:
+    """Return the path of the file of a source, which is created if it is missing or ``again`` is set."""
     from perfed.data.originals.making import collect_originals, convert_originals, hash_arrays, write_arrays
 
     source = SOURCES[name]
     if source.why_not:
         raise PerfedError(f"{name}: no command makes it: {source.why_not}")
-    place = _place(source, data_dir)
+    place = _find_source_file(source, data_dir)
     if place is not None and not again:
         say_whole(f"{name}: {place} (is there; --again makes it again)")
         return str(place)
@@ -119,11 +119,11 @@ def _got(name: str, given: list[Path], mirror: str, again: bool, data_dir: Path 
     return str(target)
 
 
-def _files(names: list[str]) -> list[str]:
-    """Return the sources that the data sets, experiments and sources ``names`` need, once each.
+def _resolve_sources(names: list[str]) -> list[str]:
+    """Return the names of the sources that the data sets, experiments and sources ``names`` need, without duplicates.
 
     Raises:
-        PerfedError: nothing is called so, or it needs no file.
+        PerfedError: if a name is unknown, or needs no file.
     """
     found: dict[str, None] = {}
     for name in names:
@@ -145,19 +145,19 @@ def _files(names: list[str]) -> list[str]:
     return list(found)
 
 
-def _place(source: Source, data_dir: Path | None) -> Path | None:
-    """Return where its file is; ``None`` if it is nowhere, or there is none."""
+def _find_source_file(source: Source, data_dir: Path | None) -> Path | None:
+    """Return the path of the file of a source; ``None`` if it is not found, or the source has no file."""
     places = [folder / source.file for folder in (*data_folders(data_dir), SHIPPED)] if source.file else []
     return next((place for place in places if place.is_file()), None)
 
 
-def _told(source: Source, data_dir: Path | None) -> list[str]:
-    """Return the lines of ``perfed data list`` on a source."""
+def _format_source(source: Source, data_dir: Path | None) -> list[str]:
+    """Return the lines about a source in ``perfed data list``."""
     if source.why_not:
         return [f"not by command: {source.why_not}"]
-    place = _place(source, data_dir)
+    place = _find_source_file(source, data_dir)
     there = "" if not source.file else f"{source.file}, " + ("not here" if place is None else f"here: {place}")
-    facts = _facts(source, data_dir)
+    facts = _describe_source(source, data_dir)
     known = {"": "checksum unknown"}
     sums = [known.get(o["checksum"], o["checksum"].partition(":")[0]) for o in facts["originals"]]
     size = _size(source) if source.originals else ""
@@ -172,8 +172,8 @@ def _size(source: Source) -> str:
     return f"{number}{sum(sizes):,} bytes" if all(sizes) else f"{number}size unknown"
 
 
-def _facts(source: Source, data_dir: Path | None) -> dict[str, Any]:
-    place = _place(source, data_dir)
+def _describe_source(source: Source, data_dir: Path | None) -> dict[str, Any]:
+    place = _find_source_file(source, data_dir)
     return {
         "title": source.title,
         "file": source.file,

@@ -1,4 +1,4 @@
-"""How far the work is: live on a terminal, elsewhere one line every half a minute."""
+"""The progress of a command: a live display on a terminal, otherwise one line every half a minute."""
 
 from __future__ import annotations
 
@@ -17,54 +17,56 @@ from rich.table import Table
 from rich.text import Text
 
 from perfed.cli.console import console, say, say_whole
-from perfed.cli.table import shortened
+from perfed.cli.table import shorten_name
 from perfed.experiment.factory import DATA, MODELS, ROUNDS, AnyRun, ProgressEvent, execute
 
 EVERY = 30.0
-"""Seconds between two lines where there is no terminal."""
+"""Seconds between two lines if the output is not a terminal."""
 _BAR, _LABEL = 20, 8
 _NARROW = 70  # terminals below this have no bars
 
 
-def duration(seconds: float | None) -> str:
-    """Return hours, minutes and seconds; ``?`` where they are not known.
+def format_duration(seconds: float | None) -> str:
+    """Return a time as text, in hours, minutes and seconds; ``?`` if it is unknown.
 
     Example:
-        >>> duration(59.6), duration(3725.0), duration(None)
+        >>> format_duration(59.6), format_duration(3725.0), format_duration(None)
         ('1:00', '1:02:05', '?')
     """
     if seconds is None:
         return "?"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+    minutes, seconds_left = divmod(round(seconds), 60)
+    return (
+        f"{minutes // 60}:{minutes % 60:02d}:{seconds_left:02d}" if minutes >= 60 else f"{minutes}:{seconds_left:02d}"
+    )
 
 
 @dataclass
 class Span:
-    """A piece of work, from when it began: ``done`` of ``total``, of which ``before`` were done in earlier sittings."""
+    """A piece of work: its start time, its steps in all, those done before this command, and those done so far."""
 
     began: float
     total: int = 0
     before: float = 0.0
     done: float = 0.0
 
-    def left(self, now: float) -> float | None:
-        """Seconds, if the rest goes on as it went so far; None before anything is done."""
-        made = self.done - self.before
-        return None if made <= 0 else (now - self.began) * (self.total - self.done) / made
+    def estimate_remaining(self, now: float) -> float | None:
+        """Return the estimated remaining seconds at the average speed so far; ``None`` before the first step."""
+        progress = self.done - self.before
+        return None if progress <= 0 else (now - self.began) * (self.total - self.done) / progress
 
 
 @dataclass
 class Running:
-    """A run that is being worked on: its rounds, or models, as a span, and its last news."""
+    """A run in progress: its label, its rounds (or models) as a span, and its last progress event."""
 
     label: str
     span: Span
     news: ProgressEvent = field(default_factory=lambda: ProgressEvent(DATA))
 
     @property
-    def now(self) -> str:
-        """The stage, and how far it is."""
+    def stage_text(self) -> str:
+        """The stage of the run and its progress, as text."""
         news = self.news
         reached = f" {news.done} of {news.total}" if news.stage in (ROUNDS, MODELS) else ""
         return f"{news.stage}{reached}" + ("" if news.accuracy is None else f", {100 * news.accuracy:.1f} %")
@@ -72,13 +74,13 @@ class Running:
 
 @dataclass
 class Work:
-    """All runs of a command, and those at present: one, or several side by side.
+    """The progress of all runs of a command, of which several may run in parallel.
 
     Attributes:
-        total: runs in all.
-        clock: seconds from any start on.
-        finished: runs that are done.
-        running: by label.
+        total: the number of all runs.
+        clock: a function that returns the time in seconds from an arbitrary start.
+        finished: the number of finished runs.
+        running: the runs in progress, by label.
     """
 
     total: int
@@ -86,27 +88,27 @@ class Work:
     finished: int = 0
     running: dict[str, Running] = field(default_factory=dict)
     all: Span = field(init=False)
-    _said: float = field(init=False)
+    _printed: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._said = self.clock()
-        self.all = Span(self._said, self.total)
-        self.already(self.finished)
+        self._printed = self.clock()
+        self.all = Span(self._printed, self.total)
+        self.set_finished(self.finished)
 
-    def already(self, finished: int) -> None:
-        """Count runs that were done in earlier sittings."""
+    def set_finished(self, finished: int) -> None:
+        """Set the number of runs that were finished before this command started."""
         self.finished = finished
         self.all.before = self.all.done = finished
 
     def execute(self, make: Callable[[], AnyRun], label: str) -> dict[str, Any]:
-        """Make a run ready and execute it."""
+        """Create a run, execute it and return its summary, while its progress is recorded."""
         try:
-            return execute(make, partial(self.told, label))
+            return execute(make, partial(self.update, label))
         finally:
-            self.told(label, None)
+            self.update(label, None)
 
-    def told(self, label: str, news: ProgressEvent | None) -> None:
-        """Note how far the run with this label is; ``None``: it has ended."""
+    def update(self, label: str, news: ProgressEvent | None) -> None:
+        """Record a progress event of the run with this label; ``None``: the run has ended."""
         if news is None:
             self.running.pop(label, None)
             self.finished += 1
@@ -119,52 +121,60 @@ class Work:
         at_present = sum(run.span.done / run.span.total for run in self.running.values() if run.span.total)
         self.all.done = self.finished + at_present
 
-    # What is shown -----------------------------------------------------------------------------------------
+    # What is grid -----------------------------------------------------------------------------------------
 
-    def lines(self) -> list[str]:
-        """Return everything in one line, with as much of the run's label as fits; of several runs a line for each."""
+    def format_lines(self) -> list[str]:
+        """Return the progress as lines of text: a single one for one run, otherwise a line for each run as well."""
         now, running = self.clock(), list(self.running.values())
-        passed = f"{duration(now - self.all.began)} elapsed, {duration(self.all.left(now))} left"
+        passed = (
+            f"{format_duration(now - self.all.began)} elapsed, {format_duration(self.all.estimate_remaining(now))} left"
+        )
         if len(running) == 1:
             overall = f"run {min(self.finished + 1, self.total)} of {self.total}, " if self.total > 1 else ""
-            return [_fitted(f"{passed}: {overall}", running[0])]
-        return [f"{passed}: {self.finished} of {self.total} runs", *(_fitted("  ", run) for run in running)]
+            return [_fit_label(f"{passed}: {overall}", running[0])]
+        return [f"{passed}: {self.finished} of {self.total} runs", *(_fit_label("  ", run) for run in running)]
 
-    def tick(self) -> None:
-        """Print the lines where the last ones are half a minute old."""
-        if self.clock() - self._said >= EVERY:
-            self._said = self.clock()
-            for line in self.lines():
+    def print_if_due(self) -> None:
+        """Print the progress if it was last printed half a minute ago or earlier."""
+        if self.clock() - self._printed >= EVERY:
+            self._printed = self.clock()
+            for line in self.format_lines():
                 say(line, style="dim")
 
     def __rich__(self) -> RenderableType:
-        """Overall, then the run and its stage below one another; of several runs each in one line."""
+        """Return the display on a terminal: overall progress and one line per run; a single run also has its stage."""
         now, running = self.clock(), list(self.running.values())
-        alone = running[0] if len(running) == 1 else None
-        shown = Table.grid(padding=(0, 1))
+        only_run = running[0] if len(running) == 1 else None
+        grid = Table.grid(padding=(0, 1))
         rows = [("overall", self.all, f"{self.finished} of {self.total} runs")] if self.total > 1 else []
         for run in running:
-            rows.append((run.label, run.span, f"{duration(now - run.span.began)} elapsed" if alone else run.now))
+            rows.append(
+                (
+                    run.label,
+                    run.span,
+                    f"{format_duration(now - run.span.began)} elapsed" if only_run else run.stage_text,
+                )
+            )
         for name, span, text in rows:
             narrow = console.width < _NARROW
             bar: list[RenderableType] = [] if narrow else [ProgressBar(max(span.total, 1), span.done, width=_BAR)]
-            times = f"{duration(now - span.began)} elapsed, " if span is self.all and not narrow else ""
-            note = f"{text}, {times}{duration(span.left(now))} left"
-            shown.add_row(shortened(name, console.width // 4), *bar, Text(note, overflow="ellipsis", no_wrap=True))
-        if alone is None:
-            return shown
-        return Group(shown, Text(f"  {alone.now}", style="dim", overflow="ellipsis", no_wrap=True))
+            times = f"{format_duration(now - span.began)} elapsed, " if span is self.all and not narrow else ""
+            note = f"{text}, {times}{format_duration(span.estimate_remaining(now))} left"
+            grid.add_row(shorten_name(name, console.width // 4), *bar, Text(note, overflow="ellipsis", no_wrap=True))
+        if only_run is None:
+            return grid
+        return Group(grid, Text(f"  {only_run.stage_text}", style="dim", overflow="ellipsis", no_wrap=True))
 
 
-def _fitted(before: str, run: Running) -> str:
-    """A line with as much of the run's label as fits."""
-    room = console.width - len(f"{before}, {run.now}")
-    return f"{before}{shortened(run.label, max(room, _LABEL))}, {run.now}"
+def _fit_label(prefix: str, run: Running) -> str:
+    """Return a line with the run's label, shortened to the width of the terminal, and its stage."""
+    room = console.width - len(f"{prefix}, {run.stage_text}")
+    return f"{prefix}{shorten_name(run.label, max(room, _LABEL))}, {run.stage_text}"
 
 
 @contextmanager
-def shown(work: Work) -> Iterator[Work]:
-    """Show the work until it is done."""
+def show_progress(work: Work) -> Iterator[Work]:
+    """Show the progress of ``work`` while the context is open."""
     if console.is_terminal:
         with Live(work, console=console, refresh_per_second=4, transient=True):
             yield work
@@ -173,7 +183,7 @@ def shown(work: Work) -> Iterator[Work]:
 
     def watch() -> None:
         while not ended.wait(1.0):
-            work.tick()
+            work.print_if_due()
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()

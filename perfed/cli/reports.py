@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from perfed import report
-from perfed.cli.console import alone_on_stdout, say_where, say_whole
+from perfed.cli.console import reserve_stdout, say_where, say_whole
 from perfed.cli.figures import write_figures
 from perfed.cli.options import Files, Shown, default_out
 from perfed.cli.terminal import print_conclusion, print_parts
@@ -24,7 +24,7 @@ from perfed.report.load_runs import GatheredRuns, gather_runs
 from perfed.report.page.campaign import sweep_figures
 from perfed.report.papers import csv_text, latex, latex_file
 from perfed.report.run_results import RunResults, list_methods, main_metric
-from perfed.run.directory import marker_of
+from perfed.run.directory import read_marker
 from perfed.system import write_atomic
 
 
@@ -32,20 +32,20 @@ def report_all(
     directories: Sequence[Path], reference: str | None, communication: float | None, files: Files, show: Shown
 ) -> None:
     """Write the report of one or several directories again, print their tables and verdict, and write files."""
-    for directory in (one for one in directories if marker_of(one)[0] == "campaign"):
+    for directory in (one for one in directories if read_marker(one)[0] == "campaign"):
         if len(directories) > 1 or reference is not None or communication is not None:
             raise PerfedError(
                 f"{directory}: is a campaign or a sweep, reported alone, without --reference and --communication"
             )
         return _report_campaign(directory, files, show)
     files.check()
-    with alone_on_stdout(show.as_json):
-        places, empty = _places(directories)
+    with reserve_stdout(show.as_json):
+        places, empty = _find_run_directories(directories)
         found = gather_runs(places)
         found = replace(found, left_out=[*empty, *found.left_out])
         runs = found.runs if communication is None else [change_communication(run, communication) for run in found.runs]
-        reference = _reference(reference, runs)
-        concluded = _concluded(directories, replace(found, runs=runs), reference, communication, files.out)
+        reference = _choose_reference(reference, runs)
+        concluded = _write_conclusion(directories, replace(found, runs=runs), reference, communication, files.out)
         for note in found.notes:
             say_whole(note, style="yellow")
         written = _write(files, directories, concluded, show.all_metrics)
@@ -55,7 +55,7 @@ def report_all(
 def _report_campaign(directory: Path, files: Files, show: Shown) -> None:
     """Write a campaign's reports again, print its tables, and write files."""
     files.check()
-    with alone_on_stdout(show.as_json):
+    with reserve_stdout(show.as_json):
         study = Study.read(directory)
         study.check()
         page, parts = study.conclude()
@@ -80,8 +80,8 @@ def _campaign_latex(study: Study, parts: Sequence[Part]) -> str:
     return latex_file((grid.latex(name) for grid in grids(parts, study.key)), comments)
 
 
-def _places(directories: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Directories of runs, in order; where a directory has none, why."""
+def _find_run_directories(directories: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Return the directories of runs in order, and a message for each given directory without a run."""
     places: list[Path] = []
     problems: list[str] = []
     for directory in directories:
@@ -95,7 +95,7 @@ def _places(directories: Sequence[Path]) -> tuple[list[Path], list[str]]:
 
 
 def _runs_in(directory: Path) -> list[Path]:
-    """The run itself, or a comparison's runs and those that were put beside them."""
+    """Return the directory of a run, or those of a comparison's runs and of other runs in its directory."""
     if (directory / "config.toml").is_file():
         return [directory]
     found = sorted(file.parent for file in directory.glob("*/seed-*/config.toml"))
@@ -106,25 +106,25 @@ def _runs_in(directory: Path) -> list[Path]:
 
 
 def _is_comparison(directory: Path) -> bool:
-    return marker_of(directory)[0] == "comparison"
+    return read_marker(directory)[0] == "comparison"
 
 
-def _reference(given: str | None, runs: Sequence[RunResults]) -> str | None:
-    """The method that ``--reference`` means."""
+def _choose_reference(given: str | None, runs: Sequence[RunResults]) -> str | None:
+    """Return the name of the method given with ``--reference``."""
     done = list_methods([run for run in runs if run.summary])
     if given is None or (found := match_display_name(given, done)):
         return given and found
     raise PerfedError(f"--reference {given}: there is no finished run of it; there are: {', '.join(done) or 'none'}")
 
 
-def _concluded(
+def _write_conclusion(
     directories: Sequence[Path],
     given: GatheredRuns,
     reference: str | None,
     communication: float | None,
     out: Path | None,
 ) -> Conclusion:
-    """Write the page; of a comparison alone ``comparison.json`` too."""
+    """Write the report and return the conclusion; for a single comparison, also write ``comparison.json``."""
     (first, *others), runs = directories, given.runs
     if out is None and communication is None and not others and _is_comparison(first):
         concluded = read_comparison(first).conclude(given)
@@ -143,21 +143,21 @@ def _concluded(
 
 
 def _write(files: Files, directories: Sequence[Path], found: Conclusion, all_metrics: bool) -> list[Path]:
-    """The files for papers; their paths."""
+    """Write the files for papers and return their paths; ``all_metrics`` only concerns the LaTeX table."""
     name = next((str(run.config["name"]) for run in found.runs if "name" in run.config), "")
     name = name or next((run.summary.dataset for run in found.runs if run.summary), "")
     table, metric = compare_with_reference(found.runs, found.verdict), main_metric(found.runs)
     rows = table if all_metrics else [row for row in table if row.metric == metric]
     return write_files(
         files,
-        lambda: latex(rows, name, _origins(directories, found.runs)),
+        lambda: latex(rows, name, _list_commands(directories, found.runs)),
         lambda: csv_text(table),
         lambda: report.figures(found.runs),
     )
 
 
-def _origins(directories: Sequence[Path], runs: Sequence[RunResults]) -> list[str]:
-    """Lines on the commands that made the table and the runs."""
+def _list_commands(directories: Sequence[Path], runs: Sequence[RunResults]) -> list[str]:
+    """Return lines with the commands that created the table and the runs."""
     comparisons = [one for one in map(read_comparison, filter(_is_comparison, directories)) if one.begun]
     known = {place for one in comparisons for place in one.started()}
     others = [f"perfed run {run.directory / 'config.toml'}" for run in runs if run.directory not in known]

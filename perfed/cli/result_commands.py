@@ -27,14 +27,14 @@ def report_command(
         str | None,
         typer.Option(
             "--reference",
-            help="method that differences are to; unless given, the best that needs no federation",
+            help="method with which others are compared; by default the best that needs no federation",
             autocompletion=complete.methods,
         ),
     ] = None,
     *,
     files: Files,
     communication: Annotated[
-        float | None, typer.Option("--communication", help="seconds per exchange, in place of what the runs had")
+        float | None, typer.Option("--communication", help="seconds per exchange, in place of those of the runs")
     ] = None,
     show: Annotated[Shown, Without("verbose")],
 ) -> None:
@@ -50,7 +50,7 @@ def export_command(
     format_: FormatOption = "onnx",
     out: Annotated[Path | None, typer.Option("--out", help="file; RUN/models/SITE.FORMAT if not given")] = None,
 ) -> None:
-    """Write one site's own model for use without perfed, and a model card."""
+    """Write the personal model of a site in a format for use without perfed, and a model card."""
     file = out or source.directory / "models" / f"{file_name(source.site)}.{format_}"
     check_new(file)
     from perfed.cli import sites
@@ -64,10 +64,11 @@ def predict_command(
     source: Source,
     file: Annotated[Path, typer.Argument(help="table of new rows, with the site's columns in any order")],
     out: Annotated[
-        Path, typer.Option("--out", help="CSV file for predictions and probabilities, behind the rows' ids, or numbers")
+        Path,
+        typer.Option("--out", help="CSV file of predictions and probabilities, after the ids or numbers of the rows"),
     ],
 ) -> None:
-    """Write what one site's own model says of new rows."""
+    """Predict new rows with the personal model of a site, and write the predictions."""
     check_new(out)
     from perfed.cli import sites
 
@@ -79,7 +80,7 @@ def join_command(
     source: Source,
     file: Annotated[Path, typer.Argument(help="the new site's table, or arrays x and y in a .npz file")],
 ) -> None:
-    """Let a new site train its own part of the model of a finished run, of which no other file changes."""
+    """Train the personal parameters of a new site for a finished run; no other file of the run changes."""
     from perfed.cli import sites
 
     sites.join(source, file)

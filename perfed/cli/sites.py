@@ -64,7 +64,7 @@ def predict(model: SiteModel, file: Path, out: Path) -> None:
     if not len(frame):
         raise PerfedError(f"{file}: there are no rows")
     if model.table is None:
-        frame = _numbers(frame, file, () if model.facts["domains"] is None else (DOMAIN,))
+        frame = _parse_numbers(frame, file, () if model.facts["domains"] is None else (DOMAIN,))
     else:
         notes += [
             f"column '{name}': {n} rows hold a category that training never saw"
@@ -94,9 +94,14 @@ def join(source: Source, file: Path) -> None:
         raise PerfedError(f"{folder}: site '{site}' has joined already")
     with refuse_modules(source.directory, source.trust):
         found = opened_models(source.directory, data_dir=source.data_dir)
+<<<<<<< HEAD
         # Raise the error of open_run: no site can join a run of scikit-learn models.
         run = open_run(source.directory) if isinstance(found, KeptModels) else found
     model = run.join(_newcomer(run.federation, site, file, run.seed))
+=======
+        run = opened(source.directory) if isinstance(found, KeptModels) else found  # which says that nobody joins such
+    model = run.join(_build_newcomer(run.federation, site, file, run.seed))
+>>>>>>> clirun
     model.save(folder)
     write_atomic(folder / "card.md", card(model.facts))
     for name, value, interval in shown_metrics(model.facts["metrics"]):
@@ -113,7 +118,7 @@ def model_of(source: Source) -> SiteModel:
         return opened_models(source.directory, data_dir=source.data_dir, site=source.site).site(source.site)
 
 
-def _newcomer(federation: Federation, site: str, file: Path, seed: int) -> Client:
+def _build_newcomer(federation: Federation, site: str, file: Path, seed: int) -> Client:
     if file.suffix == ".npz":
         return new_client(federation, site, read_arrays(file), seed)
     frame, _ = read_table(file)
@@ -122,7 +127,7 @@ def _newcomer(federation: Federation, site: str, file: Path, seed: int) -> Clien
     if _TARGET not in frame.columns:
         raise PerfedError(f"{file}: no column '{_TARGET}', the target; found: {', '.join(map(str, frame.columns))}")
     texts = any(isinstance(label, str) for label in federation.classes or ())
-    numbers = _numbers(frame, file, (_TARGET,) if texts else ())
+    numbers = _parse_numbers(frame, file, (_TARGET,) if texts else ())
     y = numbers.pop(_TARGET)
     if federation.num_classes is not None:
         y = y.to_numpy(str) if texts else y.astype(np.int64)
@@ -133,8 +138,8 @@ def _newcomer(federation: Federation, site: str, file: Path, seed: int) -> Clien
     return new_client(federation, site, {**given, "x": numbers.to_numpy() if names is None else numbers}, seed)
 
 
-def _numbers(frame: Any, file: Path, others: tuple[str, ...]) -> Any:
-    """The columns of a file as numbers, but for ``others``."""
+def _parse_numbers(frame: Any, file: Path, others: tuple[str, ...]) -> Any:
+    """Return a data frame whose columns, except ``others``, are parsed as numbers."""
     made, problems = frame.copy(), []
     cleaned = clean_frame(frame)
     for at, name in enumerate(frame.columns):

@@ -1,4 +1,4 @@
-"""Tables of text on a terminal or in a pipe: every number whole, no line longer than the width."""
+"""Tables of text on a terminal or in a pipe, whose lines fit the width and whose numbers are never shortened."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ def print_table(table: TextTable) -> None:
     """Print a table with its title and note; the best rows are bold on a terminal."""
     if table.title:
         say(table.title)
-    for line in fitted(table, console.width):
+    for line in fit_lines(table, console.width):
         console.print(line, soft_wrap=True)
     if table.note:
         say(table.note, style="dim")
     console.print()
 
 
-def fitted(table: TextTable, width: int) -> Iterator[Text]:
-    """Return the lines of a table, in as many parts below each other as the width needs, each with its rows' names.
+def fit_lines(table: TextTable, width: int) -> Iterator[Text]:
+    """Yield the lines of a table, split into parts that fit the width; each part repeats the row names.
 
-    Headers are broken between words, names are shortened with an ellipsis where there are too many columns, and words
-    where the width does not have them; numbers stay whole.
+    Headers are wrapped between words. If the columns do not fit, names and words are shortened with an ellipsis;
+    numbers never are.
     """
     names = [row[0] for row in table.rows]
     columns = range(1, len(table.header))
     first = max(map(len, [*names, _longest_word(table.header[0])]))
-    widths = [_width(table, column, width, lines=2) for column in columns]
+    widths = [_compute_width(table, column, width, lines=2) for column in columns]
     if first + sum(widths) + GAP * len(widths) > width:
-        widths = [_width(table, column, width) for column in columns]
+        widths = [_compute_width(table, column, width) for column in columns]
     if first + sum(widths) + GAP * len(widths) > width:
         cells = max(len(cell) for row in table.rows for cell in row[1:])
         first = min(first, max(_NAMES, width // 3), max(_LEAST, width - GAP - cells))
-        rest = width - first - GAP
-        widths = [_width(table, column, rest) for column in columns]
-        widths = [min(w, rest) if _is_text(table, c) else w for c, w in zip(columns, widths, strict=True)]
+        available = width - first - GAP
+        widths = [_compute_width(table, column, available) for column in columns]
+        widths = [min(w, available) if _is_text(table, c) else w for c, w in zip(columns, widths, strict=True)]
     parts: list[list[int]] = [[]]
     room = width - first
     for column, needed in zip(columns, widths, strict=True):
@@ -55,17 +55,17 @@ def fitted(table: TextTable, width: int) -> Iterator[Text]:
     for number, part in enumerate(parts):
         if number:
             yield Text()
-        yield from _part(table, part, first, [widths[column - 1] for column in part])
+        yield from _fit_part(table, part, first, [widths[column - 1] for column in part])
 
 
 def _is_text(table: TextTable, column: int) -> bool:
-    """Whether a column has words, which begin at its left."""
+    """Return whether a column contains words, which are aligned to the left."""
     return not any(re.match(r"[-+–·\d]", row[column]) for row in table.rows)
 
 
-def _part(table: TextTable, columns: Sequence[int], first: int, widths: Sequence[int]) -> Iterator[Text]:
-    heads = [_wrapped(table.header[0], first)]
-    heads += [_wrapped(table.header[column], width) for column, width in zip(columns, widths, strict=True)]
+def _fit_part(table: TextTable, columns: Sequence[int], first: int, widths: Sequence[int]) -> Iterator[Text]:
+    heads = [_wrap_cell(table.header[0], first)]
+    heads += [_wrap_cell(table.header[column], width) for column, width in zip(columns, widths, strict=True)]
     sides = [str.ljust, *(str.ljust if _is_text(table, column) else str.rjust for column in columns)]
 
     def line(cells: Sequence[str], style: str) -> Text:
@@ -76,26 +76,28 @@ def _part(table: TextTable, columns: Sequence[int], first: int, widths: Sequence
     for above in range(height, 0, -1):
         yield line([head[-above] if above <= len(head) else "" for head in heads], "dim")
     for number, row in enumerate(table.rows):
-        words = [shortened(row[c], w) if _is_text(table, c) else row[c] for c, w in zip(columns, widths, strict=True)]
-        cells = [shortened(row[0], first), *words]
+        words = [
+            shorten_name(row[c], w) if _is_text(table, c) else row[c] for c, w in zip(columns, widths, strict=True)
+        ]
+        cells = [shorten_name(row[0], first), *words]
         yield line(cells, "bold" if number in table.best else "")
 
 
-def _width(table: TextTable, column: int, most: int, lines: int | None = None) -> int:
-    """Of the longest cell and the header's longest word, or more where the header is to have so many ``lines``.
+def _compute_width(table: TextTable, column: int, most: int, lines: int | None = None) -> int:
+    """Return the width of a column: that of its longest cell or header word, or more to fit the header in ``lines``.
 
-    Not above ``most`` for the header's sake.
+    The header never makes it wider than ``most``.
     """
     head = table.header[column]
     cells = max((len(row[column]) for row in table.rows), default=0)
     least = max(cells, min(most, len(_longest_word(head))))
-    enough = (width for width in range(least, len(head) + 1) if lines and len(_wrapped(head, width)) <= lines)
+    enough = (width for width in range(least, len(head) + 1) if lines and len(_wrap_cell(head, width)) <= lines)
     return min(next(enough, least), max(most, cells))
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    """A header over several lines; a word that is too long has an ellipsis."""
-    words = " ".join(shortened(word, width) for word in text.split())
+def _wrap_cell(text: str, width: int) -> list[str]:
+    """Return a header as lines of at most ``width``; longer words are shortened with an ellipsis."""
+    words = " ".join(shorten_name(word, width) for word in text.split())
     return textwrap.wrap(words, width, break_long_words=False, break_on_hyphens=False)
 
 
@@ -103,11 +105,11 @@ def _longest_word(text: str) -> str:
     return max(text.split(), key=len, default="")
 
 
-def shortened(name: str, width: int) -> str:
-    """Return a name with an ellipsis in its middle, where it is too long.
+def shorten_name(name: str, width: int) -> str:
+    """Return a name of at most ``width`` characters, with an ellipsis in its middle if it is longer.
 
     Example:
-        >>> shortened("sklearn:random-forest", 12), shortened("fedpac", 12)
+        >>> shorten_name("sklearn:random-forest", 12), shorten_name("fedpac", 12)
         ('sklear…orest', 'fedpac')
     """
     if len(name) <= width:

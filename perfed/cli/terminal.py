@@ -26,7 +26,7 @@ from perfed.report.board import Figure, board_notes
 from perfed.report.campaign import Part, campaign_rows, grids
 from perfed.report.comparison import compare_with_reference
 from perfed.report.text import UNKNOWN, axis_title
-from perfed.run.callbacks.targets import described
+from perfed.run.callbacks.targets import describe_targets
 from perfed.training.plan import PlanSettings
 
 SITES = 12
@@ -62,7 +62,7 @@ def print_summary(summary: dict[str, Any], verbose: bool) -> None:
             say(f"  {note}", style="dim")
     for table in _summary_tables(summary):
         print_table(table)
-    for line in described(summary.get("targets", [])):
+    for line in describe_targets(summary.get("targets", [])):
         say(f"{display_name(summary['method'])}: {line}")
     if "oracle_accuracy" in summary:
         _say_oracle(summary["oracle_accuracy"], "")
@@ -89,30 +89,32 @@ def _summary_tables(summary: dict[str, Any]) -> list[TextTable]:
         known = metric_of(name)
         found = [values[key] for key in ("mean", "std", known.worst)]
         found += [values.get(known.tenth_worst), values[known.best]]
-        rows.append([axis_title(name), *(_number(name, value) for value in found)])
+        rows.append([axis_title(name), *(_format_number(name, value) for value in found)])
         notes += [f"{values['n']} clients have {name}."] if "n" in values else []
     tables = [TextTable(f"{display_name(summary['method'])}{by}", header, rows, " ".join(notes))]
     domains = summary.get("domains", {})
     if domains:
         names = list(dict.fromkeys(name for values in domains.values() for name in values))
         sizes, untrained = summary.get("domain_samples", {}), summary.get("untrained_domains", [])
-        heads = [f"{name}{' *' * (name in untrained)}{_samples(sizes.get(name))}" for name in names]
-        rows = [[axis_title(m), *(_number(m, values.get(name)) for name in names)] for m, values in domains.items()]
+        heads = [f"{name}{' *' * (name in untrained)}{_format_samples(sizes.get(name))}" for name in names]
+        rows = [
+            [axis_title(m), *(_format_number(m, values.get(name)) for name in names)] for m, values in domains.items()
+        ]
         note = "* Nobody trains on this domain." if untrained else ""
         tables.append(TextTable(f"{display_name(summary['method'])} by domain", ["", *heads], rows, note))
     return tables
 
 
-def _samples(count: int | None) -> str:
+def _format_samples(count: int | None) -> str:
     return "" if count is None else f" (n = {count})"
 
 
-def _number(name: str, value: float | None) -> str:
+def _format_number(name: str, value: float | None) -> str:
     return UNKNOWN if value is None else f"{metric_of(name).scale * value:.4g}"
 
 
 def print_choice(study: Study, choices: Mapping[str, Choice], show: Shown) -> None:
-    """Print what a search chose for each method, and where its files are."""
+    """Print the settings that a search chose for each method, and the paths of its files."""
     if show.as_json:
         methods = {method: asdict(choice) for method, choice in choices.items()}
         return print_json(to_json_values({"directory": study.path, "runs": len(study.keys), "chosen": methods}))
@@ -131,9 +133,9 @@ def print_choice(study: Study, choices: Mapping[str, Choice], show: Shown) -> No
 
 
 def print_conclusion(found: Conclusion, show: Shown, **more: Any) -> None:
-    """Print a comparison's tables, where its report is, and at the end the verdict; ``more`` that JSON has."""
+    """Print a comparison's tables, the path of its report and the verdict; ``more`` are further entries of the JSON."""
     if show.as_json:
-        return print_json(to_json_values({**_conclusion(found), **more}))
+        return print_json(to_json_values({**_conclusion_to_dict(found), **more}))
     for table in (all_tables if show.all_metrics else first_tables)(found.runs, found.verdict):
         print_table(table)
     if found.verdict is not None and len(found.verdict.sites) <= SITES:
@@ -145,7 +147,7 @@ def print_conclusion(found: Conclusion, show: Shown, **more: Any) -> None:
         say(sentence)
 
 
-def _conclusion(found: Conclusion) -> dict[str, Any]:
+def _conclusion_to_dict(found: Conclusion) -> dict[str, Any]:
     return {
         "runs": comparison_rows(found.runs),
         "table": [asdict(row) for row in compare_with_reference(found.runs, found.verdict)],
@@ -156,7 +158,7 @@ def _conclusion(found: Conclusion) -> dict[str, Any]:
 
 
 def print_parts(study: Study, page: Path, parts: Sequence[Part], show: Shown, **more: Any) -> None:
-    """Print the tables of a campaign or sweep, the first sentence on each comparison, and where the report is."""
+    """Print the tables of a campaign or sweep, the first sentence on each comparison, and the path of the report."""
     if show.as_json:
         content = {"directory": study.path, "key": study.key, "table": campaign_rows(parts), "report": page}
         return print_json(to_json_values({**content, **more}))
@@ -169,7 +171,7 @@ def print_parts(study: Study, page: Path, parts: Sequence[Part], show: Shown, **
 
 
 def print_board(study: Study, figures: Sequence[Figure], table: TextTable, report: Path, show: Shown) -> None:
-    """Print a leaderboard's table and notes, and where its report is."""
+    """Print a leaderboard's table and notes, and the path of its report."""
     if show.as_json:
         rows = [asdict(figure) for figure in figures]
         return print_json(to_json_values({"directory": study.path, "report": report, "rows": rows}))
@@ -180,7 +182,7 @@ def print_board(study: Study, figures: Sequence[Figure], table: TextTable, repor
 
 
 def print_federation(federation: Federation) -> None:
-    """Print who holds how much of what, and what of it is to be minded."""
+    """Print the data of each client in numbers, and warnings about them."""
     header, *rows = federation.facts.rows()
     print_table(TextTable("", header, rows))
     for sentence in federation.facts.sentences():

@@ -13,7 +13,7 @@ import typer
 
 from perfed.cli import complete
 from perfed.cli.app import Without, app
-from perfed.cli.console import alone_on_stdout
+from perfed.cli.console import reserve_stdout
 from perfed.cli.options import (
     ComparedOption,
     ExperimentName,
@@ -40,21 +40,28 @@ def run_command(
         str | None,
         typer.Option("--method", help="in place of the experiment's method", autocompletion=complete.methods),
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="of data, initial values and mini-batches")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="seed of data, initial values and mini-batches")] = None,
     *,
     how: InTurn,
     show: NoMetrics,
 ) -> None:
     """Train one method and write a run directory with a report."""
-    from perfed.cli.execution import begun, chosen_experiment, device_of, finish_run, resumable, settings_of
+    from perfed.cli.execution import (
+        chosen_experiment,
+        create_run,
+        device_of,
+        finish_run,
+        handle_interruption,
+        settings_of,
+    )
     from perfed.experiment.start import start
 
     given = [*settings_of(how, settings), *([] if method is None else [f'method="{method}"'])]
     checked = chosen_experiment(experiment, with_seed(given, seed))
     out = how.out or default_out(checked.name)
-    with alone_on_stdout(show.as_json), resumable(out, how):
+    with reserve_stdout(show.as_json), handle_interruption(out, how):
         make = partial(start, checked, data_dir=how.data_dir, out=out, device=device_of(how))
-        finish_run(partial(begun, make, out), out, checked.name, checked.method, show)
+        finish_run(partial(create_run, make, out), out, checked.name, checked.method, show)
 
 
 @app.command("resume", epilog="Examples: perfed resume runs/one ; perfed resume runs/one rounds=60")
@@ -67,7 +74,7 @@ def resume_command(
         ),
     ],
     settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[rounds=N]", help="more rounds than a run was begun with")
+        list[str] | None, typer.Argument(metavar="[rounds=N]", help="a larger number of rounds than the run has")
     ] = None,
     *,
     how: Annotated[Training, Without("engine", "out")],
@@ -76,9 +83,9 @@ def resume_command(
     """Continue what was interrupted to the same bits, or a finished run to more rounds."""
     from perfed.cli import execution
     from perfed.experiment.study import Study
-    from perfed.run.directory import marker_of
+    from perfed.run.directory import read_marker
 
-    rounds, kind = _more_rounds(settings or []), marker_of(directory)[0]
+    rounds, kind = _more_rounds(settings or []), read_marker(directory)[0]
     if rounds is not None and kind:
         raise PerfedError(
             f"{directory}: only a run can go on to more rounds; give each run to resume by itself, all seeds of all "
@@ -88,8 +95,8 @@ def resume_command(
         raise PerfedError(f"{directory}: is one run, if any; --jobs is for comparisons, searches and campaigns")
     with (
         refuse_modules(directory, how.trust),
-        execution.resumable(directory, how, resumed=True),
-        alone_on_stdout(show.as_json),
+        execution.handle_interruption(directory, how, resumed=True),
+        reserve_stdout(show.as_json),
     ):
         if kind:
             study = Study.read(directory)
@@ -148,7 +155,7 @@ def compare_command(
     from perfed.experiment.study import Study
 
     if extend is not None:
-        study = execution.extended(extend, experiment, settings, methods, seeds, how)
+        study = execution.extend_runs(extend, experiment, settings, methods, seeds, how)
     elif experiment is None:
         raise PerfedError("an experiment is needed: a shipped one ('perfed list experiments') or a .toml file")
     else:
@@ -170,7 +177,9 @@ def blend_command(
     seeds: SeedsOption = "0",
     folds: Annotated[
         int | None,
-        typer.Option("--folds", help="of the training rows, for the weights; unless given, the experiment's"),
+        typer.Option(
+            "--folds", help="number of folds of the training rows, for the weights; by default that of the experiment"
+        ),
     ] = None,
     *,
     how: Training,
@@ -215,7 +224,10 @@ def tune_command(
 def sweep_command(
     experiment: ExperimentName,
     axis: Annotated[
-        str, typer.Argument(metavar="KEY=V1,V2,...", help="what is varied; commas in brackets are of a value")
+        str,
+        typer.Argument(
+            metavar="KEY=V1,V2,...", help="settings to vary, as key=v1,v2; commas in brackets belong to a value"
+        ),
     ],
     settings: Settings = None,
     methods: ComparedOption = "",
@@ -247,7 +259,7 @@ def campaign_command(
     out: Annotated[Path | None, typer.Option("--out", help="directory for results; runs/NAME if not given")] = None,
     show: NoMetrics,
 ) -> None:
-    """Make the comparisons of a file one after the other; what is done is skipped, what is new is added."""
+    """Run the comparisons of a file one by one; finished ones are skipped, and new ones are added."""
     from perfed.cli import execution
     from perfed.experiment.planned import read_campaign
 
@@ -269,7 +281,8 @@ def leaderboard_command(
         list[str] | None, typer.Option("--row", metavar="NAME", help="a row to run; repeat for more (default: all)")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="how many of each row; unless given, the board's")
+        int | None,
+        typer.Option("--seeds", min=1, help="number of seeds of each row; by default that of the leaderboard"),
     ] = None,
     *,
     how: Training,

@@ -87,8 +87,8 @@ def check_blend(methods: Sequence[str], experiment: Experiment, federation: Fede
         raise PerfedError(f"{BLEND}: is judged with evaluation.split = 'test', who = 'all' and when = 'before' alone")
     if experiment.data.options["inner_fold"]:
         raise PerfedError(f"{BLEND}: makes folds itself; leave data.inner_fold out")
-    if predictions.too_many(federation, "test"):
-        raise PerfedError(f"{BLEND}: {predictions.NOT_KEPT.partition(':')[0]}; a blend is made of these")
+    if predictions.exceeds_limit(federation, "test"):
+        raise PerfedError(f"{BLEND}: {predictions.NOT_SAVED_NOTE.partition(':')[0]}; a blend is made of these")
     last = (folds - 1, folds)
     held = (fold_as_test(client, last, federation.task != "regression", experiment.seed) for client in federation)
     if all(client.test is None for client in held):
@@ -214,7 +214,7 @@ def _said(places: Sequence[Path]) -> dict[str, tuple[NDArray[Any], list[Numbers]
     """By client its targets, and what each run says of the rows."""
     found: dict[str, tuple[NDArray[Any], list[Numbers]]] = {}
     for number, place in enumerate(places):
-        kept = predictions.read(place)
+        kept = predictions.read_predictions(place)
         if not kept:
             raise PerfedError(f"{place}: kept no predictions, which a blend is made of")
         for site, _, own in kept[-1].sites():

@@ -42,9 +42,9 @@ from perfed.participation.clock import Clock
 from perfed.participation.policy import POLICIES, policy_id, qualified_name
 from perfed.participation.settings import Participation, table_fields
 from perfed.plugins import bare_name, match_name
-from perfed.privacy.apply import PrivateMethod, privately
-from perfed.privacy.before import UNCOUNTED, check_public
-from perfed.privacy.metrics import Measured
+from perfed.privacy.apply import PrivateMethod, make_private
+from perfed.privacy.before import UNCOUNTED_NOTE, check_public_columns
+from perfed.privacy.metrics import EvaluationPlan
 from perfed.privacy.settings import Privacy
 from perfed.run.callbacks import build_callbacks
 from perfed.run.settings import Blend, Evaluation, Snapshots
@@ -142,17 +142,27 @@ class Experiment(BaseModel):
         """
         if self.privacy is None:
             return None
+<<<<<<< HEAD
         participation, secure = self.build_participation(), self.secure_aggregation
         num_invited = participation.count(clients)
         has_tables = "public" in self.data.options
         if has_tables:
             check_public(self.data.options)
         private = privately(
+=======
+        who, secure = self.build_participation(), self.secure_aggregation
+        asked = who.count(clients)
+        tables = "public" in self.data.options
+        if tables:
+            check_public_columns(self.data.options)
+        found = make_private(
+>>>>>>> clirun
             self.built_method,
             self.privacy,
             self.rounds,
             rows,
             name=self.method,
+<<<<<<< HEAD
             policy=participation.policy,
             shares=0 if secure is None else secure.count_required(num_invited, num_invited),
             measured=Measured(
@@ -161,6 +171,16 @@ class Experiment(BaseModel):
             ),
         )
         return private if has_tables else replace(private, notes=(*private.notes, UNCOUNTED))
+=======
+            policy=who.policy,
+            shares=0 if secure is None else secure.needed(asked, asked),
+            evaluation=EvaluationPlan(
+                self.evaluation.requested_metrics,
+                [n for n in range(1, self.rounds + 1) if self.evaluation.is_due(n, self.rounds)],
+            ),
+        )
+        return found if tables else replace(found, notes=(*found.notes, UNCOUNTED_NOTE))
+>>>>>>> clirun
 
     @property
     def effect(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from perfed.experiment.study import Study, read_comparison
 from perfed.report.board import Figure, board_table, write_board
 from perfed.report.run_results import RunResults, load_run
 from perfed.report.text import TextTable
-from perfed.run.directory import marker_of
+from perfed.run.directory import read_marker
 from perfed.system import write_atomic
 
 MakeExecute = Callable[[str, int], Execute]
@@ -78,7 +78,7 @@ def _open(path: Path, spec: ComparisonSpec | Search, resources: Resources) -> St
     Raises:
         PerfedError: the study in ``path`` has another experiment or another grid.
     """
-    if not marker_of(path)[0]:
+    if not read_marker(path)[0]:
         return Study.create(path, spec, resources)
     before = Study.read(path).spec
     if not isinstance(before, ComparisonSpec) or _select_identity(before) != _select_identity(spec):
@@ -96,7 +96,7 @@ def _select_identity(spec: ComparisonSpec) -> tuple[Any, ...]:
 
 def _build_figure(path: Path, board: Leaderboard, row: Row, metric: str) -> Figure:
     place, runs = path / row.folder, list[RunResults]()
-    if row.method and marker_of(place)[0]:
+    if row.method and read_marker(place)[0]:
         comparison = read_comparison(place)
         runs = [load_run(run) for key in comparison.keys if (run := comparison.directory(*key)).is_dir()]
     finished = [(run, run.summary) for run in runs if run.summary is not None and metric in run.summary.spreads]

@@ -136,7 +136,7 @@ class SklearnRun:
         notes += [f"{still} of the models were trained without an event and give every sample the same hazard"] * (
             still > 0
         )
-        notes += [predictions.NOT_KEPT] if judged.too_many else []
+        notes += [predictions.NOT_SAVED_NOTE] if judged.too_many else []
         notes += self._choices(models)
         seconds = time.perf_counter() - started
         said = "" if self.path is None else keep(self.path, self.name, fitted, self.federation.ids)

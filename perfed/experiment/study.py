@@ -32,7 +32,7 @@ from perfed.experiment.search import Choice, Search, label_search_run, read_resu
 from perfed.plugins import BLEND
 from perfed.report.campaign import Part
 from perfed.report.page.campaign import write_campaign
-from perfed.run.directory import MARKER, RunDirectory, check_marker, marker_of, write_marker
+from perfed.run.directory import MARKER, RunDirectory, check_marker, read_marker, write_marker
 
 Outcome = dict[str, Any] | PerfedError
 """The summary of a run, or why it failed."""
@@ -93,7 +93,7 @@ class Study:
         if isinstance(spec, Mapping):
             return cls._create_campaign(path, spec, resources, key)
         study = cls(path, spec.prepare(resources))
-        if isinstance(spec, Leaderboard) and marker_of(path)[0] == spec.kind:
+        if isinstance(spec, Leaderboard) and read_marker(path)[0] == spec.kind:
             before = cls.read(path).spec
             if isinstance(before, Leaderboard) and (before.name, before.settings) != (spec.name, spec.settings):
                 raise PerfedError(f"{path}: holds {before.name} with other settings; choose another --out")
@@ -107,7 +107,7 @@ class Study:
         cls, path: Path, planned: Mapping[str, ComparisonSpec], resources: Resources, key: str
     ) -> Self:
         earlier: dict[str, Comparison] = {}
-        if marker_of(path)[0] == Campaign.kind:
+        if read_marker(path)[0] == Campaign.kind:
             before = cls.read(path)
             if before.key != key:
                 content = f"a sweep over {before.key}" if before.key else "a campaign"
@@ -118,6 +118,7 @@ class Study:
         folders |= {name: comparison.path.name for name, comparison in earlier.items()}
         parts = []
         for name, spec in planned.items():
+<<<<<<< HEAD
             folder = path / folders[name]
             with name_in_errors(name):
                 exists = marker_of(folder)[0] == ComparisonSpec.kind
@@ -129,6 +130,19 @@ class Study:
                 RunDirectory.create(directory.path)
         for directory in (*parts, study):
             directory.write()
+=======
+            place = path / folders[name]
+            with problems_of(name):
+                continues = read_marker(place)[0] == ComparisonSpec.kind
+                more = read_comparison(place).with_more(spec, resources) if continues else spec.prepare(resources)
+                parts.append(cls(place, more))
+        study = cls(path, Campaign(key, {name: folders[name] for name in dict.fromkeys([*planned, *earlier])}))
+        for one in (study, *parts):
+            if read_marker(one.path)[0] != one.spec.kind:
+                RunDirectory.create(one.path)
+        for one in (*parts, study):
+            one.write()
+>>>>>>> clirun
         return study
 
     def write(self) -> None:
@@ -143,7 +157,7 @@ class Study:
         Raises:
             PerfedError: there is no study, or its marker is damaged or has changed since it was written.
         """
-        kind, content = marker_of(path)
+        kind, content = read_marker(path)
         if not kind:
             raise PerfedError(f"{path}: no comparison or other study is there ({MARKER} is missing)")
         check_marker(path)
@@ -342,7 +356,11 @@ class Study:
             PerfedError: no point of some method could be trained to the end, or another process works on the search.
         """
         assert isinstance(self.spec, Search)
+<<<<<<< HEAD
         with RunDirectory(self.path).alone(), closing(self.execute_runs(resources, execute)) as outcomes:
+=======
+        with RunDirectory(self.path).lock(), closing(self.outcomes(resources, execute)) as outcomes:
+>>>>>>> clirun
             return record_choices(self.spec, self.path, outcomes)
 
 
@@ -384,7 +402,7 @@ def extend(
         PerfedError: there is no comparison in ``path``, nothing is new, settings or data differ from those of its runs,
             or a method cannot start. Nothing is written in this case.
     """
-    if marker_of(path)[0] != "comparison":
+    if read_marker(path)[0] != "comparison":
         raise PerfedError(f"--extend {path}: no comparison is there ({MARKER} is missing)")
     before = read_comparison(path)
     if {*methods} <= {*before.methods} and {*seeds} <= {*before.seeds}:

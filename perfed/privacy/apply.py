@@ -1,4 +1,4 @@
-"""From a method and a budget to the same method in private, and what it will have told after so many rounds."""
+"""Conversion of a method to differential privacy within a budget, and the epsilon that it will have spent."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ from perfed.method.disclosure import Disclosure, Mechanism
 from perfed.method.extension import Extension
 from perfed.method.method import Method
 from perfed.methods.flic.anchors import Anchors
-from perfed.privacy.accountant import Releases, epsilon, noise_for
+from perfed.privacy.accountant import Releases, compute_epsilon, find_noise_multiplier
 from perfed.privacy.client import ClientPrivacy
 from perfed.privacy.mechanisms import check_disclosure
-from perfed.privacy.metrics import UNMEASURED, Measured, NoisyMetrics, check_measured
+from perfed.privacy.metrics import NO_EVALUATIONS, EvaluationPlan, NoisyMetrics, check_metrics
 from perfed.privacy.sample import SamplePrivacy
 from perfed.privacy.settings import Privacy
 
 PRETRAIN_EPOCHS = 5
-"""Of FLIC's alignment where rows are private: how long it helps would be read off held-out rows."""
+"""Epochs of FLIC's pre-training where rows are protected: choosing the number on held-out rows would reveal them."""
 
-_FARTHEST = 10.0
-"""Standard deviations that no noise of 53 bits reaches."""
+_LARGEST_DEVIATION = 10.0
+"""A number of standard deviations that no noise generated from 53 bits reaches."""
 
 
 @dataclass(frozen=True)
 class ClientPlan:
-    """What a client tells in the planned rounds, and with which noise.
+    """The releases of a client in the planned rounds, and their noise.
 
     Attributes:
-        noise: standard deviation over what a row or client can change.
-        ahead: releases that do not belong to a round: preparation, counts, and the client's own model at the end.
-        rounds: releases in each round that the client takes part in.
+        noise: standard deviation of the noise over what one row or client can change.
+        ahead: releases that do not belong to a round: preparation, counts, and the client's personal model at the end.
+        rounds: releases in each round in which the client takes part.
     """
 
     noise: float
     ahead: Releases
     rounds: tuple[Releases, ...]
 
-    def in_round(self, number: int) -> Releases:
-        """Return what is told in round ``number``; beyond the plan as in its last one."""
+    def releases_in_round(self, number: int) -> Releases:
+        """Return the releases of round ``number``; rounds beyond the plan have the releases of its last round."""
         return self.rounds[min(number, len(self.rounds)) - 1]
 
-    def told(self, rounds: int) -> Releases:
-        """Return what is told in so many rounds, as if they were the first."""
-        return sum((self.in_round(number) for number in range(1, rounds + 1)), self.ahead)
+    def sum_releases(self, rounds: int) -> Releases:
+        """Return the releases of a client that takes part in the first ``rounds`` rounds."""
+        return sum((self.releases_in_round(number) for number in range(1, rounds + 1)), self.ahead)
 
 
 @dataclass(frozen=True)
 class PrivateMethod:
-    """A method in private, and the plan of what it tells.
+    """A method with differential privacy, and the plan of its releases.
 
     Attributes:
-        method: with the extension that keeps it private.
-        settings: with the noise that was found, the largest of all clients.
-        plans: of clients that differ in their number of rows, where a plan depends on it.
-        notes: for the summary.
-        metrics: that leave real sites with noise; ``None``: none do.
+        method: the method, with the extension that makes it private.
+        settings: the privacy settings; their noise is the largest of all clients.
+        plans: the plan of each number of rows, if plans depend on it; otherwise a single plan.
+        notes: notes for the summary.
+        metrics: the metrics that real sites send with noise; ``None``: they send none.
     """
 
     method: Method
@@ -69,97 +69,105 @@ class PrivateMethod:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the noise over what a row or client can change, the largest of all clients."""
+        """The standard deviation of the noise over what a row or client can change, the largest of all clients."""
         assert self.settings.noise is not None
         return self.settings.noise
 
     @property
     def budget(self) -> float | None:
-        """Epsilon of each client; ``None``: it is reported alone."""
+        """The epsilon that each client may spend; ``None``: there is no limit, and epsilon is only reported."""
         return self.settings.epsilon
 
     @property
-    def quick(self) -> bool:
-        """Whether epsilon takes no time: it has a closed form but for Poisson sampling."""
+    def has_closed_form(self) -> bool:
+        """Whether epsilon has a closed form, which takes no time; with Poisson sampling it has none."""
         return self.settings.sampling == "full"
 
-    def stated(self) -> dict[str, Any]:
-        """Return the settings, as a summary has them."""
+    def explicit_settings(self) -> dict[str, Any]:
+        """Return the settings for a summary, without those that are ``None``."""
         return self.settings.model_dump(exclude_none=True)
 
     @property
     def ahead(self) -> Releases:
-        """Releases of a client that do not belong to a round."""
+        """The releases of a client that do not belong to a round."""
         return self.plans[0].ahead
 
-    def told(self, rounds: int) -> Releases:
-        """Return what a client has told that took part in so many rounds, as if they were the first."""
-        return self.plans[0].told(rounds)
+    def sum_releases(self, rounds: int) -> Releases:
+        """Return the releases of a client that takes part in the first ``rounds`` rounds."""
+        return self.plans[0].sum_releases(rounds)
 
-    def in_round(self, number: int) -> Releases:
-        """Return what a client tells that takes part in round ``number``; beyond the plan as in its last one."""
-        return self.plans[0].in_round(number)
+    def releases_in_round(self, number: int) -> Releases:
+        """Return the releases of round ``number``; rounds beyond the plan have the releases of its last round."""
+        return self.plans[0].releases_in_round(number)
 
-    def spent(self, rounds: int, evaluated: int = 0) -> float:
-        """Return the epsilon of a client that took part in so many rounds, ``evaluated`` of which told its metrics.
+    def compute_spending(self, rounds: int, evaluated: int = 0) -> float:
+        """Return the epsilon that a client has spent, the largest over all numbers of rows.
 
-        It is the largest of all numbers of rows. Of rows it is that of a training row or of a test row, whichever is
-        more: no row is both.
+        If rows are protected, it is the larger of the epsilons of a training row and a test row, since no row is both.
+
+        Args:
+            rounds: the number of rounds in which the client took part.
+            evaluated: the number of these rounds after which its metrics were released.
         """
-        delta, measured, apart = self.settings.delta, Releases(), 0.0
+        delta, metric_releases, test_epsilon = self.settings.delta, Releases(), 0.0
         if self.metrics is not None:
-            measured = self.metrics.releases(evaluated)
+            metric_releases = self.metrics.count_releases(evaluated)
             if self.settings.unit == "sample":
-                apart, measured = epsilon(self.metrics.noise, measured, delta), Releases()
-        return max(apart, *(epsilon(plan.noise, plan.told(rounds) + measured, delta) for plan in self.plans))
+                test_epsilon = compute_epsilon(self.metrics.noise, metric_releases, delta)
+                metric_releases = Releases()
+        training_epsilons = (
+            compute_epsilon(plan.noise, plan.sum_releases(rounds) + metric_releases, delta) for plan in self.plans
+        )
+        return max(test_epsilon, *training_epsilons)
 
-    def evaluations(self, rounds: int) -> int:
-        """Return how often metrics leave with noise where training ends after ``rounds``."""
-        return 0 if self.metrics is None else self.metrics.evaluations(rounds)
+    def count_evaluations(self, rounds: int) -> int:
+        """Return the number of times that noisy metrics are released if training ends after ``rounds`` rounds."""
+        return 0 if self.metrics is None else self.metrics.count_evaluations(rounds)
 
     def check_room(self, largest: float, bounds: Mapping[str, float]) -> None:
-        """Check that a client's change and metrics fit into a sum, whatever its rows are and whatever noise it draws.
+        """Check that every change and metric of a client fits into a secure sum, for all rows and all noise.
 
-        A client refuses numbers that do not fit. If that depended on its change or its metrics, the refusal would tell
-        of them with the client's share of the noise alone.
+        A client refuses to send numbers that do not fit. If that depended on its change or its metrics, the refusal
+        would reveal them protected only by the client's share of the noise.
 
         Args:
             largest: the largest number that fits into a sum.
-            bounds: the most that a row counts in each metric (:meth:`NoisyMetrics.bounds`).
+            bounds: the largest contribution of a row to each metric (:meth:`NoisyMetrics.compute_bounds`).
 
         Raises:
-            PerfedError: one of them may be too large; names it.
+            PerfedError: if a change or a metric may be too large; names it.
         """
         shares = max((e.shares for e in self.method.extensions if isinstance(e, ClientPrivacy)), default=0)
         if not shares:
             return
-        spread = 1 + _FARTHEST * self.noise / sqrt(shares)
-        rooms = {"privacy.clip": (self.settings.clip, largest / 2)}  # what the server sends takes the other half
-        rooms |= {f"the bound of metric '{name}'": (bound, largest) for name, bound in bounds.items()}
-        for name, (size, room) in rooms.items():
-            if size * spread > room:
+        spread = 1 + _LARGEST_DEVIATION * self.noise / sqrt(shares)
+        limits = {"privacy.clip": (self.settings.clip, largest / 2)}  # what the server sends takes the other half
+        limits |= {f"the bound of metric '{name}'": (bound, largest) for name, bound in bounds.items()}
+        for name, (size, limit) in limits.items():
+            if size * spread > limit:
                 raise PerfedError(
-                    f"{name} is {size:.6g}; with a site's share of the noise at most {room / spread:.6g} fits into a "
+                    f"{name} is {size:.6g}; with a site's share of the noise at most {limit / spread:.6g} fits into a "
                     "sum (fewer secure_aggregation.bits allow more)"
                 )
 
-    def _spent_by(self, rounds: int) -> float:
-        return self.spent(rounds, self.evaluations(rounds))
+    def _compute_planned_spending(self, rounds: int) -> float:
+        """Return the epsilon spent if training ends after ``rounds`` rounds, with the evaluations of the plan."""
+        return self.compute_spending(rounds, self.count_evaluations(rounds))
 
     @property
-    def affordable(self) -> int:
-        """How many rounds the budget of a client lasts; all of them where there is no budget."""
+    def affordable_rounds(self) -> int:
+        """The number of planned rounds that the budget of a client allows; all of them without a budget."""
         budget = self.settings.epsilon
         low, high = 0, len(self.plans[0].rounds)
-        if budget is None or self._spent_by(high) <= budget:
+        if budget is None or self._compute_planned_spending(high) <= budget:
             return high
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self._spent_by(middle) <= budget else (low, middle)
+            low, high = (middle, high) if self._compute_planned_spending(middle) <= budget else (low, middle)
         return low
 
 
-def privately(
+def make_private(
     method: Method,
     settings: Privacy,
     rounds: int,
@@ -168,32 +176,33 @@ def privately(
     name: str = "",
     policy: str = "all",
     shares: int = 0,
-    measured: Measured = UNMEASURED,
+    evaluation: EvaluationPlan = NO_EVALUATIONS,
 ) -> PrivateMethod:
-    """Return ``method`` under ``settings``, with the noise for ``rounds`` rounds.
+    """Return ``method`` with differential privacy as in ``settings``, and with the noise for ``rounds`` rounds.
 
     Args:
-        method: as the experiment has it.
-        settings: the budget.
-        rounds: that are planned.
-        rows: training rows of each client; ``None``: not known, as where sites are elsewhere.
-        name: of the method, for messages.
-        policy: of participation.
-        shares: fewest clients in a sum, where the server sees sums alone: for ``unit = "client"`` they add the noise.
-        measured: metrics beside those that the task always has, and the rounds after which they are taken.
+        method: the method of the experiment.
+        settings: the unit that is protected, the budget and the sampling.
+        rounds: number of planned rounds.
+        rows: number of training rows of each client; ``None`` if they are unknown, as with real sites.
+        name: name of the method in messages.
+        policy: participation policy.
+        shares: with secure aggregation, the fewest clients in a sum: for ``unit = "client"`` each adds a share of the
+            noise. 0: the server adds the noise.
+        evaluation: metrics besides the default metrics of the task, and the rounds after which they are released.
 
     Raises:
-        PerfedError: something leaves that has no mechanism; names it. Settings that do not fit.
+        PerfedError: if something that leaves a client has no mechanism (names it), or if settings cannot be combined.
 
     Example:
         >>> from perfed.methods.fedavg import FedAvg
-        >>> found = privately(FedAvg(local_epochs=1), Privacy(epsilon=6.0, delta=1e-3), 200, [50, 60])
-        >>> round(found.noise, 1), found.affordable
+        >>> plan = make_private(FedAvg(local_epochs=1), Privacy(epsilon=6.0, delta=1e-3), 200, [50, 60])
+        >>> round(plan.noise, 1), plan.affordable_rounds
         (8.5, 200)
     """
     name = name or type(method).__name__
-    method, notes = _fitting(method, settings, name)
-    declared = _declared(method, settings, name)
+    method, notes = _adapt_settings(method, settings, name)
+    disclosures = _check_disclosures(method, settings, name)
     if settings.unit == "client" and shares:
         for extension in method.extensions:
             if type(extension).outgoing is not Extension.outgoing:
@@ -204,71 +213,73 @@ def privately(
                 )
     if policy not in ("uniform", "all"):
         raise PerfedError(
-            f"privacy: participation.policy = '{policy}' may follow what clients tell of their training, which has no "
-            "mechanism; allowed: uniform, all"
+            f"privacy: participation.policy = '{policy}' may depend on what clients report of their training, which "
+            "has no mechanism; allowed: uniform, all"
         )
-    metrics = _metrics(settings, measured, shares)
-    times = 0 if metrics is None else len(measured.rounds)
-    together = Releases()  # with what training tells
-    numbers = [None] if settings.unit == "client" else _row_numbers(settings, rows)
+    metrics = _plan_metrics(settings, evaluation, shares)
+    evaluations = 0 if metrics is None else len(evaluation.rounds)
+    metric_releases = Releases()  # those that share the budget with training
+    row_counts = [None] if settings.unit == "client" else _list_row_counts(settings, rows)
     if settings.unit == "client":
-        sends = any(disclosure.sent_entries(part) for part, disclosure in declared)
-        told: list[_Told] = [(Releases(), tuple([Releases(int(sends))] * rounds))]
-        together = Releases() if metrics is None else metrics.releases(times)
+        sends = any(disclosure.sent_entries(part) for part, disclosure in disclosures)
+        releases: list[_ClientReleases] = [(Releases(), tuple([Releases(int(sends))] * rounds))]
+        metric_releases = Releases() if metrics is None else metrics.count_releases(evaluations)
     else:
-        told = [_of_rows(method, declared, number, rounds, max(1, times)) for number in numbers]
+        releases = [_plan_releases(method, disclosures, count, rounds, max(1, evaluations)) for count in row_counts]
     plans = tuple(
-        ClientPlan(_noise(settings, number, sum(each, ahead) + together), ahead, each)
-        for number, (ahead, each) in zip(numbers, told, strict=True)
+        ClientPlan(_choose_noise(settings, count, sum(by_round, ahead) + metric_releases), ahead, by_round)
+        for count, (ahead, by_round) in zip(row_counts, releases, strict=True)
     )
-    by_rows = {number or 0: plan.noise for number, plan in zip(numbers, plans, strict=True)}
-    low, high = min(by_rows.values()), max(by_rows.values())
-    settings = settings.model_copy(update={"noise": high, "noises": by_rows if low < high else {}})
+    noises = {count or 0: plan.noise for count, plan in zip(row_counts, plans, strict=True)}
+    low, high = min(noises.values()), max(noises.values())
+    settings = settings.model_copy(update={"noise": high, "noises": noises if low < high else {}})
     if low < high:
         notes = [*notes, f"privacy: noise {low:.4g} to {high:.4g}, by a client's number of rows"]
     if metrics is not None and settings.unit == "client":
         metrics = replace(metrics, noise=high)
-    entries = tuple(dict.fromkeys(entry for _, of in declared for entry in of.entries))
-    made = _with(method, settings, entries, shares)
-    return PrivateMethod(made, settings, plans, (*notes, *_warned(settings, rows)), metrics)
+    entries = tuple(dict.fromkeys(entry for _, disclosure in disclosures for entry in disclosure.entries))
+    private_method = _add_extension(method, settings, entries, shares)
+    return PrivateMethod(private_method, settings, plans, (*notes, *_warn_about_delta(settings, rows)), metrics)
 
 
-def _metrics(settings: Privacy, measured: Measured, shares: int) -> NoisyMetrics | None:
-    """The metrics that leave with noise; where rows are protected, that of a budget of the test rows' own."""
+def _plan_metrics(settings: Privacy, evaluation: EvaluationPlan, shares: int) -> NoisyMetrics | None:
+    """Return the metrics that are released with noise; if rows are protected, test rows have a separate budget."""
     if settings.metrics == "none":
         return None
-    names, rows = check_measured(measured.metrics), settings.unit == "sample"
-    common = (settings.unit, settings.noise or 0.0, settings.metrics_bound, tuple(measured.rounds))
-    found = NoisyMetrics(names, *common, 0 if rows else shares)
-    if not rows or settings.epsilon is None:
-        return found
-    return replace(found, noise=_found(settings.epsilon, settings.delta, found.releases(len(measured.rounds))))
+    names, protects_rows = check_metrics(evaluation.metrics), settings.unit == "sample"
+    common = (settings.unit, settings.noise or 0.0, settings.metrics_bound, tuple(evaluation.rounds))
+    metrics = NoisyMetrics(names, *common, 0 if protects_rows else shares)
+    if not protects_rows or settings.epsilon is None:
+        return metrics
+    noise = _find_noise(settings.epsilon, settings.delta, metrics.count_releases(len(evaluation.rounds)))
+    return replace(metrics, noise=noise)
 
 
-def _with(method: Method, settings: Privacy, entries: tuple[str, ...], shares: int) -> Method:
-    """The method with the extension, first of all: what others make of a reply is made of what is private."""
-    own: Extension
+def _add_extension(method: Method, settings: Privacy, entries: tuple[str, ...], shares: int) -> Method:
+    """Return the method with the privacy extension in front, so that other extensions work on private replies."""
+    extension: Extension
     common: dict[str, Any] = {"clip": settings.clip, "noise": settings.noise, "entries": entries}
     common["of_classes"] = any(isinstance(extension, Anchors) for extension in method.extensions)
     if settings.unit == "sample":
         poisson = settings.sampling == "poisson"
-        own = SamplePrivacy(rows=settings.rows, poisson=poisson, noises=settings.noises, **common)
+        extension = SamplePrivacy(rows=settings.rows, poisson=poisson, noises=settings.noises, **common)
     else:
-        own = ClientPrivacy(shares=shares, **common)
-    return method.model_copy(update={"extensions": (own, *method.extensions)})
+        extension = ClientPrivacy(shares=shares, **common)
+    return method.model_copy(update={"extensions": (extension, *method.extensions)})
 
 
-def _declared(method: Method, settings: Privacy, name: str) -> list[tuple[Method | Extension, Disclosure]]:
+def _check_disclosures(method: Method, settings: Privacy, name: str) -> list[tuple[Method | Extension, Disclosure]]:
+    """Return the method and its extensions with their disclosures, after checking that all have a mechanism."""
     parts: list[tuple[Method | Extension, str]] = [(method, name)]
     parts += [(extension, f"extension '{extension.name}'") for extension in method.extensions]
-    return [(part, check_disclosure(part, called, settings.unit)) for part, called in parts]
+    return [(part, check_disclosure(part, part_name, settings.unit)) for part, part_name in parts]
 
 
-def _fitting(method: Method, settings: Privacy, name: str) -> tuple[Method, list[str]]:
-    """The method with settings that choose nothing by rows, and what was changed.
+def _adapt_settings(method: Method, settings: Privacy, name: str) -> tuple[Method, list[str]]:
+    """Return the method with settings that are not chosen by looking at rows, and notes on the changes.
 
     Raises:
-        PerfedError: settings that cannot be private.
+        PerfedError: if a setting has no private form.
     """
     if settings.unit == "client":
         return method, []
@@ -278,47 +289,50 @@ def _fitting(method: Method, settings: Privacy, name: str) -> tuple[Method, list
         )
     if method.local_steps is not None and settings.sampling == "full":
         raise PerfedError(
-            "privacy.sampling = 'full' counts passes over the rows, and local_steps has none; use local_epochs, or "
-            "sampling = 'poisson'"
+            "privacy.sampling = 'full' counts passes over the rows, which local_steps does not set; use local_epochs, "
+            "or sampling = 'poisson'"
         )
-    made, notes = [], []
+    extensions, notes = [], []
     for extension in method.extensions:
         if isinstance(extension, Anchors) and extension.pretrain_epochs == "validated":
             extension = extension.model_copy(update={"pretrain_epochs": PRETRAIN_EPOCHS})
-            notes.append(f"{name}: {PRETRAIN_EPOCHS} epochs of private pre-training; 'validated' would choose by rows")
+            notes.append(
+                f"{name}: {PRETRAIN_EPOCHS} epochs of private pre-training; 'validated' would choose the number by "
+                "looking at rows"
+            )
         if getattr(extension, "unknown_class", "skip") == "own":
             raise PerfedError(
                 "privacy.unit = 'sample' refuses unknown_class = 'own': it looks at rows in each exchange"
             )
         if isinstance(extension, Anchors) and (extension.distance != "w2" or extension.covariance != "fixed"):
             raise PerfedError(
-                "privacy.unit = 'sample' has a mechanism for anchors with distance = 'w2' and covariance = 'fixed'"
+                "privacy.unit = 'sample' has a mechanism only for anchors with distance = 'w2' and covariance = 'fixed'"
             )
-        made.append(extension)
-    return method.model_copy(update={"extensions": tuple(made)}), notes
+        extensions.append(extension)
+    return method.model_copy(update={"extensions": tuple(extensions)}), notes
 
 
-_Told = tuple[Releases, tuple[Releases, ...]]
-"""Releases of a client apart from rounds, and in each round."""
+_ClientReleases = tuple[Releases, tuple[Releases, ...]]
+"""The releases of a client outside rounds, and in each round."""
 
 
-def _noise(settings: Privacy, number: int | None, total: Releases) -> float:
-    """The noise multiplier, given, or found for a client of so many rows that tells ``total``."""
+def _choose_noise(settings: Privacy, row_count: int | None, releases: Releases) -> float:
+    """Return the noise multiplier of the settings, or the one that keeps ``releases`` within the budget."""
     if settings.noise is not None:
-        return settings.noises.get(number or 0, settings.noise)
+        return settings.noises.get(row_count or 0, settings.noise)
     assert settings.epsilon is not None
-    return _found(settings.epsilon, settings.delta, total)
+    return _find_noise(settings.epsilon, settings.delta, releases)
 
 
-def _found(budget: float, delta: float, total: Releases) -> float:
-    return noise_for(budget, delta, total) if total.whole or total.drawn else 1.0
+def _find_noise(budget: float, delta: float, releases: Releases) -> float:
+    return find_noise_multiplier(budget, delta, releases) if releases.full or releases.sampled else 1.0
 
 
-def _row_numbers(settings: Privacy, rows: Sequence[int] | None) -> list[int | None]:
-    """Numbers of rows on which releases depend; ``None`` where they depend on none.
+def _list_row_counts(settings: Privacy, rows: Sequence[int] | None) -> list[int | None]:
+    """Return the distinct numbers of rows on which releases depend; ``[None]`` if they do not depend on it.
 
     Raises:
-        PerfedError: they would, and are not known.
+        PerfedError: if releases depend on the numbers of rows, and these are unknown.
     """
     if settings.sampling == "full":
         return [None]
@@ -330,37 +344,57 @@ def _row_numbers(settings: Privacy, rows: Sequence[int] | None) -> list[int | No
     return [*sorted(set(rows))]
 
 
-def _of_rows(
-    method: Method, declared: Sequence[tuple[Method | Extension, Disclosure]], number: int | None, rounds: int, own: int
-) -> _Told:
-    """Plan of a client with so many rows, whose mini-batches are drawn by coins; ``None``: in passes over the rows.
+def _plan_releases(
+    method: Method,
+    disclosures: Sequence[tuple[Method | Extension, Disclosure]],
+    row_count: int | None,
+    rounds: int,
+    personal_models: int,
+) -> _ClientReleases:
+    """Return the releases of a client where rows are protected.
 
-    ``own``: how many models of its own are told of: the one that it keeps, or each whose metrics leave.
+    Args:
+        method: the method.
+        disclosures: the method and its extensions with their disclosures.
+        row_count: number of rows of a client whose mini-batches are drawn by Poisson sampling; ``None``: mini-batches
+            come from full passes over the rows.
+        rounds: number of planned rounds.
+        personal_models: number of personal models that are released: the final one, or one for each release of metrics.
     """
-    kinds: list[Mechanism] = [kind for _, of in declared for kind in (*of.counts, *of.entries.values()) if kind.once]
-    counts = len({kind.counts for kind in kinds})
+    mechanisms: list[Mechanism] = [
+        mechanism
+        for _, disclosure in disclosures
+        for mechanism in (*disclosure.counts, *disclosure.entries.values())
+        if mechanism.once
+    ]
+    counts = len({mechanism.counts for mechanism in mechanisms})
 
-    def passes(count: int) -> Releases:
-        if number is None:
-            return Releases(count)
-        steps, rate = count * (method.epoch_steps or ceil(number / method.batch_size)), method.batch_size / number
+    def count_pass_releases(passes: int) -> Releases:
+        if row_count is None:
+            return Releases(passes)
+        steps = passes * (method.epoch_steps or ceil(row_count / method.batch_size))
+        rate = method.batch_size / row_count
         return Releases(0, steps, rate) if rate < 1 else Releases(steps)
 
     ahead = Releases(counts)
-    for part, of in declared:
-        ahead += passes(of.before_rounds(part) + own * of.after_run(part))
-    extra = Releases(sum(of.per_round(part) for part, of in declared))
-    return ahead, tuple(passes(method.in_round(r).epochs_in(r)) + extra for r in range(1, rounds + 1))
+    for part, disclosure in disclosures:
+        ahead += count_pass_releases(disclosure.before_rounds(part) + personal_models * disclosure.after_run(part))
+    extra = Releases(sum(disclosure.per_round(part) for part, disclosure in disclosures))
+    by_round = (
+        count_pass_releases(method.in_round(number).epochs_in(number)) + extra for number in range(1, rounds + 1)
+    )
+    return ahead, tuple(by_round)
 
 
-def _warned(settings: Privacy, rows: Sequence[int] | None) -> list[str]:
+def _warn_about_delta(settings: Privacy, rows: Sequence[int] | None) -> list[str]:
+    """Return a warning if delta would permit to release one row (or client) unprotected; otherwise an empty list."""
     if rows is None:
         return []
     number = min(rows) if settings.unit == "sample" else len(rows)
     if settings.delta * number <= 1:
         return []
-    what = "rows of a client" if settings.unit == "sample" else "clients"
+    unit = "rows of a client" if settings.unit == "sample" else "clients"
     return [
-        f"warning: privacy.delta = {settings.delta:g} is above one over the number of {what} ({number}): giving "
-        "away one of them whole would be allowed"
+        f"warning: privacy.delta = {settings.delta:g} is above one over the number of {unit} ({number}): it would "
+        "permit a mechanism that releases one of them unprotected"
     ]

@@ -1,8 +1,8 @@
-"""What a site tells before round 1, field by field, and why none of it is a mechanism's: the one table.
+"""What a site discloses before round 1, field by field, and why none of it needs a mechanism.
 
-A study with ``[privacy]`` says in ``data.public`` what all may know of columns. What sites tell then is of the study,
-of their files' headers and of how many rows they have. The latter is the same in both neighbours, and which rows are
-tested on depends on nothing else.
+A study with ``[privacy]`` declares in ``data.public`` what everybody may know about columns. Sites then disclose only
+what follows from the study, from the headers of their files and from their numbers of rows. Neighbouring data sets have
+the same number of rows, which determines which rows are test rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROWS = "how many rows there are: the same in both neighbours"
 _SHARE = "an even share of these"
 _SHAPE = "of the header and of `data.public`"
 
-BEFORE: Mapping[type, Mapping[str, str]] = {
+DISCLOSED_BEFORE_ROUND_1: Mapping[type, Mapping[str, str]] = {
     SiteMetadata: {
         "task": _STUDY,
         "labels": _STUDY,
@@ -58,30 +58,30 @@ BEFORE: Mapping[type, Mapping[str, str]] = {
         "events": "as many as there are rows",
     },
 }
-"""By message, of each field what it is under ``[privacy]``."""
+"""For each message and each of its fields, the source of the value under ``[privacy]``."""
 
-UNCOUNTED = (
-    "privacy: classes, levels and scales are of the data set's rows here, and are not counted; tables of your own need "
-    "data.public"
+UNCOUNTED_NOTE = (
+    "privacy: classes, levels and scales are computed from the data set's rows here, and are not counted; your own "
+    "tables need data.public"
 )
-"""What a simulation says whose data are not tables of the user's."""
+"""The note of a simulation whose data are not the user's tables."""
 
 
-def check_public(options: Mapping[str, Any]) -> None:
-    """Refuse a study of tables that leaves to the sites what is told of their columns.
+def check_public_columns(options: Mapping[str, Any]) -> None:
+    """Check that a study of tables declares in ``data.public`` what is disclosed about columns.
 
     Args:
-        options: of the data.
+        options: options of the data.
 
     Raises:
-        PerfedError: there is no ``data.public``; says what is to be in it.
+        PerfedError: if there is no ``data.public``; says what it must contain.
     """
     if options["public"]:
         return
     target, survival = options["target"], bool(options["event"])
-    told = "categories of columns" if survival else f"classes or sums of '{target}', categories and sums of columns"
+    facts = "categories of columns" if survival else f"classes or sums of '{target}', categories and sums of columns"
     example = "" if survival else f'{target} = ["no", "yes"], '
     raise PerfedError(
-        f"privacy: before round 1 sites would tell {told} from their rows, which has no mechanism; say in the table "
-        f'[data.public] what anybody may know: {example}sex = ["f", "m"], age = [0, 100]'
+        f"privacy: before round 1 sites would disclose {facts} from their rows, which has no mechanism; declare in the "
+        f'table [data.public] what anybody may know: {example}sex = ["f", "m"], age = [0, 100]'
     )

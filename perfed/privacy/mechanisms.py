@@ -1,4 +1,4 @@
-"""What leaves a client in every method, and whether it may leave: by what methods and extensions declare themselves."""
+"""What leaves a client in every method, and whether it may leave, from the declarations of methods and extensions."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ METRICS = Mechanism(
 
 
 def check_disclosure(part: Method | Extension, name: str, unit: Unit) -> Disclosure:
-    """Return what ``part`` of a run sends, all of which may leave under ``unit``.
+    """Return the disclosure of ``part``, after checking that every entry has a mechanism under ``unit``.
 
     Args:
         part: the method, or one of its extensions.
-        name: what messages call it.
-        unit: what is protected.
+        name: name of the part in messages.
+        unit: the protected unit.
 
     Raises:
-        PerfedError: nothing is declared of it, or an entry has no mechanism; names it.
+        PerfedError: if the part declares nothing, or an entry has no mechanism; names it.
     """
     disclosure = find_disclosure(type(part))
     if disclosure is None:
         raise PerfedError(
-            f"privacy: nothing is declared of what {name} sends, so that it has no mechanism; allowed methods: "
-            f"{', '.join(_declared_methods())}"
+            f"privacy: {name} does not declare what it sends, so that it has no mechanism; allowed methods: "
+            f"{', '.join(_list_declaring_methods())}"
         )
     if reason := disclosure.refused.get(unit):
         raise PerfedError(f"privacy.unit = '{unit}' has no mechanism for {name}: {reason}")
@@ -44,22 +44,25 @@ def check_disclosure(part: Method | Extension, name: str, unit: Unit) -> Disclos
     return disclosure
 
 
-def leaving_table() -> list[tuple[str, str, str, str]]:
-    """Return what leaves in every registered method, for the page on privacy.
+def list_disclosures() -> list[tuple[str, str, str, str]]:
+    """Return what leaves a client in every registered method, for the page on privacy.
 
     Returns:
-        Rows of method, entries of its replies with their kinds, and whether rows and clients can be protected: "yes",
-        or why not. Methods of which nothing is declared are refused under both units.
+        One row for each method: its name, the entries of its replies with their kinds, whether rows can be protected
+        and whether clients can ("yes", or why not). Methods that declare nothing are refused under both units.
 
     Example:
-        >>> next(row for row in leaving_table() if row[0] == "fedavg")
+        >>> next(row for row in list_disclosures() if row[0] == "fedavg")
         ('fedavg', 'shared (parameters), num_samples (number of rows)', 'yes', 'yes')
     """
-    methods = [(name, _parts(name)) for name in method_names()]
-    return [(name, _list_entries(p), _protect(p, "sample"), _protect(p, "client")) for name, p in methods]
+    methods = [(name, _list_parts(name)) for name in method_names()]
+    return [
+        (name, _list_entries(parts), _explain_protection(parts, "sample"), _explain_protection(parts, "client"))
+        for name, parts in methods
+    ]
 
 
-def _declared_methods() -> list[str]:
+def _list_declaring_methods() -> list[str]:
     """Return the names of the classes of registered methods that declare what they send, sorted."""
     classes = {item.method for item in METHODS.values()}
     return sorted(kind.__name__ for kind in classes if find_disclosure(kind) is not None)
@@ -72,8 +75,8 @@ def _may_leave(kind: Mechanism, unit: Unit) -> bool:
 _Parts = list[tuple[Method | Extension, Disclosure | None]]
 
 
-def _parts(name: str) -> _Parts:
-    """Return a method with its default settings, and its extensions, each with what it declares."""
+def _list_parts(name: str) -> _Parts:
+    """Return a method with its default settings, and its extensions, each with its disclosure."""
     method = build_method(name)
     parts: list[Method | Extension] = [method, *method.extensions]
     return [(part, find_disclosure(type(part))) for part in parts]
@@ -88,7 +91,8 @@ def _list_entries(parts: _Parts) -> str:
     return ", ".join(f"{entry_name} ({kind.name})" for entry_name, kind in entries.items()) or "nothing"
 
 
-def _protect(parts: _Parts, unit: Unit) -> str:
+def _explain_protection(parts: _Parts, unit: Unit) -> str:
+    """Return "yes" if the unit can be protected, otherwise "no" and the reason."""
     for part, disclosure in parts:
         if disclosure is None:
             return "no: nothing is declared"

@@ -1,4 +1,4 @@
-"""Metrics of evaluation that may leave: means over a client's test rows, each row's part cut to a bound, and noise."""
+"""Evaluation metrics with differential privacy: noisy means over a client's test rows, each clipped to a bound."""
 
 from __future__ import annotations
 
@@ -20,39 +20,40 @@ from perfed.plugins import bare_name
 from perfed.privacy.accountant import Releases
 from perfed.rng import Noise, key, round_to_grid
 
-POOLED = "all sites"
-"""In the place of a client where only the mean over all of them is known."""
-_INHERENT = {"accuracy": 1.0}
-_UNITS = {"mse": 2, "mae": 1}  # powers of the targets' standard deviation
-_OWN = tuple(name for (name,) in ALWAYS.values() if METRICS[name].rows is not None)
+ALL_SITES = "all sites"
+"""The key, in place of a client, of a mean that is only known over all clients."""
+_INHERENT_BOUNDS = {"accuracy": 1.0}
+_UNIT_POWERS = {"mse": 2, "mae": 1}  # powers of the targets' standard deviation
+_DEFAULT_METRICS = tuple(name for (name,) in ALWAYS.values() if METRICS[name].rows is not None)
 
 
-class Measured(NamedTuple):
-    """Metrics beside those that a task always has, and the rounds after which they are taken."""
+class EvaluationPlan(NamedTuple):
+    """The metrics besides the default metrics of a task, and the rounds after which metrics are released."""
 
     metrics: Sequence[str] = ()
     rounds: Sequence[int] = ()
 
 
-UNMEASURED = Measured()
-"""No rounds are evaluated."""
+NO_EVALUATIONS = EvaluationPlan()
+"""A plan in which no round is evaluated."""
 
 
 @dataclass(frozen=True)
 class NoisyMetrics:
-    """Which metrics leave with noise, how much, and after which rounds.
+    """The metrics that are released with noise, the noise, and the rounds after which they are released.
 
-    The metrics of an evaluated round are one Gaussian mechanism each. Where rows are protected, a test row changes the
-    mean over n of them by at most ``bound / n``. It is no training row, so that training costs it nothing. Where
-    clients are, a client changes its own mean by at most the bound.
+    Each metric of an evaluated round is one Gaussian mechanism. If rows are protected, one test row changes a mean over
+    n rows by at most ``bound / n``; training does not spend a test row's budget, since it is no training row. If
+    clients are protected, a client changes its mean by at most the bound.
 
     Attributes:
-        names: beside the one that the task always has.
-        unit: that is protected.
-        noise: z, in units of what a row (a client) can change.
-        bound: most that a row counts in losses and errors, see :meth:`bounds`.
-        rounds: that are evaluated, by the plan.
-        shares: fewest clients in a sum where the server sees sums alone and clients are protected: each adds a share.
+        names: metrics besides the default metric of the task.
+        unit: the protected unit, ``"sample"`` or ``"client"``.
+        noise: z, the standard deviation of the noise over what one row (or client) can change.
+        bound: largest contribution of a row to losses and errors, see :meth:`compute_bounds`.
+        rounds: rounds that the plan evaluates.
+        shares: the fewest clients in a sum, if clients are protected and the server only sees sums: each client adds a
+            share of the noise.
     """
 
     names: tuple[str, ...]
@@ -63,111 +64,115 @@ class NoisyMetrics:
     shares: int = 0
 
     @property
-    def each(self) -> int:
-        """Releases of an evaluated round."""
+    def releases_per_round(self) -> int:
+        """The number of releases of an evaluated round."""
         return 1 + len(self.names)
 
-    def releases(self, evaluations: int) -> Releases:
-        """Return what is told when metrics leave so often."""
-        return Releases(self.each).times(evaluations)
+    def count_releases(self, evaluations: int) -> Releases:
+        """Return the releases of so many evaluations."""
+        return Releases(self.releases_per_round).repeat(evaluations)
 
-    def evaluations(self, rounds: int) -> int:
-        """Return how many rounds are evaluated where training ends after ``rounds``: the last one always is."""
+    def count_evaluations(self, rounds: int) -> int:
+        """Return the number of evaluated rounds if training ends after ``rounds``; the last one is always evaluated."""
         if rounds == 0:
             return 0
         return sum(number <= rounds for number in self.rounds) + (rounds not in self.rounds)
 
-    def bounds(self, task: Task, num_classes: int | None, scale: TargetScale | None) -> dict[str, float]:
-        """Return by metric the most that one row counts, in the unit of the metric.
+    def compute_bounds(self, task: Task, num_classes: int | None, scale: TargetScale | None) -> dict[str, float]:
+        """Return the largest contribution of one row to each metric, in the unit of the metric.
 
-        1 of the accuracy; 1 of Brier's score of two classes, 2 of more; of other losses the bound. Errors are bounded
-        in units of the targets' standard deviation (mae) or of its square (mse).
+        The bound is 1 for the accuracy, 1 for the Brier score of two classes and 2 of more, and ``bound`` for other
+        losses. Bounds of errors are multiplied by the targets' standard deviation (mae) or by its square (mse).
         """
-        own = dict.fromkeys((*ALWAYS[task], *self.names))
-        inherent = {**_INHERENT, "brier": 1.0 if num_classes == 2 else 2.0}
+        names = dict.fromkeys((*ALWAYS[task], *self.names))
+        inherent = {**_INHERENT_BOUNDS, "brier": 1.0 if num_classes == 2 else 2.0}
         std = 1.0 if scale is None else max(scale.std)
-        return {name: inherent.get(name, self.bound * std ** _UNITS.get(name, 0)) for name in own}
+        return {name: inherent.get(name, self.bound * std ** _UNIT_POWERS.get(name, 0)) for name in names}
 
-    def sd(self, bound: float, rows: int) -> float:
+    def noise_deviation(self, bound: float, rows: int) -> float:
         """Return the standard deviation of the noise on one client's mean over ``rows`` rows."""
-        changes = bound / rows if self.unit == "sample" else bound
-        return self.noise * changes / sqrt(self.shares or 1)
+        sensitivity = bound / rows if self.unit == "sample" else bound
+        return self.noise * sensitivity / sqrt(self.shares or 1)
 
-    def told(self, outputs: Outputs, bounds: Mapping[str, float], source: Noise) -> dict[str, float]:
-        """Return the metrics of one client's model with noise; what ``source`` draws is the same each time.
+    def add_noise(self, outputs: Outputs, bounds: Mapping[str, float], source: Noise) -> dict[str, float]:
+        """Return the metrics of one client's model with noise; the same source always gives the same noise.
 
         Args:
-            outputs: what the model says of the client's test rows, in the unit of the data.
-            bounds: of the metrics (:meth:`bounds`).
-            source: where noise comes from.
+            outputs: outputs of the model for the client's test rows, in the unit of the data.
+            bounds: bounds of the metrics (:meth:`compute_bounds`).
+            source: source of the noise.
         """
-        drawn = source.draw(key(0, "metrics"), len(bounds), torch.float64).tolist()
-        exact = cut_means(outputs, bounds)
+        normals = source.draw(key(0, "metrics"), len(bounds), torch.float64).tolist()
+        means = compute_clipped_means(outputs, bounds)
         rows = len(outputs.y)
-        noisy = {n: exact[n] + self.sd(b, rows) * normal for (n, b), normal in zip(bounds.items(), drawn, strict=True)}
+        noisy_means = {
+            name: means[name] + self.noise_deviation(bound, rows) * normal
+            for (name, bound), normal in zip(bounds.items(), normals, strict=True)
+        }
         if not source.secret:
-            return noisy
-        scales = torch.tensor([self.sd(bound, rows) for bound in bounds.values()], dtype=torch.float64)
-        rounded = round_to_grid(torch.tensor([*noisy.values()], dtype=torch.float64), scales)
-        return dict(zip(noisy, rounded.tolist(), strict=True))
+            return noisy_means
+        scales = torch.tensor([self.noise_deviation(bound, rows) for bound in bounds.values()], dtype=torch.float64)
+        rounded_means = round_to_grid(torch.tensor([*noisy_means.values()], dtype=torch.float64), scales)
+        return dict(zip(noisy_means, rounded_means.tolist(), strict=True))
 
-    def deviations(self, federation: Federation, split: str, recent: Sequence[Metrics]) -> dict[str, Any]:
-        """Return what a summary says of the noise: its multiplier, and its deviation in what is reported.
+    def describe_noise(self, federation: Federation, split: str, recent: Sequence[Metrics]) -> dict[str, Any]:
+        """Return the noise multiplier, and the standard deviation of the noise in the reported means.
 
         Args:
-            federation: the clients, of which the numbers of rows count.
-            split: that is evaluated.
-            recent: each client's metrics in the evaluated rounds whose mean is reported; or in the place of clients
-                groups of them of which the mean alone is known.
+            federation: the clients, whose numbers of rows determine the noise.
+            split: the evaluated split.
+            recent: each client's metrics in the evaluated rounds whose mean is reported. A key may also be a group of
+                clients of which only the mean is known.
 
         Returns:
-            ``noise``; ``sd``: by metric and client, or :data:`POOLED`.
+            ``noise``: the multiplier; ``sd``: standard deviations by metric and by client, or for :data:`ALL_SITES`.
         """
         rows = {client.id: len(data) for client in federation if (data := client.split(split)) is not None}
-        times: dict[str, int] = {}
-        for one in (name for found in recent for name in found):
-            times[one] = times.get(one, 0) + 1
+        evaluations: dict[str, int] = {}
+        for name in (name for metrics in recent for name in metrics):
+            evaluations[name] = evaluations.get(name, 0) + 1
         sd: dict[str, dict[str, float]] = {}
-        for metric, bound in self.bounds(federation.task, federation.num_classes, federation.target_scale).items():
-            of = {}
-            for name, count in times.items():
+        bounds = self.compute_bounds(federation.task, federation.num_classes, federation.target_scale)
+        for metric, bound in bounds.items():
+            deviations = {}
+            for name, count in evaluations.items():
                 members = summed_clients(name) or [name]
-                variance = sum(self.sd(bound, rows[client]) ** 2 for client in members) / len(members) ** 2
-                of[name] = sqrt(variance / count)
-            if any(summed_clients(name) for name in times):
-                of = {POOLED: sqrt(sum(own**2 for own in of.values())) / len(of)}
-            sd[metric] = of
+                variance = sum(self.noise_deviation(bound, rows[client]) ** 2 for client in members) / len(members) ** 2
+                deviations[name] = sqrt(variance / count)
+            if any(summed_clients(name) for name in evaluations):
+                deviations = {ALL_SITES: sqrt(sum(deviation**2 for deviation in deviations.values())) / len(deviations)}
+            sd[metric] = deviations
         return {"noise": self.noise, "sd": sd}
 
 
-def cut_means(outputs: Outputs, bounds: Mapping[str, float]) -> dict[str, float]:
-    """Return by metric the mean over rows of what each counts, from 0 to the metric's bound.
+def compute_clipped_means(outputs: Outputs, bounds: Mapping[str, float]) -> dict[str, float]:
+    """Return the mean of each metric over rows, with the contribution of each row clipped from 0 to the metric's bound.
 
-    A row of which a model says no number counts the bound.
+    A row for which the model's output is not a number contributes the bound.
     """
-    found = {}
+    means = {}
     for name, bound in bounds.items():
-        of_rows = METRICS[name].rows
-        assert of_rows is not None
-        each = np.nan_to_num(of_rows(outputs.y, outputs.outputs), nan=bound, posinf=bound)
-        found[name] = float(np.clip(each, 0.0, bound).mean())
-    return found
+        compute_rows = METRICS[name].rows
+        assert compute_rows is not None
+        row_values = np.nan_to_num(compute_rows(outputs.y, outputs.outputs), nan=bound, posinf=bound)
+        means[name] = float(np.clip(row_values, 0.0, bound).mean())
+    return means
 
 
-def check_measured(measured: Sequence[str]) -> tuple[str, ...]:
-    """Return the metrics that leave beside the one that the task always has.
+def check_metrics(metrics: Sequence[str]) -> tuple[str, ...]:
+    """Return the metrics that are released besides the default metric of the task.
 
     Args:
-        measured: names, as settings have them.
+        metrics: names of metrics in the evaluation settings.
 
     Raises:
-        PerfedError: one has no mechanism; names it.
+        PerfedError: if a metric has no mechanism; names it.
     """
-    allowed = [name for name, known in METRICS.items() if known.rows is not None]
-    for given in measured:
-        if bare_name(given) not in allowed:
+    allowed = [name for name, metric in METRICS.items() if metric.rows is not None]
+    for name in metrics:
+        if bare_name(name) not in allowed:
             raise PerfedError(
-                f"evaluation: '{given}' has no mechanism under privacy.metrics = 'noisy', for it is no mean over rows; "
-                f"allowed: {', '.join(allowed)}"
+                f"evaluation: '{name}' has no mechanism under privacy.metrics = 'noisy' because it is not a mean over "
+                f"rows; allowed: {', '.join(allowed)}"
             )
-    return tuple(name for name in measured if name not in _OWN)
+    return tuple(name for name in metrics if name not in _DEFAULT_METRICS)

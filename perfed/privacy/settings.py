@@ -10,25 +10,25 @@ from perfed.settings import STRICT, exclude_default
 
 
 class Privacy(BaseModel):
-    """Differential privacy of a run.
+    """The settings of differential privacy of a run.
 
     Attributes:
-        unit: whose data one cannot tell from what leaves: a ``"sample"`` (a row) of a client, or a whole ``"client"``.
-        epsilon: the budget of each client. With ``noise`` it is a limit, at which the run ends.
-        delta: probability with which more may be told; below one over the number of rows, or of clients.
-        clip: C, largest norm of the gradient of a row, or of a client's change in a round.
-        noise: z, standard deviation of the noise in units of what one row, or one client, can change. Without it the
-            noise is found for the budget and the planned rounds.
-        noises: z of clients by their number of rows, where they differ; the others have ``noise``. Found with
-            ``sampling = "poisson"``, and written down for runs that go on.
-        sampling: ``"full"``: each row is once in a pass. ``"poisson"``: by a coin in each mini-batch, which is counted
-            as such.
-        rows: R, largest norm of a row in sums of rows (class means); longer ones are cut.
-        metrics: whether metrics of evaluation leave real sites: ``"none"`` does, or those that are means over test rows
-            do with noise. Test rows are no training rows: where rows are protected, ``epsilon`` is a budget of theirs
-            too. Where clients are, training and metrics share it.
-        metrics_bound: most that a test row counts in log-loss; in errors of a regression in units of the targets'
-            standard deviation, in squared ones of its square.
+        unit: the protected unit: ``"sample"``, one row of a client, or ``"client"``, all of a client's data.
+        epsilon: the budget of each client. Together with ``noise`` it is a limit at which the run ends.
+        delta: the probability that the guarantee of epsilon fails; below one over the number of rows, or of clients.
+        clip: C, the largest norm of the gradient of a row, or of a client's change in a round.
+        noise: z, the standard deviation of the noise over what one row, or one client, can change. Without it, the
+            noise is computed from the budget and the planned rounds.
+        noises: z of clients by their number of rows, if it differs between clients; the others have ``noise``. It is
+            computed with ``sampling = "poisson"``, and saved for runs that are resumed.
+        sampling: ``"full"``: each pass uses each row once. ``"poisson"``: each mini-batch includes each row with the
+            same probability, independently, which makes the accounting tighter.
+        rows: R, the largest norm of a row in sums of rows (class means); rows of a larger norm are scaled down.
+        metrics: ``"none"``: no evaluation metrics leave real sites. ``"noisy"``: metrics that are means over test rows
+            leave with noise. If rows are protected, test rows have a budget of ``epsilon`` besides that of the training
+            rows; if clients are protected, training and metrics share the budget.
+        metrics_bound: the largest contribution of a test row to the log-loss, to absolute errors in units of the
+            targets' standard deviation, and to squared errors in units of its square.
 
     Example:
         >>> Privacy(epsilon=6.0, delta=1e-3).unit
@@ -43,9 +43,9 @@ class Privacy(BaseModel):
 
     unit: Literal["sample", "client"] = "sample"
     epsilon: float | None = Field(None, gt=0, description="budget of each client; with noise, where the run ends")
-    delta: float = Field(gt=0, lt=1, description="probability with which more may be told")
+    delta: float = Field(gt=0, lt=1, description="probability that the guarantee of epsilon fails")
     clip: float = Field(1.0, gt=0, description="largest norm of a row's gradient, or of a client's change")
-    noise: float | None = Field(None, gt=0, description="noise multiplier; none: found for epsilon")
+    noise: float | None = Field(None, gt=0, description="noise multiplier; none: computed from epsilon")
     noises: dict[Annotated[int, Field(strict=False)], float] = Field(
         {}, description="noise multipliers by number of rows", exclude_if=exclude_default({})
     )
@@ -59,15 +59,18 @@ class Privacy(BaseModel):
         exclude_if=exclude_default("none"),
     )
     metrics_bound: float = Field(
-        4.0, gt=0, description="most that a test row counts in losses and errors", exclude_if=exclude_default(4.0)
+        4.0,
+        gt=0,
+        description="largest contribution of a test row to losses and errors",
+        exclude_if=exclude_default(4.0),
     )
 
     @model_validator(mode="after")
-    def _has_a_budget(self) -> Self:
+    def _check_combination(self) -> Self:
         if self.epsilon is None and self.noise is None:
             raise ValueError("privacy needs epsilon, noise or both")
         if self.unit == "client" and self.sampling == "poisson":
-            raise ValueError("sampling = 'poisson' is of rows, for unit = 'sample'")
+            raise ValueError("sampling = 'poisson' draws rows and needs unit = 'sample'")
         if self.noises and (self.noise is None or self.sampling != "poisson" or min(self.noises.values()) <= 0):
-            raise ValueError("noises, all above 0, go with noise and sampling = 'poisson'")
+            raise ValueError("noises need noise and sampling = 'poisson', and must all be above 0")
         return self

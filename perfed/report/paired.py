@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.engine.metrics import Metric
-from perfed.privacy.metrics import POOLED
+from perfed.privacy.metrics import ALL_SITES
 from perfed.report.run_results import ClientValues, RunResults, list_methods, main_metric
 
 
@@ -36,7 +36,7 @@ class ClientTable:
     @property
     def pooled(self) -> bool:
         """Whether only the mean over all clients is known, which takes the place of a single client."""
-        return self.sites == [POOLED]
+        return self.sites == [ALL_SITES]
 
     def noise_of(self, method: str, base: str) -> NDArray[np.float64] | None:
         """Return the variances ``(seeds, clients)`` of the noise in :meth:`gains`; ``None`` if there is no noise."""
@@ -101,18 +101,18 @@ class ClientTable:
 
 
 def _read_deviations(run: RunResults, metric: str) -> dict[str, float]:
-    """Return the standard deviations of the noise in a metric, by client or :data:`POOLED`; empty without noise."""
+    """Return the standard deviations of the noise in a metric, by client or :data:`ALL_SITES`; empty without noise."""
     privacy = (run.summary and run.summary.privacy) or {}
     return dict(privacy.get("noisy_metrics", {}).get("sd", {}).get(metric, {}))
 
 
 def _pool_if_noisy(run: RunResults, clients: ClientValues, metric: str) -> ClientValues:
     """Return the values of the clients; a single one for all clients if the run has only the mean over them."""
-    if POOLED not in _read_deviations(run, metric):
+    if ALL_SITES not in _read_deviations(run, metric):
         return clients
     assert run.summary is not None
     mean = np.array([run.summary.spreads[metric].mean if metric in run.summary.spreads else np.nan])
-    return replace(clients, ids=(POOLED,), before=mean, after=mean, weights=None, measured=None, samples=None)
+    return replace(clients, ids=(ALL_SITES,), before=mean, after=mean, weights=None, measured=None, samples=None)
 
 
 EXACT = 50

@@ -25,7 +25,7 @@ from perfed.engine.metrics import register_described_metrics
 from perfed.errors import PerfedError
 from perfed.report.run_predictions import RunPredictions
 from perfed.run.config_edits import check_edits
-from perfed.run.directory import RunDirectory, marker_of
+from perfed.run.directory import RunDirectory, read_marker
 from perfed.run.predictions import FOLDER, list_files, parse
 from perfed.run.records import Round, Summary
 
@@ -254,7 +254,7 @@ def load_run(directory: Path) -> RunResults:
     """
     config, summary_file = directory / "config.toml", directory / "summary.json"
     if not config.is_file():
-        kind = "a search (perfed tune)" if marker_of(directory)[0] == "search" else "not a run directory"
+        kind = "a search (perfed tune)" if read_marker(directory)[0] == "search" else "not a run directory"
         raise PerfedError(f"{directory}: no config.toml, so {kind}")
     contents = {name: read_bytes(directory / name) for name in _FILES if (directory / name).is_file()}
     files = RunDirectory(directory, contents)

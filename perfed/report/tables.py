@@ -19,7 +19,7 @@ from perfed.report.run_results import ClientValues, RunResults, describe_reporte
 from perfed.report.text import UNKNOWN, TextTable, axis_title, directed_title, format_mean_std, format_metric
 from perfed.report.verdict import Verdict
 from perfed.report.warnings import MOSTLY, compute_majority_share
-from perfed.run.callbacks.targets import duration, percent
+from perfed.run.callbacks.targets import format_duration, format_percent
 from perfed.run.records import Target
 
 BESIDE = ("accuracy", "auc", "average-precision", "log-loss")
@@ -207,8 +207,8 @@ def target_table(runs: Sequence[RunResults]) -> TextTable | None:
     bases = _find_bases(methods)
     has_clock = any(run.has_clock for run in runs)
     title, ratio = ("Virtual time", "Speed-up") if has_clock else ("Rounds", "Speed-up in rounds")
-    header = ["Method", *(f"{title} to {percent(target)}" for target in targets)]
-    header += [f"{ratio} at {percent(target)}" for target in targets] if bases else []
+    header = ["Method", *(f"{title} to {format_percent(target)}" for target in targets)]
+    header += [f"{ratio} at {format_percent(target)}" for target in targets] if bases else []
     rows = []
     for method in methods:
         row = [display_name(method), *(_time_cell(times_) for times_ in times[method])]
@@ -251,7 +251,7 @@ def _time_cell(times: Times) -> str:
     reached = [time for time in times.values() if time is not None]
     if not reached:
         return "not reached"
-    text = format_mean_std(reached, duration)
+    text = format_mean_std(reached, format_duration)
     return text if len(reached) == len(times) else f"reached by {len(reached)} of {len(times)} seeds: {text}"
 
 

@@ -1,7 +1,6 @@
-"""Callbacks: what rides along a run and acts after its rounds.
+"""Callbacks: classes whose methods a run calls at its start, after each round and at its end.
 
-A callback is one class. It sees the run through :class:`Running`, may end it, and keeps in ``state`` what a resumed run
-has to know.
+A callback sees the run through :class:`Running`, may end it, and keeps in ``state`` what a resumed run needs.
 """
 
 from __future__ import annotations
@@ -26,23 +25,24 @@ from perfed.system import extra_command
 
 
 class Running(Protocol):
-    """What a callback sees of its run.
+    """The attributes of a run that its callbacks may use.
 
     Attributes:
-        name: of the method.
-        rounds: of the whole run, at most.
-        seed: of everything random.
+        name: name of the method.
+        rounds: largest number of rounds of the run.
+        seed: seed of all random numbers.
         federation, server: the clients, and the server with its parameter sets.
-        directory: where results go; ``None`` for a run in memory.
-        evaluation: when the run is evaluated, and how.
-        progress: how far the run has come, and what it has added up.
-        latest: what came back in the latest round; of no round before the first of this sitting.
-        history: one record per round, as in ``rounds.jsonl``, the latest at the end.
-        notes: what the summary will say beside its numbers.
-        config: what the run was made of, as in ``config.toml``; empty where it was made of objects.
-        checkpoint_seconds: least time between two checkpoints.
-        callbacks: all that ride along, in their order.
-        resumed: the round behind which a resumed run goes on.
+        directory: directory of the results; ``None`` for a run in memory.
+        evaluation: settings of the evaluation.
+        progress: progress of the run, with sums over its rounds.
+        latest: the outcome of the latest round; ``None`` until a round has finished since the run was started or
+            resumed.
+        history: one record per round, as in ``rounds.jsonl``, in the order of the rounds.
+        notes: notes for the summary.
+        config: configuration of the run, as in ``config.toml``; empty if the run was created from objects.
+        checkpoint_seconds: shortest time between two checkpoints, in seconds.
+        callbacks: all callbacks, in the order in which they are called.
+        resumed: the round after which a resumed run continues; ``None`` if the run was not resumed.
     """
 
     name: str
@@ -63,21 +63,22 @@ class Running(Protocol):
 
     @property
     def done(self) -> int:
-        """The last finished round, or the one that is being finished; 0 is the preparation."""
+        """The number of the last finished round, or of the round that is being finished; 0 is the preparation."""
 
     @property
     def at_its_end(self) -> bool:
         """Whether no round follows."""
 
     def client_table(self) -> tuple[list[str], list[list[Any]]]:
-        """Return columns and rows of ``clients.csv``."""
+        """Return the columns and rows of ``clients.csv``."""
 
 
 class Callback(BaseModel):
-    """Base of all callbacks: does nothing. Settings are fields; what changes, and a resumed run needs, is in ``state``.
+    """The base class of all callbacks, which does nothing.
 
-    ``name`` is that of the class unless it is given. Callbacks are called in their order, inside the round's
-    transaction: where one raises, the round never happened, and all states are as they were before it.
+    Settings are fields; values that change and that a resumed run needs are in ``state``. ``name`` is the name of the
+    class unless the class sets it. Callbacks are called in their order as part of the round: if one raises an
+    exception, the round is undone, and all states are restored to those before it.
 
     Example:
         >>> class Patience(Callback):
@@ -97,7 +98,7 @@ class Callback(BaseModel):
 
     name: ClassVar[str] = ""
     needs: ClassVar[str] = ""
-    """The module of a library that an extra of the callback's name brings; empty: none."""
+    """The module that the callback needs, from a library in the extra of the callback's name; empty: none."""
     _state: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @classmethod
@@ -106,101 +107,102 @@ class Callback(BaseModel):
 
     @property
     def state(self) -> dict[str, Any]:
-        """Nested dictionaries of plain values (as JSON has them) and tensors: in checkpoints, and undone with a round.
+        """The state of the callback: nested dictionaries of JSON values and tensors.
 
-        New values take the place of old ones; a tensor or a list that is in it must not be changed.
+        It is saved in checkpoints, and restored if a round is undone. Values may be replaced, but a tensor or a list in
+        the state must not be modified in place.
         """
         return self._state
 
     def begin(self, run: Running) -> None:
-        """Act before the first round of this sitting: after the preparation, or where a resumed run goes on."""
+        """Run before the first round, after the preparation or after a resumed run has been restored."""
 
     def after_round(self, run: Running, record: dict[str, Any]) -> bool:
-        """Act after a round.
+        """Run after each round.
 
         Args:
-            run: that it rides along.
-            record: the round's line of ``rounds.jsonl``, also the last of ``run.history``.
+            run: the run.
+            record: the round's line of ``rounds.jsonl``, which is also the last entry of ``run.history``.
 
         Returns:
-            True to end the run with this round: with a checkpoint, and a summary whose ``stopped_by`` is the name.
+            True to end the run with this round. The run then writes a checkpoint, and ``stopped_by`` in its summary is
+            the name of the callback.
         """
         return False
 
     def end(self, run: Running, summary: dict[str, Any]) -> None:
-        """Act at the run's end; ``summary`` is what ``summary.json`` will hold, to which this may add."""
+        """Run at the end; may add entries to ``summary``, the content of ``summary.json``."""
 
 
-def numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers of a round's record by name, as trackers take them.
+def collect_numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers of a round's record by name, for experiment trackers.
 
     Example:
-        >>> numbers({"round": 1, "train_loss": 0.5, "metrics": {"accuracy": {"mean": 0.75}}})
+        >>> collect_numbers({"round": 1, "train_loss": 0.5, "metrics": {"accuracy": {"mean": 0.75}}})
         {'train_loss': 0.5, 'accuracy/mean': 0.75}
     """
     names = ("train_loss", "virtual_time", "training_seconds", "wall_seconds", "exchanges", "bytes_up", "bytes_down")
-    found = {name: float(record[name]) for name in names if name in record}
+    numbers = {name: float(record[name]) for name in names if name in record}
     for metric, spread in record.get("metrics", {}).items():
-        found |= {f"{metric}/{statistic}": float(value) for statistic, value in spread.items()}
-    return {name: value for name, value in found.items() if isfinite(value)}
+        numbers |= {f"{metric}/{statistic}": float(value) for statistic, value in spread.items()}
+    return {name: value for name, value in numbers.items() if isfinite(value)}
 
 
-def named_once(callbacks: Sequence[Callback]) -> list[Callback]:
-    """Return ``callbacks``, each of which has a name of its own: states are kept by name.
+def require_unique_names(callbacks: Sequence[Callback]) -> list[Callback]:
+    """Return ``callbacks`` after checking that their names differ, since states are stored by name.
 
     Raises:
-        PerfedError: one is no callback, or two have the same name.
+        PerfedError: if an item is not a callback, or two callbacks have the same name.
     """
     names: set[str] = set()
     for callback in callbacks:
         if not isinstance(callback, Callback):
-            raise PerfedError(f"callbacks: {callback!r} is no perfed.Callback")
+            raise PerfedError(f"callbacks: {callback!r} is not a perfed.Callback")
         if callback.name in names:
-            raise PerfedError(f"callbacks: '{callback.name}' is there twice; once is allowed")
+            raise PerfedError(f"callbacks: '{callback.name}' occurs twice; each may occur once")
         names.add(callback.name)
     return [*callbacks]
 
 
 def check_installed(callbacks: Sequence[Callback]) -> None:
-    """Refuse callbacks whose library is not there.
+    """Check that the libraries of all callbacks are installed.
 
     Raises:
-        PerfedError: says which extra brings it.
+        PerfedError: if a library is missing; says which extra installs it.
     """
     for callback in callbacks:
         if callback.needs and find_spec(callback.needs) is None:
             raise PerfedError(f"callback '{callback.name}' needs {callback.needs}: {extra_command(callback.name)}")
 
 
-def copied(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a callback's state as it is now: dictionaries copied, values by reference."""
-    return {name: copied(value) if type(value) is dict else value for name, value in state.items()}
+def copy_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a callback's state in which dictionaries are copied and other values are shared."""
+    return {name: copy_state(value) if type(value) is dict else value for name, value in state.items()}
 
 
-def parted(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the plain values of a callback's state and its tensors, each in the dictionaries that they were in."""
+def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a callback's state as two trees of the same structure: the JSON values, and the tensors."""
     plain: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
     for name, value in state.items():
         if type(value) is dict:
-            plain[name], found = parted(value)
-            tensors |= {name: found} if found else {}
-        elif isinstance(value, Tensor | Mapping):  # a mapping that is no dictionary holds tensors, perhaps on disk
+            plain[name], inner_tensors = split_state(value)
+            tensors |= {name: inner_tensors} if inner_tensors else {}
+        elif isinstance(value, Tensor | Mapping):  # a mapping other than dict contains tensors, possibly on disk
             tensors[name] = value
         else:
             plain[name] = value
     return plain, tensors
 
 
-def joined(plain: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state that :func:`parted` has parted."""
-    found = {**plain, **tensors}
-    both = {name: joined(plain[name], tensors[name]) for name in tensors if name in plain}
-    return found | both
+def join_state(plain: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state from the two trees of :func:`split_state`."""
+    merged = {name: join_state(plain[name], tensors[name]) for name in tensors if name in plain}
+    return {**plain, **tensors, **merged}
 
 
-def recall(callbacks: Sequence[Callback], states: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give callbacks back the ``states`` that they had, by name; empty where there was none."""
+def restore_states(callbacks: Sequence[Callback], states: Mapping[str, Mapping[str, Any]]) -> None:
+    """Replace the state of each callback by that of its name in ``states``, or by an empty one."""
     for callback in callbacks:
         callback.state.clear()
         callback.state.update(states.get(callback.name, {}))

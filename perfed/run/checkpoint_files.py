@@ -1,7 +1,7 @@
-"""Checkpoints as files, and what happens when one of them is damaged.
+"""Checkpoints as files, and the detection of damaged ones.
 
-A checkpoint is a manifest (JSON) with the checksums of the files it needs; client files are shared between checkpoints
-and rewritten only for clients that changed. The last two checkpoints are kept.
+A checkpoint is a manifest (JSON) with the checksums of the files that it needs. Client files are shared between
+checkpoints and only rewritten for clients that have changed. The last two checkpoints are kept.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from perfed.tree import Tree
 _KEPT = 2
 
 
-class _Damaged(PerfedError):
-    """A file of a checkpoint is not what was written."""
+class _DamagedFile(PerfedError):
+    """An error: a file of a checkpoint differs from what was written."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run's state after a round.
+    """The state of a run after a round.
 
     Attributes:
         round: the last finished round; 0 is the preparation.
         server: the server's parameter sets.
-        clients: client id -> committed state.
-        progress: what else the run needs to go on, JSON values.
-        notes: what was wrong with newer checkpoints, if anything.
+        clients: the state of each client, by id.
+        progress: other values that a resumed run needs, in JSON types.
+        notes: notes on damaged newer checkpoints.
         path: the run's directory.
     """
 
@@ -52,7 +52,7 @@ class Checkpoint:
 
 
 class CheckpointFiles:
-    """Reads and writes the checkpoints of the run in ``path``: the files of its folder ``checkpoint``."""
+    """A reader and writer of the checkpoints of a run, which are in the folder ``checkpoint`` of ``path``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,7 +68,15 @@ class CheckpointFiles:
         changed: AbstractSet[str],
         progress: Mapping[str, Any],
     ) -> None:
-        """Write a checkpoint; client files only for ``changed`` clients and those never written."""
+        """Write a checkpoint; client files are only written for ``changed`` clients and clients without a file.
+
+        Args:
+            round_: the last finished round.
+            server: the server's parameter sets.
+            clients: the state of each client, by id.
+            changed: the ids of clients whose state has changed since the last checkpoint.
+            progress: other values that a resumed run needs, in JSON types.
+        """
         folder = self.checkpoints / "clients"
         folder.mkdir(parents=True, exist_ok=True)
         for damaged in self._damaged:  # they must not count among the last two
@@ -88,22 +96,22 @@ class CheckpointFiles:
         body = json.dumps(manifest)
         digest = hashlib.sha256(body.encode()).hexdigest()
         write_atomic(self.checkpoints / f"state-{round_:06d}.json", json.dumps({"sha256": digest, "body": body}))
-        self._clean()
+        self._remove_old_files()
 
     def _write(self, name: str, data: bytes) -> dict[str, str]:
         write_atomic(self.checkpoints / name, data)
         return {"file": name, "sha256": hashlib.sha256(data).hexdigest()}
 
-    def _clean(self) -> None:
-        """Remove all but the newest manifests, and files that no manifest needs."""
-        manifests = self._manifests()
+    def _remove_old_files(self) -> None:
+        """Remove all manifests but the newest ones, and files that no manifest needs."""
+        manifests = self._list_manifests()
         for old in manifests[_KEPT:]:
             old.unlink()
         needed: set[str] = set()
         for manifest in manifests[:_KEPT]:
             try:
                 body = _read_manifest(manifest)
-            except _Damaged:
+            except _DamagedFile:
                 continue
             needed |= {body["server"]["file"], *(entry["file"] for entry in body["clients"].values())}
         for file in self.checkpoints.rglob("*.safetensors"):
@@ -112,7 +120,7 @@ class CheckpointFiles:
         for file in self.checkpoints.rglob(".*.tmp"):
             file.unlink()
 
-    def _manifests(self) -> list[Path]:
+    def _list_manifests(self) -> list[Path]:
         return sorted(self.checkpoints.glob("state-*.json"), reverse=True)
 
     def load(
@@ -120,30 +128,31 @@ class CheckpointFiles:
         keep: Callable[[Tree], Tree] = lambda state: state,
         find_changes: Callable[[Mapping[str, Any]], Sequence[str]] = lambda progress: (),
     ) -> Checkpoint | None:
-        """Return the newest checkpoint that is whole; ``None`` if none was written yet.
+        """Return the newest undamaged checkpoint; ``None`` if none was written yet.
 
         Args:
-            keep: makes of each client's state, once it was read, what stands for it.
+            keep: a function that is applied to each client's state after it has been read, for example to store it on
+                disk.
             find_changes: a function that returns the files that have changed since a checkpoint, from its ``progress``.
                 A checkpoint without changes is preferred to newer ones with changes.
 
         Raises:
-            PerfedError: checkpoints exist and all are damaged.
+            PerfedError: if checkpoints exist and all are damaged.
         """
         notes: list[str] = []
         self._damaged.clear()
         readable = []
-        for manifest in self._manifests():
+        for manifest in self._list_manifests():
             try:
                 body = _read_manifest(manifest)
                 readable.append((manifest, body, find_changes(body["progress"])))
-            except _Damaged as error:
+            except _DamagedFile as error:
                 self._note_damage(manifest, error, notes)
         for manifest, body, changed in sorted(readable, key=lambda entry: bool(entry[2])):  # a stable sort
             try:
                 server = self._read(body["server"])
                 clients = {client: keep(self._read(entry)) for client, entry in body["clients"].items()}
-            except _Damaged as error:
+            except _DamagedFile as error:
                 self._note_damage(manifest, error, notes)
                 continue
             if not changed:
@@ -158,14 +167,14 @@ class CheckpointFiles:
             raise PerfedError(f"{self.checkpoints}: every checkpoint is damaged: {notes[0].split(';')[0]}")
         return None
 
-    def _note_damage(self, manifest: Path, error: _Damaged, notes: list[str]) -> None:
+    def _note_damage(self, manifest: Path, error: _DamagedFile, notes: list[str]) -> None:
         notes.append(f"checkpoint {manifest.name} is damaged ({error}); falling back on the one before it")
         self._damaged.append(manifest)
 
     def newest(self) -> tuple[int, dict[str, Any]]:
-        """Round and progress of the newest checkpoint, its tensors unread; -1 and nothing where there is none."""
-        for manifest in self._manifests():
-            with suppress(_Damaged):
+        """Return the round and the progress of the newest checkpoint without reading tensors; -1 and ``{}`` if none."""
+        for manifest in self._list_manifests():
+            with suppress(_DamagedFile):
                 body = _read_manifest(manifest)
                 return body["round"], body["progress"]
         return -1, {}
@@ -173,12 +182,12 @@ class CheckpointFiles:
     @property
     def is_intact(self) -> bool:
         """Whether the newest checkpoint is undamaged, which is checked by reading all its files."""
-        for manifest in self._manifests()[:1]:
+        for manifest in self._list_manifests()[:1]:
             try:
                 body = _read_manifest(manifest)
                 for entry in (body["server"], *body["clients"].values()):
                     self._read_bytes(entry)
-            except _Damaged:
+            except _DamagedFile:
                 return False
         return True
 
@@ -189,9 +198,9 @@ class CheckpointFiles:
         try:
             data = (self.checkpoints / entry["file"]).read_bytes()
         except OSError:
-            raise _Damaged(f"{entry['file']} is missing") from None
+            raise _DamagedFile(f"{entry['file']} is missing") from None
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-            raise _Damaged(f"{entry['file']} has changed or is truncated")
+            raise _DamagedFile(f"{entry['file']} has changed or is truncated")
         return data
 
 
@@ -212,7 +221,7 @@ class WrittenFiles(BaseModel):
     arrays: dict[str, str]
 
 
-def written_files(progress: Mapping[str, Any]) -> WrittenFiles | None:
+def read_written_files(progress: Mapping[str, Any]) -> WrittenFiles | None:
     """Return the checksums in a checkpoint's progress; ``None`` if it has none, as where no checkpoint was written."""
     files = progress.get("files")
     return None if files is None else WrittenFiles.model_validate(files)
@@ -223,7 +232,7 @@ class _Config(BaseModel):
 
 
 class _Progress(BaseModel):
-    """What is read before a run is there that it could be restored to; of others than runs nothing."""
+    """The values of a checkpoint's progress that are checked when a manifest is read."""
 
     config: _Config = _Config()
     tally: dict[str, Any] = {}
@@ -248,11 +257,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         outer = json.loads(path.read_text(encoding="utf-8"))
         if hashlib.sha256(outer["body"].encode()).hexdigest() != outer["sha256"]:
-            raise _Damaged(f"{path.name} has changed")
+            raise _DamagedFile(f"{path.name} has changed")
         body: dict[str, Any] = json.loads(outer["body"])
         _Manifest.model_validate(body)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, _Damaged):
+        if isinstance(error, _DamagedFile):
             raise
-        raise _Damaged(f"{path.name} is truncated or not JSON") from None
+        raise _DamagedFile(f"{path.name} is truncated or not JSON") from None
     return body

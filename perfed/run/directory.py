@@ -1,7 +1,7 @@
-"""The run directory: what a run leaves behind, and how it is found again.
+"""The run directory: the files that a run writes, and how they are read and checked.
 
-Files but ``rounds.jsonl`` are written under another name and renamed, so that a killed process never leaves half of
-one. Its checkpoints are in :mod:`perfed.run.checkpoint_files`. They have the checksums of ``rounds.jsonl`` and of the
+All files except ``rounds.jsonl`` are written under a temporary name and renamed, so that a killed process never leaves
+a partial file. Checkpoints (:mod:`perfed.run.checkpoint_files`) contain the checksums of ``rounds.jsonl`` and of the
 arrays of rounds; the checksums of all files of a finished run are in ``SHA256SUMS``.
 """
 
@@ -37,7 +37,7 @@ from perfed.data.checksums import (
 from perfed.data.csv_text import csv_text
 from perfed.data.reading import checked, read_json, read_text, to_json_values
 from perfed.errors import PerfedError
-from perfed.run.checkpoint_files import Checkpoint, CheckpointFiles, WrittenFiles, written_files
+from perfed.run.checkpoint_files import Checkpoint, CheckpointFiles, WrittenFiles, read_written_files
 from perfed.run.layout import FILE, Layout, check_layout, read_layout
 from perfed.run.records import Summary
 from perfed.run.round_log import RoundLog, matches_checksums
@@ -45,18 +45,18 @@ from perfed.system import SCRATCH, lock_folder, remove_stale_folders, write_atom
 from perfed.tree import Tree
 
 MARKER = "comparisons.toml"
-"""What every study is begun with: its kind, and what its runs are made of."""
+"""The file with which every study starts: its kind, and the settings of its runs."""
 
 KINDS = ("comparison", "search", "campaign", "leaderboard")
 """The kinds of studies."""
 
-BEGINNINGS = ("config.toml", MARKER)
-"""What a run and a study are begun with, and resumed from."""
+START_FILES = ("config.toml", MARKER)
+"""The files with which runs and studies start, and from which they are resumed."""
 
 ROUNDS = "rounds.jsonl"
 
 RESULTS = (
-    *BEGINNINGS,
+    *START_FILES,
     ROUNDS,
     "checkpoint",
     "clients.csv",
@@ -67,14 +67,14 @@ RESULTS = (
     "report.html",
     CHECKSUMS,
 )
-"""What is made in a directory of results: nothing new is begun in one that has any of these."""
+"""The files of a directory of results; a run is not started in a directory that contains any of them."""
 
 
-def marker_of(path: Path) -> tuple[str, dict[str, Any]]:
-    """Return the kind of the study in ``path``, and what its marker says beside it; two empty ones where none is there.
+def read_marker(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return the kind of the study in ``path`` and the other content of its marker; ``""`` and ``{}`` without a marker.
 
     Raises:
-        PerfedError: the marker cannot be read, or is of another format.
+        PerfedError: if the marker cannot be read, or has another format.
     """
     file = path / MARKER
     if not file.is_file():
@@ -91,18 +91,18 @@ def marker_of(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def write_marker(path: Path, kind: str, content: Mapping[str, Any]) -> None:
-    """Write what :func:`marker_of` reads."""
+    """Write the marker of a study of this kind, which :func:`read_marker` reads."""
     write_atomic(path / MARKER, add_checksum(tomli_w.dumps({"kind": kind, **Layout().model_dump(), **content})))
 
 
-_AT_THE_END = ("clients.csv", "federation.json", "sites.json", "summary.json")
+_FINAL_FILES = ("clients.csv", "federation.json", "sites.json", "summary.json")
 
 
 def check_marker(path: Path) -> None:
-    """Raise an error if the marker of a study has changed since it was written.
+    """Check that the marker of a study has not changed since it was written.
 
     Raises:
-        PerfedError: the marker has changed.
+        PerfedError: if it has changed.
     """
     file = path / MARKER
     if file.is_file() and not matches_comment(read_text(file)):
@@ -117,7 +117,7 @@ class _Sites(BaseModel):
 
 
 class RunDirectory(CheckpointFiles):
-    """Reads and writes the files of one run, and keeps the checksums of those that it writes.
+    """A reader and writer of the files of one run, which keeps the checksums of the files that it writes.
 
     Args:
         path: the directory.
@@ -145,23 +145,23 @@ class RunDirectory(CheckpointFiles):
         """
         if path.exists() and not path.is_dir():
             raise PerfedError(f"--out {path}: exists and is not a directory")
-        held = [name for name in RESULTS if (path / name).exists()]
-        if held:
-            begun = any((path / name).exists() for name in BEGINNINGS)
-            hint = f", or 'perfed resume {path}'" if begun else ""
-            raise PerfedError(f"--out {path}: already holds results ({held[0]}); choose another directory{hint}")
+        results = [name for name in RESULTS if (path / name).exists()]
+        if results:
+            is_started = any((path / name).exists() for name in START_FILES)
+            hint = f", or 'perfed resume {path}'" if is_started else ""
+            raise PerfedError(f"--out {path}: already holds results ({results[0]}); choose another directory{hint}")
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise PerfedError(f"--out {path}: cannot be made: {error.strerror}") from None
+            raise PerfedError(f"--out {path}: cannot be created: {error.strerror}") from None
         return cls(path)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep other processes from working on the same run.
+    def lock(self) -> Iterator[None]:
+        """Lock the run against other processes while the context is open.
 
         Raises:
-            PerfedError: one does.
+            PerfedError: if another process works on the run.
         """
         with ExitStack() as stack:
             try:
@@ -174,7 +174,7 @@ class RunDirectory(CheckpointFiles):
     # Configuration and results -----------------------------------------------------------------------------
 
     def write_config(self, text: str) -> None:
-        """Write the experiment into ``config.toml``, and who writes it into ``version.json``."""
+        """Write the experiment to ``config.toml``, and the versions of perfed and of the format to ``version.json``."""
         self._write_result(FILE, Layout().model_dump_json() + "\n")
         self._write_result("config.toml", text)
 
@@ -183,7 +183,7 @@ class RunDirectory(CheckpointFiles):
         try:
             return self._read_bytes_of("config.toml").decode()
         except OSError:
-            if marker_of(self.path)[0] == "comparison":
+            if read_marker(self.path)[0] == "comparison":
                 raise PerfedError(f"{self.path}: a comparison, not a run; its runs are METHOD/seed-N in it") from None
             raise PerfedError(f"{self.path}: no run here (config.toml is missing)") from None
         except UnicodeDecodeError as error:
@@ -191,16 +191,16 @@ class RunDirectory(CheckpointFiles):
 
     @property
     def method(self) -> str:
-        """The name of the method that ``config.toml`` has; empty where it has none, or is no TOML."""
+        """The name of the method in ``config.toml``; empty if it has none, or is not valid TOML."""
         try:
             return str(tomllib.loads(self.read_config()).get("method", ""))
         except tomllib.TOMLDecodeError:
-            return ""  # it is said where the configuration is read
+            return ""  # reading the configuration reports the error
 
     def abandon(self) -> None:
-        """Take back the configuration of a run that could not begin, and the directory if nothing else is in it.
+        """Remove the configuration of a run that could not start, and its directory if it is empty then.
 
-        Nothing happens where anything of a round or a checkpoint is there.
+        Nothing is removed if the directory has rounds or a checkpoint.
         """
         if (self.path / ROUNDS).exists() or self.checkpoints.exists():
             return
@@ -233,12 +233,12 @@ class RunDirectory(CheckpointFiles):
         rounds are repeated. If there is none, it is the newest undamaged checkpoint.
 
         Args:
-            keep: as in :meth:`load`.
+            keep: a function that is applied to each client's state, as in :meth:`load`.
 
         Raises:
-            PerfedError: as :meth:`load`.
+            PerfedError: if checkpoints exist and all are damaged.
         """
-        return self.load(keep, lambda progress: self._find_changes(written_files(progress)))
+        return self.load(keep, lambda progress: self._find_changes(read_written_files(progress)))
 
     def restore_rounds(self, found: Checkpoint | None) -> tuple[list[dict[str, Any]], list[str]]:
         """Restore the files of a resumed run to the time of its checkpoint.
@@ -252,10 +252,10 @@ class RunDirectory(CheckpointFiles):
         Returns:
             The records of the rounds up to the checkpoint, and notes on damage.
         """
-        last, written = (-1, None) if found is None else (found.round, written_files(found.progress))
+        last, written = (-1, None) if found is None else (found.round, read_written_files(found.progress))
         records, notes = self._log.restore(last, None if written is None else written.rounds)
         try:
-            results = {name: checksum for name, checksum in read_checksums(self.path).items() if name in _AT_THE_END}
+            results = {name: checksum for name, checksum in read_checksums(self.path).items() if name in _FINAL_FILES}
         except PerfedError as error:
             results = {}
             notes.append(f"{error}; it is written again at the end of the run")
@@ -303,10 +303,10 @@ class RunDirectory(CheckpointFiles):
             PerfedError: ``SHA256SUMS`` cannot be read.
         """
         checksums = read_checksums(self.path)
-        wanted = {name: sum_ for name, sum_ in checksums.items() if names is None or name in names}
-        problems = find_damage(self.path, self._without_removed(wanted), self._contents)
+        selected = {name: checksum for name, checksum in checksums.items() if names is None or name in names}
+        problems = find_damage(self.path, self._without_removed(selected), self._contents)
         if names is None and ROUNDS not in checksums:
-            changed = self._find_changes(written_files(self.newest()[1]))
+            changed = self._find_changes(read_written_files(self.newest()[1]))
             problems |= dict.fromkeys(changed, "has changed since the last checkpoint")
         return problems
 
@@ -316,8 +316,8 @@ class RunDirectory(CheckpointFiles):
         Raises:
             PerfedError: a file has changed; the message names it.
         """
-        whose = self.path if self.checkpoints.is_dir() else "the comparison that it is of"
-        refuse_damage(self.path, self.find_damage(names), f"'perfed resume' of {whose} restores what can be restored")
+        target = self.path if self.checkpoints.is_dir() else "the comparison to which it belongs"
+        refuse_damage(self.path, self.find_damage(names), f"'perfed resume' of {target} restores what can be restored")
 
     def _write_result(self, name: str, text: str) -> None:
         write_atomic(self.path / name, text)
@@ -339,20 +339,20 @@ class RunDirectory(CheckpointFiles):
         write_checksums(self.path, checksums)
 
     def write_clients(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Write one row per client into ``clients.csv``; what is missing is an empty cell."""
-        cells = (["" if _missing(v) else v for v in row] for row in rows)
+        """Write one row per client to ``clients.csv``; missing values become empty cells."""
+        cells = (["" if _is_missing(value) else value for value in row] for row in rows)
         self._write_result("clients.csv", csv_text([columns, *cells]))
 
     def write_holdings(self, content: Mapping[str, Any]) -> None:
-        """Write ``federation.json``: who holds what."""
+        """Write ``federation.json``, which describes the data of each client in numbers."""
         self._write_result("federation.json", json.dumps(content, separators=(",", ":")) + "\n")
 
     def write_sites(self, content: Mapping[str, Any]) -> None:
-        """Write ``sites.json``: what a site's own model needs beside its own table."""
+        """Write ``sites.json``, which a site's model needs in addition to the site's table."""
         self._write_result("sites.json", json.dumps(content, separators=(",", ":")) + "\n")
 
     def read_sites(self) -> dict[str, Any] | None:
-        """Return what :meth:`write_sites` wrote; ``None`` if it wrote nothing.
+        """Return the content of ``sites.json``; ``None`` if there is no such file.
 
         Raises:
             PerfedError: the file is damaged.
@@ -362,7 +362,7 @@ class RunDirectory(CheckpointFiles):
         return checked(_Sites, read_json(file), file).model_dump() if file.exists() else None
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json``, with which the run is finished."""
+        """Write ``summary.json``, which marks the run as finished."""
         self._write_result("summary.json", json.dumps(to_json_values(summary), indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
@@ -398,9 +398,9 @@ class RunDirectory(CheckpointFiles):
 
     @property
     def finished(self) -> bool:
-        """Whether the run has come to its end."""
+        """Whether the run has finished."""
         return (self.path / "summary.json").exists()
 
 
-def _missing(value: Any) -> bool:
+def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))

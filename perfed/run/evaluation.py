@@ -1,4 +1,4 @@
-"""What a run measures: the clients' own models, when, on which data, and what it says over clients."""
+"""Evaluation of the personal models of clients: on which data and when, and summaries over clients."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from perfed.run.settings import Evaluation
 from perfed.run.totals import RunTotals
 
 
-def scored_split(
+def choose_scored_split(
     method: Method, federation: Federation, split: str, name: str, seed: int
 ) -> tuple[Federation, str, list[str]]:
-    """Return the clients' data as the method may use them, the split that is scored, and what notes say of it.
+    """Return the clients' data that the method may use, the split that is evaluated, and notes.
 
-    What a method that uses validation data has weighed cannot be what it is scored on.
+    A method that uses validation data is not evaluated on the same samples.
 
     Args:
-        method: of the run.
+        method: method of the run.
         federation: the clients.
-        split: that is to be scored.
-        name: of the method, in the notes.
-        seed: of the run.
+        split: the split to be evaluated.
+        name: name of the method in the notes.
+        seed: seed of the run.
     """
     if not method.uses_validation:
         return federation, split, []
@@ -59,52 +59,63 @@ def scored_split(
     return federation, split, notes
 
 
-def scoring_of(settings: Evaluation, federation: Federation, seen: Federation) -> Scoring:
-    """Return what is measured of each client's own model.
+def build_scoring(settings: Evaluation, federation: Federation, training: Federation) -> Scoring:
+    """Return the metrics that are computed for each client's personal model.
 
     Args:
-        settings: of the evaluation.
+        settings: settings of the evaluation.
         federation: the clients.
-        seen: the same, with the data that they train on.
+        training: the same clients with the data on which they train.
 
     Raises:
-        PerfedError: a metric that is not for these targets, or classes where there are none.
+        PerfedError: if a metric does not fit the task, or ``classes`` is used without classes.
     """
     names = []
+<<<<<<< HEAD
     for given in settings.measured:
         name, known = find_metric(given)
         if known.task not in (None, federation.task):
             key = "metrics" if given in settings.metrics else "compare_by"
             raise PerfedError(f"evaluation.{key}: '{given}' is for {known.task}, but {_kind(federation)}")
         if not known.of_model:
+=======
+    for requested_name in settings.requested_metrics:
+        name, metric = chosen(requested_name)
+        if metric.task not in (None, federation.task):
+            key = "metrics" if requested_name in settings.metrics else "compare_by"
+            raise PerfedError(
+                f"evaluation.{key}: '{requested_name}' is for {metric.task}, but {_describe_task(federation)}"
+            )
+        if not metric.of_model:
+>>>>>>> clirun
             names.append(name)
-    held = settings.classes == "held"
-    if held and federation.num_classes is None:
-        raise PerfedError(f"evaluation.classes = 'held' is for classification, but {_kind(federation)}")
-    lacking = held and any(0 in client.train.class_counts(federation.num_classes or 0) for client in seen)
+    only_held = settings.classes == "held"
+    if only_held and federation.num_classes is None:
+        raise PerfedError(f"evaluation.classes = 'held' is for classification, but {_describe_task(federation)}")
+    lacking = only_held and any(0 in client.train.class_counts(federation.num_classes or 0) for client in training)
     return Scoring(tuple(names), lacking, federation.target_scale)
 
 
-def _kind(federation: Federation) -> str:
+def _describe_task(federation: Federation) -> str:
     return f"data set '{federation.name}' is {'for ' if federation.survival else 'a '}{federation.task}"
 
 
 class Evaluator:
-    """Measures the clients' own models after rounds.
+    """A class that evaluates the personal models of clients after rounds.
 
     Args:
-        settings: what is reported, and when.
-        server: of the run.
-        federation: the clients with the data that they are scored on.
-        split: of those data, as from :func:`scored_split`.
-        rounds: of the whole run.
+        settings: which metrics are reported, and when.
+        server: server of the run.
+        federation: the clients with the data on which they are evaluated.
+        split: the evaluated split, from :func:`choose_scored_split`.
+        rounds: number of rounds of the run.
 
     Attributes:
-        untrained: names of the domains that the split has and nobody trains on, where that matters.
-        domain_samples: how many samples of each domain the split has.
+        untrained: names of the domains in the split on which no client trains, if the method has parameters per domain.
+        domain_samples: number of samples of each domain in the split.
 
     Raises:
-        PerfedError: no client has data in the split, or metrics are wanted that are not for these targets.
+        PerfedError: if no client has data in the split, or requested metrics do not fit the task.
     """
 
     def __init__(self, settings: Evaluation, server: Server, federation: Federation, split: str, rounds: int) -> None:
@@ -119,21 +130,25 @@ class Evaluator:
         if settings.stop == "validated" and all(client.split("validation") is None for client in federation):
             raise PerfedError("evaluation.stop = 'validated': no client has validation data (data.validation_fraction)")
         if settings.targets and federation.num_classes is None:
-            raise PerfedError(f"evaluation.targets: are accuracies, but {_kind(federation)}")
+            raise PerfedError(f"evaluation.targets: are accuracies, but {_describe_task(federation)}")
         self.domain_samples = federation.domain_samples(split)
+<<<<<<< HEAD
         names = [find_metric(given)[0] for given in settings.metrics]
+=======
+        names = [chosen(name)[0] for name in settings.metrics]
+>>>>>>> clirun
         self._gap = GAP in names
         if self._gap and (settings.when, settings.stop) != ("before", "last"):
-            raise PerfedError(f"evaluation.metrics: '{GAP}' is of the models of rounds: when = 'before', stop = 'last'")
-        self.scoring = scoring_of(settings, federation, server.federation)
+            raise PerfedError(f"evaluation.metrics: '{GAP}' needs the models of rounds: when = 'before', stop = 'last'")
+        self.scoring = build_scoring(settings, federation, server.federation)
         if self._gap and server.linear_head is None:
             raise PerfedError(f"evaluation.metrics: '{GAP}' is for methods that predict with one linear head")
-        self._too_many = predictions.too_many(federation, split, settings.last)
+        self._too_many = predictions.exceeds_limit(federation, split, settings.last)
         server.measure(self.scoring)
 
     def notes(self) -> list[str]:
-        """Return what the run's notes say of the metrics."""
-        notes = [predictions.NOT_KEPT] if self._too_many else []
+        """Return notes on the metrics for the summary."""
+        notes = [predictions.NOT_SAVED_NOTE] if self._too_many else []
         if self.federation.num_domains and self.settings.when == "after":
             notes.append("no metrics per domain: they are measured before local training (evaluation.when)")
         if self.untrained:
@@ -151,55 +166,66 @@ class Evaluator:
         return notes
 
     def with_extremes(self, domains: Metrics) -> Metrics:
-        """Return metrics by domain with mean, least and largest over the domains that have enough samples."""
+        """Return metrics by domain with their mean, minimum and maximum over the domains with enough samples."""
         return with_extremes(domains, few_samples(self.domain_samples))
 
     def is_due(self, number: int) -> bool:
-        """Return whether round ``number`` is one that is evaluated."""
+        """Return whether round ``number`` is evaluated."""
         return self.settings.is_due(number, self.rounds)
 
-    def keeps(self, number: int, when: str) -> bool:
-        """Return whether the metrics ``when`` ("before" or "after" local training) of a round are what is reported, so
-        that what the models say of every sample then is kept.
+    def keeps_outputs(self, number: int, when: str) -> bool:
+        """Return whether the outputs of a round's models are stored, which are those behind the reported metrics.
+
+        Args:
+            number: number of the round.
+            when: "before" or "after" local training.
         """
-        own = (self.settings.when, self.settings.stop) == (when, "last")
-        return own and number > self.rounds - self.settings.last and not self._too_many
+        is_reported = (self.settings.when, self.settings.stop) == (when, "last")
+        return is_reported and number > self.rounds - self.settings.last and not self._too_many
 
     def has_models(self, done: RoundRecord) -> bool:
-        """Return whether the round left models to be scored; there are none of participants where nobody replied."""
+        """Return whether there are models to evaluate; without participants there may be none."""
         return bool(done.participants) or (self.settings.who, self.settings.when) == ("all", "before")
 
-    def measure(self, number: int, done: RoundRecord, totals: RunTotals) -> dict[str, Any]:
-        """Return the metrics after round ``number``, as in ``rounds.jsonl``; each client's go into ``totals``.
+    def evaluate_round(self, number: int, done: RoundRecord, totals: RunTotals) -> dict[str, Any]:
+        """Return the metrics after round ``number`` for ``rounds.jsonl``, and add those of each client to ``totals``.
 
-        What the models say of every sample becomes arrays of ``done``, where it is kept.
+        Outputs that are stored are added to the arrays of ``done``.
 
         Raises:
-            PerfedError: what a client's model says is no number.
+            PerfedError: if an output of a client's model is not a number.
         """
         settings, by_domains = self.settings, self.federation.num_domains and self.settings.when == "before"
         # Outputs are those of ``personalise``, before local training.
-        outputs: list[Outputs] | None = [] if by_domains or self.keeps(number, "before") else None
-        before = self._before(number, done, totals, outputs)
+        outputs: list[Outputs] | None = [] if by_domains or self.keeps_outputs(number, "before") else None
+        before = self._evaluate_models(number, done, totals, outputs)
         chosen, totals.other = (before, done.after) if settings.when == "before" else (done.after, before)
-        metrics, domains = self.over_clients(chosen), {}
-        if self.keeps(number, settings.when):
-            done.arrays |= self._rows(done.outputs if outputs is None else outputs)
-        found: Metrics = {}
+        metrics, domains = self.summarise_clients(chosen), {}
+        if self.keeps_outputs(number, settings.when):
+            done.arrays |= self._outputs_to_arrays(done.outputs if outputs is None else outputs)
+        domain_metrics: Metrics = {}
         if outputs and by_domains:
+<<<<<<< HEAD
             found, totals.client_domains = compute_domain_metrics(outputs, self.federation, self.scoring.metrics)
             domains = {"domains": self.with_extremes(found)}
         totals.evaluated(chosen, found, settings.last)
+=======
+            domain_metrics, totals.client_domains = by_domain(outputs, self.federation, self.scoring.metrics)
+            domains = {"domains": self.with_extremes(domain_metrics)}
+        totals.add_evaluation(chosen, domain_metrics, settings.last)
+>>>>>>> clirun
         if settings.when == "before" and done.after:
-            metrics.update({f"{name}_after": value for name, value in self.over_clients(done.after).items()})
+            metrics.update({f"{name}_after": value for name, value in self.summarise_clients(done.after).items()})
         return {"metrics": metrics, **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}), **domains}
 
-    def _rows(self, outputs: list[Outputs]) -> dict[str, dict[str, Any]]:
-        """What the models say of every sample, as arrays to be kept."""
-        return {predictions.FOLDER: predictions.arrays_of(outputs, self.federation, self.split)} if outputs else {}
+    def _outputs_to_arrays(self, outputs: list[Outputs]) -> dict[str, dict[str, Any]]:
+        """Return outputs as arrays to be stored, by folder; empty without outputs."""
+        return {predictions.FOLDER: predictions.build_arrays(outputs, self.federation, self.split)} if outputs else {}
 
-    def _before(self, number: int, done: RoundRecord, totals: RunTotals, outputs: list[Outputs] | None) -> Metrics:
-        """Metrics of the models that clients would start their next round with."""
+    def _evaluate_models(
+        self, number: int, done: RoundRecord, totals: RunTotals, outputs: list[Outputs] | None
+    ) -> Metrics:
+        """Return the metrics of the models with which clients would start their next round."""
         ids = done.participants if self.settings.who == "participants" else None
         unused = [] if number == self.rounds else totals.never_used(self.federation.ids)  # at the end they have settled
         metrics = self._server.evaluate(self.split, ids, number, outputs, never_used=unused)
@@ -210,31 +236,31 @@ class Evaluator:
         for client, values in metrics.items():
             if any(isnan(value) for value in values.values()):
                 raise PerfedError(
-                    f"round {number}: the model of client '{client}' gives values that are no numbers; lower the "
+                    f"round {number}: the model of client '{client}' gives values that are not numbers; lower the "
                     "learning rate or look at this client's data"
                 )
         return metrics
 
-    def measure_best(self, best: BestModels, number: int, totals: RunTotals) -> Mapping[str, Mapping[str, Any]]:
-        """Measure the models that the run takes: each client's ``best``, or that of round ``number``, the last.
+    def evaluate_best(self, best: BestModels, number: int, totals: RunTotals) -> Mapping[str, Mapping[str, Any]]:
+        """Evaluate the final models: each client's ``best``, or that of round ``number``, the last round.
 
         Returns:
-            What they say of every sample, as arrays to be kept.
+            Their outputs as arrays to be stored.
         """
         by_domains = self.federation.num_domains
         outputs: list[Outputs] | None = [] if by_domains or not self._too_many else None
         metrics: Metrics = {}
-        for found, ids in best.groups(self.federation.ids).items():
-            with best.at(self._server, ids[0]):
-                metrics |= self._server.evaluate(self.split, ids, found or number, outputs)
+        for round_, ids in best.group_clients(self.federation.ids).items():
+            with best.restore_best(self._server, ids[0]):
+                metrics |= self._server.evaluate(self.split, ids, round_ or number, outputs)
         domains: Metrics = {}
         if outputs and by_domains:
             domains, totals.client_domains = compute_domain_metrics(outputs, self.federation, self.scoring.metrics)
         totals.other = {}
-        totals.evaluated({client: metrics[client] for client in sorted(metrics)}, domains, 1)
-        return self._rows(outputs) if outputs and not self._too_many else {}
+        totals.add_evaluation({client: metrics[client] for client in sorted(metrics)}, domains, 1)
+        return self._outputs_to_arrays(outputs) if outputs and not self._too_many else {}
 
-    def over_clients(self, metrics: Metrics) -> dict[str, Any]:
-        """Mean, spread and percentiles of every metric over clients, weighted as the settings say."""
+    def summarise_clients(self, metrics: Metrics) -> dict[str, Any]:
+        """Return the mean, spread and percentiles of every metric over clients, with the weights of the settings."""
         uniform = self.settings.weights == "uniform"
         return summarise(metrics, None if uniform else sample_counts(self.federation, self.split))

@@ -1,4 +1,4 @@
-"""One client's own model, and what it says of new inputs."""
+"""The personal models of clients, and their predictions for new inputs."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from perfed.tables.site import table_of
 from perfed.training.cohort import Cohort
 
 
-class OwnModels:
-    """Each client's own model, which a run leaves behind: to predict with, to take away, to give to a new client.
+class PersonalModels:
+    """The personal models of a run's clients, for prediction, export, and training of new clients.
 
     Attributes:
-        name: of the method.
-        server: with the clients.
-        path: the run's directory, where sites are that have joined it.
-        callbacks: that rode along.
+        name: name of the method.
+        server: the server with its clients.
+        path: directory of the run, which contains the sites that have joined it.
+        callbacks: callbacks of the run.
     """
 
     name: str
@@ -53,57 +53,61 @@ class OwnModels:
         raise NotImplementedError
 
     @property
-    def taken(self) -> BestModels:
-        """Which rounds' models are taken, where they are not the last ones."""
+    def best_models(self) -> BestModels:
+        """The rounds whose models are used, for clients whose model is not that of the last round."""
         raise NotImplementedError
 
     def predict(self, client: str, x: Any, domain: Tensor | NDArray[Any] | None = None) -> Tensor:
-        """Return what one client's own model says of new inputs, as in evaluation.
+        """Return the outputs of a client's personal model for new inputs, as in evaluation.
 
         Args:
-            client: its id.
-            x: ``(samples, ...)``, inputs of the client's shape: an array, a tensor, or a data frame with its columns.
-            domain: ``(samples,)`` domain ids, for methods that need them.
+            client: id of the client.
+            x: inputs ``(samples, ...)`` of the client's shape: an array, a tensor, or a data frame with its columns.
+            domain: domain ids ``(samples,)``, for methods that need them.
 
         Returns:
-            Logits ``(samples, C)``, column j of which is of the class ``federation.classes[j]``, or values.
+            Logits ``(samples, C)``, whose column j belongs to the class ``federation.classes[j]``, or values.
 
         Raises:
-            PerfedError: an unknown client, inputs of another shape or with other columns, values that are not finite,
-                no domains or unknown ones, or a method that projects the data.
+            PerfedError: if the client is unknown, inputs have another shape, other columns or values that are not
+                finite, domains are missing or unknown, or the method projects the data.
         """
         client = find_client(client, self.server.clients)
-        cohort, method, federation = self._of(self.server, client), self._method(client), self.server.federation
+        cohort, method, federation = (
+            self._build_cohort(self.server, client),
+            self._method_for(client),
+            self.server.federation,
+        )
         inputs, ids = new_inputs(self.server.clients[client], x, domain, federation.num_domains)
         if ids is None and (method.needs_domains or cohort.per_domain):
             raise PerfedError(f"{self.name} needs the domain of every sample")
         cohort.domain = None if ids is None else ids[None].to(cohort.device)
         trained = federation.domains_in("train")
-        found = evaluate.predict(method, cohort, inputs[None].to(cohort.device, cohort.dtype), trained)[0]
-        return found if federation.target_scale is None else federation.target_scale.up(found)
+        outputs = evaluate.predict(method, cohort, inputs[None].to(cohort.device, cohort.dtype), trained)[0]
+        return outputs if federation.target_scale is None else federation.target_scale.up(outputs)
 
     @property
     def contributors(self) -> Mapping[str, int | None]:
-        """The clients that others' models are made with too, by id: in how many rounds, where that is known."""
+        """The clients that contributed to shared parameters: the number of rounds by id; ``None`` if it is unknown."""
         return {}
 
-    def spent_by(self, client: str) -> dict[str, Any] | None:
-        """Settings of ``[privacy]``, and what ``client`` has spent; ``None`` without."""
-        return self._budget.of(client) if self._budget else None
+    def privacy_spending(self, client: str) -> dict[str, Any] | None:
+        """Return the privacy settings and the epsilon that ``client`` has spent; ``None`` without ``[privacy]``."""
+        return self._budget.describe_client(client) if self._budget else None
 
     @property
     def _budget(self) -> PrivacyBudget | None:
-        return next((found for found in self.callbacks if isinstance(found, PrivacyBudget)), None)
+        return next((callback for callback in self.callbacks if isinstance(callback, PrivacyBudget)), None)
 
     def site(self, client: str, trust: bool = False) -> SiteModel:
-        """Return the model of one client, which needs no run: it predicts, and can be saved and exported.
+        """Return the model of one client as an object that predicts without the run, and can be saved and exported.
 
         Args:
-            client: its id, or the name of a site that has joined the run (``perfed join``).
+            client: id of the client, or the name of a site that has joined the run (``perfed join``).
             trust: whether files of a site that has joined may run code (:func:`perfed.load_site`).
 
         Raises:
-            PerfedError: an unknown client, files that could run code, or a method that projects the data.
+            PerfedError: if the client is unknown, files could run code, or the method projects the data.
         """
         is_known = find_name(client, self.server.clients) is not None
         if not is_known and self.path and (joined := joined_sites(self.path)):
@@ -112,66 +116,74 @@ class OwnModels:
                 known = f"ids are: {shorten_list([*self.server.clients])}; joined: {shorten_list([*joined])}"
                 raise PerfedError(f"unknown client '{client}'; {known}")
             return load_site(joined[name], trust)
-        return self._site(self.server, find_client(client, self.server.clients))
+        return self._build_site_model(self.server, find_client(client, self.server.clients))
 
     def join(self, client: Client, rounds: int | None = None) -> SiteModel:
-        """Return the model of a new client, which trains what is its own; what the others share does not change.
+        """Train the personal parameters of a new client and return its model; shared parameters do not change.
 
         Args:
-            client: with data for all its stages, of the federation's classes and domains
+            client: a client with the inputs, classes and domains of the federation
                 (:func:`perfed.data.new_client.new_client`).
-            rounds: of its training, as many as the run's if not given.
+            rounds: number of rounds of its training; by default that of the run.
 
         Raises:
+<<<<<<< HEAD
             PerfedError: an id that is there, a client that does not fit the others, or a method that cannot
                 (:func:`perfed.engine.joining.add_client`).
         """
         rounds = self.done if rounds is None else rounds
         site = self._site(add_client(self.server, client, rounds), client.id)
+=======
+            PerfedError: if the id exists already, the client does not fit the federation, or the method does not
+                support new clients (:func:`perfed.engine.joining.joined`).
+        """
+        rounds = self.done if rounds is None else rounds
+        site = self._build_site_model(joined(self.server, client, rounds), client.id)
+>>>>>>> clirun
         budget = self._budget
-        privacy = {"privacy": to_json_values(budget.joined(client.id, rounds))} if budget else {}
+        privacy = {"privacy": to_json_values(budget.describe_joined_client(client.id, rounds))} if budget else {}
         return replace(site, facts={**site.facts, "joined": rounds, **privacy})
 
     def model(self, client: str) -> tuple[Chain, Parameters]:
-        """Return one client's own model: the modules with its parameters loaded, and those parameters by name.
+        """Return one client's personal model: the modules with loaded parameters, and these parameters by name.
 
         Raises:
-            PerfedError: an unknown client, or a method that predicts with more than these modules.
+            PerfedError: if the client is unknown, or the method predicts with more than these modules.
         """
         client = find_client(client, self.server.clients)
-        cohort, method = self._alone(self.server, client), self.server.method
+        cohort, method = self._load_client(self.server, client), self.server.method
         if type(method).predict is not Method.predict or method.changes_data or cohort.per_domain:
             raise PerfedError(f"{self.name} predicts with more than one chain of modules; use predict() of the run")
-        kept = cohort.chain
-        parameters = tree.select_row(cohort.model, 0, {key: tensor.shape for key, tensor in kept.tensors().items()})
-        chain = self.server.model.build(kept.input_shape).to(cohort.dtype)
+        shapes = {key: tensor.shape for key, tensor in cohort.chain.tensors().items()}
+        parameters = tree.select_row(cohort.model, 0, shapes)
+        chain = self.server.model.build(cohort.chain.input_shape).to(cohort.dtype)
         chain.load_state_dict(parameters)
         return chain.eval(), parameters
 
-    def _site(self, server: Server, name: str) -> SiteModel:
-        cohort, method, federation = self._of(server, name), self._method(name), server.federation
+    def _build_site_model(self, server: Server, name: str) -> SiteModel:
+        cohort, method, federation = self._build_cohort(server, name), self._method_for(name), server.federation
         client, takes_domain = server.clients[name], method.needs_domains or bool(cohort.per_domain)
         domains = [federation.domain_name(m) for m in range(federation.num_domains)] if takes_domain else None
         about = {"method": self.name, "rounds": max(self.done, 0), "seed": server.seed, "settings": method.all_settings}
         about |= {"dtype": str(cohort.dtype).removeprefix("torch."), "contributors": dict(self.contributors) or None}
-        about |= {} if (privacy := self.spent_by(name)) is None else {"privacy": privacy}
+        about |= {} if (privacy := self.privacy_spending(name)) is None else {"privacy": privacy}
         facts = describe_model(client, federation, domains=domains, **about)
         network = Network(ClientModule(method, cohort, federation).cpu(), facts)
         return SiteModel(facts, network, table_of(client), training_rows=client.train).with_metrics(client, federation)
 
-    def _of(self, server: Server, client: str) -> Cohort:
-        """The client alone with its own model, of a method that has one for new samples."""
-        cohort = self._alone(server, client)
+    def _build_cohort(self, server: Server, client: str) -> Cohort:
+        """Return a cohort of one client with its personal model, after checking that it can predict new samples."""
+        cohort = self._load_client(server, client)
         if server.method.changes_data:
             raise PerfedError(f"{self.name} projects a client's samples together; it has no model for new ones")
         return cohort
 
-    def _method(self, client: str) -> Method:
-        """The method with the numbers of the round that the client's model is of."""
-        return self.server.method.in_round(self.taken.rounds.get(client, self.done))
+    def _method_for(self, client: str) -> Method:
+        """Return the method with its scheduled settings at the round of the client's model."""
+        return self.server.method.in_round(self.best_models.rounds.get(client, self.done))
 
-    def _alone(self, server: Server, client: str) -> Cohort:
-        """The client alone, with the model that evaluation uses."""
-        with self.taken.at(server, client):
-            (cohort,) = server.own_models([client], self.taken.rounds.get(client, self.done))
+    def _load_client(self, server: Server, client: str) -> Cohort:
+        """Return a cohort of one client with the model that evaluation uses."""
+        with self.best_models.restore_best(server, client):
+            (cohort,) = server.own_models([client], self.best_models.rounds.get(client, self.done))
         return cohort

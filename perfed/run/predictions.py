@@ -1,4 +1,4 @@
-"""What the reported models said of every sample that they are judged on: kept for intervals over a site's rows."""
+"""The outputs of the reported models for every evaluated sample, stored for intervals over the rows of a site."""
 
 from __future__ import annotations
 
@@ -20,60 +20,68 @@ from perfed.errors import PerfedError
 
 FOLDER = "predictions"
 
-MOST = 20_000_000
-"""Numbers that a run keeps at most."""
+LARGEST_SIZE = 20_000_000
+"""The largest number of values that a run stores."""
 
-NOT_KEPT = (
-    f"predictions are not kept, as they are more than {MOST:,} numbers: intervals of single sites are over the seeds "
-    "alone"
+NOT_SAVED_NOTE = (
+    f"predictions are not kept, as they are more than {LARGEST_SIZE:,} numbers: intervals of single sites are only "
+    "over the seeds"
 )
 
 
-def too_many(federation: Federation, split: str, evaluations: int = 1) -> bool:
-    """Return whether the outputs of ``evaluations`` evaluations on ``split`` are more than :data:`MOST` numbers."""
-    splits = [found for client in federation if (found := client.split(split)) is not None]
+def exceeds_limit(federation: Federation, split: str, evaluations: int = 1) -> bool:
+    """Return whether the outputs of so many evaluations on ``split`` have more than :data:`LARGEST_SIZE` values."""
+    splits = [data for client in federation if (data := client.split(split)) is not None]
     width = federation.num_classes or (1 if federation.survival else max(prod(s.target_shape) for s in splits))
-    return evaluations * width * sum(map(len, splits)) > MOST
+    return evaluations * width * sum(map(len, splits)) > LARGEST_SIZE
 
 
-def arrays_of(parts: Sequence[Outputs], federation: Federation, split: str) -> dict[str, NDArray[Any]]:
-    """Return the content of a file of predictions; samples are by client, in the order in which the client has them.
+def build_arrays(parts: Sequence[Outputs], federation: Federation, split: str) -> dict[str, NDArray[Any]]:
+    """Return the content of a file of predictions; samples are sorted by client, and keep the client's order.
 
     Args:
-        parts: of one evaluation, each client's samples one after the other.
-        federation: the clients with the data that they were evaluated on.
-        split: of these.
+        parts: the outputs of one evaluation; the samples of each client are contiguous.
+        federation: the clients with the data on which they were evaluated.
+        split: the evaluated split.
 
     Returns:
-        ``ids``, ``counts`` and ``marks`` ``(clients,)``: of each client the number of samples, and a number that
-        changes with their inputs; ``targets`` ``(samples, ...)`` and ``outputs`` ``(samples, C)`` (logits, logarithms
-        of probabilities, values or log hazards) in the unit of the data, in float32 where that changes no number.
+        ``ids``, ``counts`` and ``marks`` ``(clients,)``: the id of each client, its number of samples, and a checksum
+        of their inputs. ``targets`` ``(samples, ...)`` and ``outputs`` ``(samples, C)`` (logits, logarithms of
+        probabilities, values or log hazards) in the unit of the data, in float32 if that changes no value.
     """
+<<<<<<< HEAD
     whole = concatenate_outputs(parts)
     starts = np.flatnonzero(np.append(True, whole.client[1:] != whole.client[:-1]))
     ids, counts = whole.client[starts], np.diff(np.append(starts, len(whole.client)))
+=======
+    outputs_of_all = concatenate_outputs(parts)
+    client = outputs_of_all.client
+    starts = np.flatnonzero(np.append(True, client[1:] != client[:-1]))
+    ids, counts = client[starts], np.diff(np.append(starts, len(client)))
+>>>>>>> clirun
     order = np.argsort(ids)
     rows = np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in order])
     splits = {client.id: client.split(split) for client in federation}
-    marks = np.array([_mark(found) for i in order if (found := splits[str(ids[i])]) is not None], dtype=np.uint32)
-    short = whole.outputs.astype(np.float32)
-    outputs = short if np.array_equal(short, whole.outputs, equal_nan=True) else whole.outputs
+    marks = np.array([_hash_inputs(data) for i in order if (data := splits[str(ids[i])]) is not None], dtype=np.uint32)
+    single = outputs_of_all.outputs.astype(np.float32)
+    is_exact = np.array_equal(single, outputs_of_all.outputs, equal_nan=True)
+    outputs = single if is_exact else outputs_of_all.outputs
     return {
         "ids": ids[order],
         "counts": counts[order],
         "marks": marks,
-        "targets": whole.y[rows],
+        "targets": outputs_of_all.y[rows],
         "outputs": outputs[rows],
     }
 
 
-def _mark(split: Split) -> int:
+def _hash_inputs(split: Split) -> int:
     return zlib.crc32(np.ascontiguousarray(split.x.cpu().numpy()).data)
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """One file: the arrays of :func:`arrays_of`."""
+    """The predictions of one evaluation; the attributes are the arrays of :func:`build_arrays`."""
 
     ids: list[str]
     counts: NDArray[np.int64]
@@ -82,13 +90,13 @@ class Predictions:
     outputs: NDArray[np.float64]
 
     def sites(self) -> Iterator[tuple[str, int, slice]]:
-        """Yield each client's id, the mark of its samples, and where they are."""
+        """Yield the id of each client, the checksum of its inputs, and the slice of its samples."""
         ends = np.cumsum(self.counts)
         for site, mark, start, end in zip(self.ids, self.marks.tolist(), ends - self.counts, ends, strict=True):
             yield site, mark, slice(int(start), int(end))
 
 
-def read(run: Path, evaluations: int = 1) -> list[Predictions]:
+def read_predictions(run: Path, evaluations: int = 1) -> list[Predictions]:
     """Return the predictions of a run's last evaluations, whose mean its metrics are; an empty list if it kept none.
 
     Raises:

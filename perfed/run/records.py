@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 
-def _or_nan(value: Any) -> Any:
+def _null_to_nan(value: Any) -> Any:
     return float("nan") if value is None else value
 
 
 # JSON has no NaN or infinity: a loss that became one is written as null.
-Number = Annotated[float, BeforeValidator(_or_nan)]
+Number = Annotated[float, BeforeValidator(_null_to_nan)]
 
 
 class _Strict(BaseModel):
@@ -30,20 +30,20 @@ class _Evaluation(_Strict):
     metrics: list[str] = []
 
 
-class _OwnMetric(_Strict):
+class _CustomMetric(_Strict):
     higher_is_better: bool
     unit: str
 
 
-def _evaluation(table: dict[str, Any]) -> dict[str, Any]:
+def _check_evaluation(table: dict[str, Any]) -> dict[str, Any]:
     if table:
         _Evaluation.model_validate(table)
     return table
 
 
-def _own_metrics(metrics: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    for known in metrics.values():
-        _OwnMetric.model_validate(known)
+def _check_custom_metrics(metrics: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    for metric in metrics.values():
+        _CustomMetric.model_validate(metric)
     return metrics
 
 
@@ -58,7 +58,7 @@ class Spread(_Strict):
     max: Number
 
 
-class _Measured(_Strict):
+class _MetricsRecord(_Strict):
     metrics: dict[str, Spread] | None = None
     accuracy: Spread | None = None
 
@@ -69,7 +69,7 @@ class _Measured(_Strict):
         return first | (self.metrics or {})
 
 
-class Round(_Measured):
+class Round(_MetricsRecord):
     """One line of ``rounds.jsonl``; metrics only in the rounds that were evaluated."""
 
     round: int
@@ -92,7 +92,7 @@ class Target(_Strict):
     bytes_down: int | None = None
 
 
-class Summary(_Measured):
+class Summary(_MetricsRecord):
     """``summary.json`` of a finished run."""
 
     method: str
@@ -113,5 +113,5 @@ class Summary(_Measured):
     versions: dict[str, Any] = {}
     oracle_accuracy: float | None = None
     privacy: dict[str, Any] | None = None
-    evaluation: Annotated[dict[str, Any], AfterValidator(_evaluation)] = {}
-    own_metrics: Annotated[dict[str, dict[str, Any]], AfterValidator(_own_metrics)] = {}
+    evaluation: Annotated[dict[str, Any], AfterValidator(_check_evaluation)] = {}
+    own_metrics: Annotated[dict[str, dict[str, Any]], AfterValidator(_check_custom_metrics)] = {}

@@ -1,4 +1,4 @@
-"""One round after the other: trained, measured, and said in a record."""
+"""The execution of rounds: training, evaluation, and the record of each round."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from perfed.run.settings import Snapshots
 from perfed.run.totals import RunProgress
 
 
-class Rounds:
-    """Does a run's rounds, and counts them in its progress.
+class RoundRunner:
+    """A class that executes the rounds of a run and updates its progress.
 
     Args:
-        server: of the run.
-        evaluator: measures the clients' own models.
-        snapshots: which of the arrays that methods show are kept.
-        rounds: of the whole run.
+        server: server of the run.
+        evaluator: evaluates the personal models of clients.
+        snapshots: settings that decide which arrays of methods are stored.
+        rounds: number of rounds of the run.
     """
 
     def __init__(self, server: Server, evaluator: Evaluator, snapshots: Snapshots, rounds: int) -> None:
         self._server, self._evaluator, self._snapshots, self._rounds = server, evaluator, snapshots, rounds
 
     def prepare(self, progress: RunProgress) -> RoundRecord:
-        """Do what comes before round 1, and return what came back."""
-        with _timed(progress):
+        """Execute the preparation before round 1 and return its outcome."""
+        with _measure_training_time(progress):
             done = self._server.prepare()
         progress.done = 0
         return done
 
-    def next(self, progress: RunProgress, started: float) -> tuple[RoundRecord, dict[str, Any]]:
-        """Do the next round.
+    def run_next(self, progress: RunProgress, started: float) -> tuple[RoundRecord, dict[str, Any]]:
+        """Execute the next round.
 
         Args:
-            progress: of the run; the round is counted in it.
-            started: when the run was, less what earlier sittings took, by :func:`time.perf_counter`.
+            progress: progress of the run, which is updated.
+            started: start time of the run by :func:`time.perf_counter`, less the time before it was resumed.
 
         Returns:
-            What came back, and the line of ``rounds.jsonl``.
+            The outcome of the round, and its line of ``rounds.jsonl``.
         """
         evaluator, totals, number = self._evaluator, progress.totals, progress.done + 1
         due = evaluator.is_due(number)
-        with _timed(progress):
+        with _measure_training_time(progress):
             measure = evaluator.split if due else None
-            done = self._server.round(number, measure=measure, keep_outputs=evaluator.keeps(number, "after"))
+            done = self._server.round(number, measure=measure, keep_outputs=evaluator.keeps_outputs(number, "after"))
             totals.add(done)
             if number == self._rounds:
-                done.bytes_down += self.settle(progress, number)
+                done.bytes_down += self.settle_clients(progress, number)
         progress.done = number
         record: dict[str, Any] = {
             "round": number,
@@ -64,41 +64,41 @@ class Rounds:
             "train_loss": done.train_loss,
         }
         measured = due and evaluator.has_models(done)
-        if not self._snapshots.shows(number, measured):
+        if not self._snapshots.keeps_round(number, measured):
             done.arrays = {}
         if measured:
-            record.update(evaluator.measure(number, done, totals))
+            record.update(evaluator.evaluate_round(number, done, totals))
         if any(done.counts.values()):
             record["counts"] = {name: ids for name, ids in done.counts.items() if ids}
         record.update(exchanges=done.exchanges, bytes_up=done.bytes_up, bytes_down=done.bytes_down)
         return done, record
 
-    def settle(self, progress: RunProgress, number: int) -> int:
-        """Let clients that were never used fit what is their own, in the last round; return the bytes sent to them."""
+    def settle_clients(self, progress: RunProgress, number: int) -> int:
+        """Let clients that no round has used fit their personal parameters; return the bytes sent to them."""
         return self._server.settle(progress.totals.never_used(self._server.federation.ids), number)
 
-    def concluded(
+    def evaluate_final_models(
         self, progress: RunProgress, history: Sequence[Mapping[str, Any]], best: BestModels
     ) -> tuple[Mapping[str, Mapping[str, Any]], list[str]]:
-        """Measure the models that the run takes, where they are not those of the last evaluated rounds.
+        """Evaluate the final models, unless they are those of the last evaluated rounds.
 
         Returns:
-            What they say of every sample, as arrays to be kept, and notes.
+            Their outputs as arrays to be stored, and notes.
         """
         settings, totals = self._evaluator.settings, progress.totals
         notes = [] if totals.taken_part else ["no client's reply was used in any round"]
         evaluated = was_evaluated(progress.done, history, settings, self._rounds)
         unmeasured = bool(progress.stopped_by) and not evaluated  # a callback ends any round
         if settings.stop != "last" or (unmeasured and settings.one_model_each):
-            return self._evaluator.measure_best(best, progress.done, totals), notes
+            return self._evaluator.evaluate_best(best, progress.done, totals), notes
         if unmeasured:
             notes.append(f"training ended after round {progress.done}, and metrics are of evaluated rounds before it")
         return {}, notes
 
 
 @contextmanager
-def _timed(progress: RunProgress) -> Iterator[None]:
-    """Add the time to that of training."""
+def _measure_training_time(progress: RunProgress) -> Iterator[None]:
+    """Add the time in the context to the training time."""
     started = time.perf_counter()
     yield
     progress.training += time.perf_counter() - started

@@ -59,20 +59,25 @@ class Evaluation(BaseModel):
         return number % self.every == 0 or number > rounds - self.last
 
     @property
-    def measured(self) -> tuple[str, ...]:
+    def requested_metrics(self) -> tuple[str, ...]:
         """What is measured beside the task's own metrics."""
         return tuple(dict.fromkeys((*self.metrics, *filter(None, [self.compare_by]))))
 
     @field_validator("compare_by")
     @classmethod
+<<<<<<< HEAD
     def _can_be_compared_by(cls, value: str) -> str:
         if value and find_metric(value)[1].of_model:
+=======
+    def _check_compare_by(cls, value: str) -> str:
+        if value and chosen(value)[1].of_model:
+>>>>>>> clirun
             raise ValueError(f"'{value}' is of models and not of what they say; methods are not compared by it")
         return value
 
     @field_validator("metrics")
     @classmethod
-    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_metric_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
             find_metric(name)
         return value
@@ -83,7 +88,7 @@ class Evaluation(BaseModel):
         return (self.who, self.when, self.last) == ("all", "before", 1)
 
     @model_validator(mode="after")
-    def _stops_with_models(self) -> Self:
+    def _check_stop(self) -> Self:
         if self.stop != "last" and not self.one_model_each:
             allowed = "who = 'all', when = 'before', last = 1"
             raise ValueError(f"stop = '{self.stop}' takes one model of each client: {allowed}")
@@ -93,7 +98,7 @@ class Evaluation(BaseModel):
 
     @field_validator("targets")
     @classmethod
-    def _each_once(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+    def _check_unique(cls, value: tuple[float, ...]) -> tuple[float, ...]:
         if len(set(value)) < len(value):
             raise ValueError("must name each accuracy once")
         return value
@@ -135,6 +140,6 @@ class Snapshots(BaseModel):
     losses: bool = Field(False, exclude_if=exclude_default(False))
     shown: Annotated[tuple[PositiveInt, ...], LISTED] = Field((), exclude_if=exclude_default(()))
 
-    def shows(self, number: int, evaluated: bool) -> bool:
+    def keeps_round(self, number: int, evaluated: bool) -> bool:
         """Return whether what methods show in round ``number`` is kept."""
         return number in self.shown if self.shown else evaluated

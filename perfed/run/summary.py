@@ -1,4 +1,4 @@
-"""What a run says of itself at its end: the summary, the table of clients, and notes."""
+"""The summary of a finished run, its table of clients, and notes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from perfed.run.totals import RunProgress, RunTotals
 from perfed.system import peak_memory_mb, versions
 
 
-def nothing_shared(name: str, server: Server) -> list[str]:
-    """Return what a method that shares parameters is on a model without them: a note, or none.
+def warn_nothing_shared(name: str, server: Server) -> list[str]:
+    """Return a note if the method shares parameters but the model has none to share; otherwise an empty list.
 
     Args:
-        name: of the method.
+        name: name of the method.
         server: before the first round.
     """
     method = server.method
@@ -36,13 +36,13 @@ def nothing_shared(name: str, server: Server) -> list[str]:
     return [f"{name} shares parameters of {', '.join(stages)} only, and this model has none: it is {same}"]
 
 
-def outline(
+def build_outline(
     name: str, federation: Federation, split: str, seed: int, rounds: int, metrics: dict[str, Any], domains: Metrics
 ) -> dict[str, Any]:
-    """Return what every summary begins with: what was run, and its metrics, by domain too where there are any.
+    """Return the first entries of every summary: the method, data, seed, rounds and metrics, also by domain if any.
 
     Args:
-        name: of the method.
+        name: name of the method.
         federation: the clients.
         split: that was evaluated.
         seed, rounds: of the run.
@@ -62,23 +62,23 @@ def outline(
     }
 
 
-def summary_of(
+def build_summary(
     name: str, server: Server, evaluator: Evaluator, progress: RunProgress, notes: list[str]
 ) -> dict[str, Any]:
-    """Return what ``summary.json`` holds, but for what callbacks add to it.
+    """Return the content of ``summary.json`` without the entries of callbacks.
 
     Args:
-        name: of the method.
+        name: name of the method.
         server, evaluator: of the run.
         progress: at its end.
         notes: of the run.
     """
     totals, plan, federation = progress.totals, server.plan, evaluator.federation
-    metrics = evaluator.over_clients(totals.metrics)
-    counted = [f"{what.replace('_', ' ')}: {n} (clients in rounds.jsonl)" for what, n in totals.counts.items() if n]
+    metrics = evaluator.summarise_clients(totals.metrics)
+    counted = [f"{event.replace('_', ' ')}: {n} (clients in rounds.jsonl)" for event, n in totals.counts.items() if n]
     oracle = {key: float(federation.notes[key]) for key in ("oracle_accuracy",) if key in federation.notes}
     return {
-        **outline(name, federation, evaluator.split, server.seed, progress.done, metrics, totals.domains),
+        **build_outline(name, federation, evaluator.split, server.seed, progress.done, metrics, totals.domains),
         **({"stopped_by": progress.stopped_by} if progress.stopped_by else {}),
         **({"untrained_domains": evaluator.untrained} if evaluator.untrained else {}),
         "evaluation": evaluator.settings.model_dump(),
@@ -96,8 +96,8 @@ def summary_of(
     }
 
 
-def table_of(server: Server, evaluator: Evaluator, totals: RunTotals) -> tuple[list[str], list[list[Any]]]:
-    """Return columns and rows of ``clients.csv``."""
+def build_client_table(server: Server, evaluator: Evaluator, totals: RunTotals) -> tuple[list[str], list[list[Any]]]:
+    """Return the columns and rows of ``clients.csv``."""
     before, after = totals.metrics, totals.other
     if evaluator.settings.when == "after":
         before, after = after, before

@@ -1,4 +1,4 @@
-"""How far a run has come, and what it has added up over its rounds: plain data, kept in checkpoints."""
+"""The progress of a run and its sums over rounds, as plain data that checkpoints contain."""
 
 from __future__ import annotations
 
@@ -16,18 +16,24 @@ from perfed.errors import PerfedError
 
 @dataclass
 class RunTotals:
-    """Sums and last values.
+    """Sums and latest values over the rounds of a run.
 
     Attributes:
-        taken_part: rounds in which each client was used, by id; clients that never were are left out.
+        taken_part: number of rounds in which each client was used, by id; unused clients are omitted.
         replied: number and sum of the virtual seconds of each client's replies, by id.
-        virtual_time: seconds since the start.
-        counts: how many clients the method counted, by name of what happened to them.
+        virtual_time: virtual seconds since the start.
+        counts: numbers of clients that methods and policies count, by name of the event.
         recent: each client's metrics in the last evaluated rounds.
+<<<<<<< HEAD
         recent_domains: metrics of each domain in the same rounds
             (:func:`perfed.engine.evaluate.compute_domain_metrics`).
         other: metrics of the last evaluated round at the other moment: after local training where those before it are
             reported, and the other way round.
+=======
+        recent_domains: metrics of each domain in the same rounds (:func:`perfed.engine.evaluate.compute_domain_metrics`).
+        other: metrics of the last evaluated round that are not reported: after local training if those before it are
+            reported, and vice versa.
+>>>>>>> clirun
         client_domains: metrics of each client in each domain, of the last evaluated round.
     """
 
@@ -41,7 +47,7 @@ class RunTotals:
     client_domains: Metrics = field(default_factory=dict)
 
     def add(self, done: RoundRecord) -> None:
-        """Count a round: its time, who took part and replied, and what happened to whom."""
+        """Add the time, participants, replies and counts of a round."""
         self.virtual_time += done.seconds
         for client in done.participants:
             self.taken_part[client] = self.taken_part.get(client, 0) + 1
@@ -51,44 +57,44 @@ class RunTotals:
         for name, ids in done.counts.items():
             self.counts[name] = self.counts.get(name, 0) + len(ids)
 
-    def evaluated(self, metrics: Metrics, domains: Metrics, last: int) -> None:
-        """Keep the metrics of an evaluated round, those of the ``last`` ones at most."""
+    def add_evaluation(self, metrics: Metrics, domains: Metrics, last: int) -> None:
+        """Add the metrics of an evaluated round; only the ``last`` evaluated rounds are kept."""
         self.recent = [*self.recent, metrics][-last:]
         self.recent_domains = [*self.recent_domains, domains][-last:]
 
     def never_used(self, ids: Sequence[str]) -> list[str]:
-        """Return those of ``ids`` that no round has used yet."""
+        """Return the ids of the clients that no round has used yet."""
         return [client for client in ids if client not in self.taken_part]
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Mean virtual seconds of each client's replies."""
+        """The mean virtual seconds of each client's replies."""
         return {client: total / times for client, (times, total) in self.replied.items()}
 
     @property
     def metrics(self) -> Metrics:
-        """Each client's metrics, the mean over the last evaluated rounds in which it was evaluated."""
-        return _mean(self.recent)
+        """The metrics of each client: means over the last evaluated rounds in which it was evaluated."""
+        return _average_rounds(self.recent)
 
     @property
     def domains(self) -> Metrics:
-        """Metrics of each domain, the mean over the last evaluated rounds."""
-        return _mean(self.recent_domains)
+        """The metrics of each domain: means over the last evaluated rounds."""
+        return _average_rounds(self.recent_domains)
 
     def copy(self) -> RunTotals:
-        """Return one that later rounds do not change."""
+        """Return a copy that later rounds do not change."""
         return replace(self, taken_part={**self.taken_part}, replied={**self.replied}, counts={**self.counts})
 
-    def plain(self) -> dict[str, Any]:
-        """Return the totals as values that JSON has."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the totals as a dictionary of JSON types."""
         return asdict(self)
 
     @classmethod
-    def of_plain(cls, values: Mapping[str, Any]) -> RunTotals:
-        """Return the inverse of :meth:`plain`.
+    def from_dict(cls, values: Mapping[str, Any]) -> RunTotals:
+        """Return the totals from the result of :meth:`to_dict`.
 
         Raises:
-            PerfedError: the values are those of another version.
+            PerfedError: if the values were written by another version.
         """
         try:
             TypeAdapter(cls).validate_python(values)
@@ -99,13 +105,13 @@ class RunTotals:
 
 @dataclass
 class RunProgress:
-    """How far a run has come.
+    """The progress of a run.
 
     Attributes:
-        totals: what it has added up.
+        totals: sums over its rounds.
         done: the last finished round, or the one that is being finished; 0 is the preparation, -1 is before it.
-        wall, training: seconds since the start, and those of training alone.
-        stopped_by: name of the callback that ended the run; empty while none has.
+        wall, training: seconds since the start, and seconds of training.
+        stopped_by: name of the callback that ended the run; empty if none has.
     """
 
     totals: RunTotals = field(default_factory=RunTotals)
@@ -115,18 +121,18 @@ class RunProgress:
     stopped_by: str = ""
 
     def copy(self) -> RunProgress:
-        """Return one that later rounds do not change."""
+        """Return a copy that later rounds do not change."""
         return replace(self, totals=self.totals.copy())
 
 
-def _mean(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> Metrics:
+def _average_rounds(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> Metrics:
     rows: dict[str, list[Mapping[str, float]]] = {}
-    for found in rounds:
-        for name in found:
-            rows.setdefault(name, []).append(found[name])
-    return {name: _average(rows[name]) for name in sorted(rows)}
+    for metrics in rounds:
+        for name in metrics:
+            rows.setdefault(name, []).append(metrics[name])
+    return {name: _average_rows(rows[name]) for name in sorted(rows)}
 
 
-def _average(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _average_rows(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     keys = dict.fromkeys(key for row in rows for key in row)
     return {key: float(np.mean([row[key] for row in rows if key in row])) for key in keys}

@@ -132,7 +132,7 @@ def test_a_damaged_file_is_one_line(folder, tmp_path, monkeypatch, name):
 @pytest.mark.parametrize(
     ("name", "load"),
     [
-        ("predictions/round-0003.npz", lambda file: predictions.read(file.parents[1])),
+        ("predictions/round-0003.npz", lambda file: predictions.read_predictions(file.parents[1])),
         ("joined/west/table.zip", TablePreprocessor.load),
     ],
 )

@@ -67,7 +67,7 @@ def test_it_is_of_the_sources_that_are_there_whatever_was_kept(checkout):
 
 def test_the_index_says_what_the_registries_say():
     """In a process of its own: here tests may have registered something."""
-    program = "import json; from perfed.cli.listing import all_lists; print(json.dumps(all_lists(), default=str))"
+    program = "import json; from perfed.cli.listing import build_lists; print(json.dumps(build_lists(), default=str))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert {name: value for name, value in index().items() if name != "sources"} == json.loads(done.stdout)
 

@@ -14,7 +14,7 @@ from data_files import write_images
 from PIL import Image
 
 from perfed.cli.console import console
-from perfed.cli.table import fitted
+from perfed.cli.table import fit_lines
 from perfed.data.federation import Federation
 from perfed.datasets import dataset, load
 from perfed.report.partition import ClassTable, count_tables, write_partition_page
@@ -105,7 +105,7 @@ def test_many_classes_go_into_several_tables():
     table = ClassTable.from_federation(Federation.from_arrays(clients, class_names=names))
     (made,) = count_tables(table)
     for width in (80, 40, 20):  # a narrow terminal still gets them all
-        lines = [str(line) for line in fitted(made, width)]
+        lines = [str(line) for line in fit_lines(made, width)]
         parts = "\n".join(lines).split("\n\n")
         assert all(len(line) <= width for line in lines) and len(parts) > 1
         assert all([line.split()[0] for line in part.splitlines()[-3:]] == table.ids for part in parts)

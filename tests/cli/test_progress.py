@@ -14,7 +14,7 @@ from rich.console import Console
 from perfed import Model, Run, build_method, linear
 from perfed.cli import console as consoles
 from perfed.cli import progress
-from perfed.cli.progress import EVERY, Work, shown
+from perfed.cli.progress import EVERY, Work, show_progress
 from perfed.experiment.factory import DATA, ROUNDS, ProgressEvent
 from perfed.training.plan import Plan
 
@@ -41,15 +41,15 @@ def printed(monkeypatch) -> io.StringIO:
 def test_a_line_every_half_a_minute(printed):
     clock = Clock()
     work = Work(4, clock)
-    work.already(1)
+    work.set_finished(1)
     seen = []
 
     def execute(update):
         for number in range(11):
             clock.now += 10.0
             update(number, 10, 0.5 + number / 100 if number % 2 == 0 else None)
-            work.tick()
-            seen.extend(work.lines())
+            work.print_if_due()
+            seen.extend(work.format_lines())
         return {"done": True}
 
     run = SimpleNamespace(rounds=10, done=-1, plan=Plan(threads=1), execute=execute)
@@ -66,9 +66,9 @@ def test_a_line_every_half_a_minute(printed):
 def test_a_long_name_does_not_break_the_line(printed):
     clock = Clock()
     work = Work(100, clock)
-    work.told("my_methods:a-method-with-a-name+overselection seed 10", ProgressEvent(ROUNDS, 0, 100, accuracy=0.5))
+    work.update("my_methods:a-method-with-a-name+overselection seed 10", ProgressEvent(ROUNDS, 0, 100, accuracy=0.5))
     clock.now = 36000.0
-    work.tick()
+    work.print_if_due()
     (line,) = printed.getvalue().splitlines()
     assert len(line) == 80 and "…" in line and line.endswith("rounds 0 of 100, 50.0 %")
 
@@ -76,13 +76,13 @@ def test_a_long_name_does_not_break_the_line(printed):
 def test_before_anything_is_known(printed):
     clock = Clock()
     work = Work(1, clock)
-    work.told("local", ProgressEvent(DATA))
+    work.update("local", ProgressEvent(DATA))
     clock.now = EVERY - 1
-    work.tick()
+    work.print_if_due()
     assert printed.getvalue() == ""
     clock.now = 4000.0
-    work.tick()
-    work.tick()
+    work.print_if_due()
+    work.print_if_due()
     assert printed.getvalue() == "1:06:40 elapsed, ? left: local, data\n"
 
 
@@ -106,8 +106,8 @@ def test_a_run_passes_through_its_stages():
         run.server.prepare = lambda: (note(), prepare())[1]
         return run
 
-    told, heard = work.told, []
-    work.told = lambda label, news: (heard.append(news), told(label, news))
+    told, heard = work.update, []
+    work.update = lambda label, news: (heard.append(news), told(label, news))
     work.execute(make, "local")
     assert stages[:2] == ["data", "pre-training"] and set(stages[2:]) == {"planning"}
     *_, last, ended = heard
@@ -122,7 +122,7 @@ def test_a_run_that_goes_on_counts_from_where_it_stood():
         clock.now = 20.0
         update(8, 10, None)
         # two rounds took 20 s, and two are left
-        assert work.running["local"].span.left(clock.now) == pytest.approx(20.0)
+        assert work.running["local"].span.estimate_remaining(clock.now) == pytest.approx(20.0)
         return {}
 
     run = SimpleNamespace(rounds=10, done=6, plan=Plan(threads=1), execute=execute)
@@ -132,7 +132,7 @@ def test_a_run_that_goes_on_counts_from_where_it_stood():
 def test_on_a_terminal_three_lines_in_40_columns(monkeypatch):
     clock = Clock()
     work = Work(9, clock)
-    work.told("sklearn:gradient-boosting seed 1", ProgressEvent(ROUNDS, 3, 12, accuracy=0.5))
+    work.update("sklearn:gradient-boosting seed 1", ProgressEvent(ROUNDS, 3, 12, accuracy=0.5))
     clock.now = 61.0
     for width in (80, 40):
         terminal = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
@@ -147,19 +147,19 @@ def test_on_a_terminal_three_lines_in_40_columns(monkeypatch):
 def several(clock: Clock) -> Work:
     """Two of five runs are done, and two are under way: one goes on from where it was."""
     work = Work(5, clock)
-    work.already(1)
+    work.set_finished(1)
     for label in ("local seed 0", "fedpac seed 0", "ditto seed 0"):
-        work.told(label, ProgressEvent(DATA))
+        work.update(label, ProgressEvent(DATA))
     clock.now = 31.0
-    work.told("fedpac seed 0", ProgressEvent(ROUNDS, 4, 8, before=2, accuracy=0.5))
-    work.told("local seed 0", None)
+    work.update("fedpac seed 0", ProgressEvent(ROUNDS, 4, 8, before=2, accuracy=0.5))
+    work.update("local seed 0", None)
     return work
 
 
 def test_several_runs_are_a_line_each_every_half_a_minute(printed):
     work = several(Clock())
-    work.tick()
-    work.tick()
+    work.print_if_due()
+    work.print_if_due()
     # in 31 s 1.5 of the four runs that were left: 31 / 1.5 * 2.5 = 51.7 s
     assert printed.getvalue().splitlines() == [
         "0:31 elapsed, 0:52 left: 2 of 5 runs",
@@ -182,6 +182,6 @@ def test_on_a_terminal_several_runs_are_a_line_each(monkeypatch):
 
 
 def test_nothing_is_left_behind_when_the_work_fails(printed):
-    with pytest.raises(KeyboardInterrupt), shown(Work(1)):
+    with pytest.raises(KeyboardInterrupt), show_progress(Work(1)):
         raise KeyboardInterrupt
     assert printed.getvalue() == ""

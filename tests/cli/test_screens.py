@@ -20,7 +20,7 @@ from perfed.cli import entry  # noqa: F401 - it adds all commands
 from perfed.cli.app import app
 from perfed.cli.console import console, fixed_width
 from perfed.cli.index import LISTS, index
-from perfed.cli.table import fitted, print_table
+from perfed.cli.table import fit_lines, print_table
 from perfed.datasets import load
 from perfed.methods.titles import display_name
 from perfed.report import first_tables, load_runs, verdict
@@ -249,7 +249,7 @@ def test_a_cell_is_never_broken():
         [["m" * 90, "-1.2345 [-2.0, +3.0]"]] * 2,
     )
     for width in (80, 40, 34):
-        lines = [str(line) for line in fitted(long, width)]
+        lines = [str(line) for line in fit_lines(long, width)]
         assert max(map(len, lines)) <= width and sum("-1.2345 [-2.0, +3.0]" in line for line in lines) == 2
 
 

@@ -21,7 +21,7 @@ from perfed.data.lazy import LazySplit, SplitCache
 from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.participation.clock import Population
-from perfed.run.callbacks.results import holdings
+from perfed.run.callbacks.results import describe_holdings
 
 EAGER = blobs((12, 7, 5), dims=(4, 3), validation=4)
 
@@ -73,7 +73,7 @@ def test_what_is_read_is_what_arrays_give_and_facts_are_known_without_reading(do
     looked = read.calls
     assert looked == len(EAGER)
     assert str(deferred.facts) == str(eager.facts) and repr(deferred) == repr(eager)
-    known, there = holdings(deferred), holdings(eager)
+    known, there = describe_holdings(deferred), describe_holdings(eager)
     assert known | {"data": 0} == there | {"data": 0}
     assert deferred.num_domains == eager.num_domains and deferred.domain_samples("test") == eager.domain_samples("test")
     assert read.calls == looked
@@ -222,7 +222,7 @@ def test_a_server_builds_the_same_federation_of_facts_as_the_sites_have():
     assert (
         one.ids == other.ids and (one.num_samples == other.num_samples).all() and (one.batches == other.batches).all()
     )
-    assert holdings(server) | {"data": 0} == holdings(EAGER) | {"data": 0}
+    assert describe_holdings(server) | {"data": 0} == describe_holdings(EAGER) | {"data": 0}
     with pytest.raises(PerfedError, match=r"^client 'c1': its data stay at the site$"):
         server.clients[1].train.take(torch.tensor([0]))
 

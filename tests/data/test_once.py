@@ -17,7 +17,7 @@ from perfed.data.domain_input import apply_common_options
 from perfed.data.federation import Federation, federation_of
 from perfed.data.new_client import new_client
 from perfed.errors import PerfedError
-from perfed.run.callbacks.results import holdings
+from perfed.run.callbacks.results import describe_holdings
 from perfed.tables import kinds
 from perfed.tables.agreement import agree_on_schema
 from perfed.tables.joining import new_client_from_frame
@@ -65,7 +65,7 @@ def frame(seed: int) -> pd.DataFrame:
 def used(made: Federation) -> None:
     """All that a run asks of a federation before its first round, and its report after the last."""
     ready = made.to(dtype=torch.float32)
-    holdings(ready)
+    describe_holdings(ready)
     ready.describe()
     assert [client.facts(ready.survival) for client in ready] and ready.domains_in("test")
     assert replace(ready, name="other").schema == made.schema

@@ -113,9 +113,9 @@ def test_extremes_over_domains_are_taken_after_the_mean_over_the_last_rounds():
     tally.evaluated({}, {"accuracy": {"a": 0.2, "b": 0.8}}, 2)
     found = with_extremes(tally.domains)["accuracy"]
     assert found == pytest.approx({"a": 0.4, "b": 0.6, "mean": 0.5, "min": 0.4, "max": 0.6})
-    assert RunTotals.of_plain(tally.plain()) == tally
+    assert RunTotals.from_dict(tally.to_dict()) == tally
     with pytest.raises(PerfedError, match="written by another version of perfed"):
-        RunTotals.of_plain({"rounds": 3})
+        RunTotals.from_dict({"rounds": 3})
 
 
 # A domain that is only in test data -----------------------------------------------------------------------------

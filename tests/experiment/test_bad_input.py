@@ -226,7 +226,7 @@ def test_an_out_that_already_holds_a_run(here, command):
 def test_an_out_that_is_a_file(here):
     (here / "out").write_text("precious")
     refused(perfed("run", EXPERIMENT, *TINY, "--out", "out"), "--out out: exists and is not a directory")
-    refused(perfed("run", EXPERIMENT, *TINY, "--out", "out/below"), "--out out/below: cannot be made")
+    refused(perfed("run", EXPERIMENT, *TINY, "--out", "out/below"), "--out out/below: cannot be created")
     assert contents(here) == {"out": b"precious"}
 
 

@@ -129,7 +129,7 @@ def test_a_site_that_errs_less_alone_keeps_its_own_model_whatever_the_prior_says
 
 def said_by(path, name):
     """Of each client what a row says of its test rows."""
-    kept = predictions.read(path / name.replace(":", ".") / "seed-0")[-1]
+    kept = predictions.read_predictions(path / name.replace(":", ".") / "seed-0")[-1]
     return [(site, kept.outputs[own]) for site, _, own in kept.sites()]
 
 
@@ -140,7 +140,7 @@ def test_weights_are_learnt_from_rows_that_no_model_of_the_fold_has_seen(kinds):
     seen: dict[str, list[np.ndarray]] = {client.id: [] for client in whole}
     for fold in comparison.folds.values():
         assert fold.table["data"]["inner_fold"][1] == K
-        kept = [predictions.read(fold.directory(name, 0))[-1] for name in OWN]
+        kept = [predictions.read_predictions(fold.directory(name, 0))[-1] for name in OWN]
         for (site, _, own), (_, _, other) in zip(kept[0].sites(), kept[1].sites(), strict=True):
             y = kept[0].targets[own]
             both = [
@@ -162,8 +162,8 @@ def test_weights_are_learnt_from_rows_that_no_model_of_the_fold_has_seen(kinds):
 
 def test_what_is_kept_is_the_mixture_of_what_the_candidates_say(kinds):
     found, run = weights_of(kinds.path), kinds.path / "blend/seed-0"
-    kept = {name: predictions.read(run / place)[-1] for name, place in found["candidates"].items()}
-    own = predictions.read(run)[-1]
+    kept = {name: predictions.read_predictions(run / place)[-1] for name, place in found["candidates"].items()}
+    own = predictions.read_predictions(run)[-1]
     for number, (site, _, rows) in enumerate(own.sites()):
         expected = 0
         for name, file in kept.items():

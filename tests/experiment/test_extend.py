@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import EXPERIMENT, TINY, contents, perfed
 
-from perfed.run.directory import marker_of, write_marker
+from perfed.run.directory import read_marker, write_marker
 
 SHORT = (*TINY, "rounds=1", "evaluation.every=1")
 
@@ -85,7 +85,7 @@ def test_no_comparison_no_experiment_and_other_data(first, copy, tmp_path):
     missing = perfed("compare", "--extend", tmp_path, "--seeds", "1")
     assert missing.code == 2 and "no comparison is there" in missing.err
     assert "an experiment is needed" in perfed("compare", "--methods", "local").err
-    kind, content = marker_of(copy)
+    kind, content = read_marker(copy)
     content["experiment"]["data"]["samples_per_client"] = 13  # as if the data set had changed
     write_marker(copy, kind, content)
     other = perfed("compare", "--extend", copy, "--seeds", "1")

@@ -311,7 +311,7 @@ def test_the_gap_is_what_the_true_loss_is_above_the_one_on_own_samples():
     ("name", "settings", "problem"),
     [
         ("fedem", {}, "is for methods that predict with one linear head"),
-        ("fedpac", {"when": "after"}, "is of the models of rounds: when = 'before'"),
+        ("fedpac", {"when": "after"}, "needs the models of rounds: when = 'before'"),
     ],
 )
 def test_models_without_a_linear_head_have_no_such_gap(name, settings, problem):

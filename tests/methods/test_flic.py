@@ -19,7 +19,7 @@ from perfed.methods.flic.anchors import Anchors, choose_pretraining_epochs
 from perfed.methods.flic.classes import ClassAnchors
 from perfed.methods.flic.hetfedrep import HetFedRep
 from perfed.model.chain import stage_of
-from perfed.run.callbacks.snapshots import embedded_samples
+from perfed.run.callbacks.snapshots import embed_samples
 from perfed.run.settings import Snapshots
 from perfed.training.early_stopping import choose_epochs, hold_out
 from perfed.training.step import assign_domains_in_turn
@@ -112,7 +112,7 @@ def test_a_longer_pretraining_begins_as_a_shorter_one_does(w2, monkeypatch):
     for epochs in (0, 2, 5):
         passed.clear()
         server = train(serve(flic(pretrain_epochs=epochs, w2=w2), federation), 0)
-        pictures[epochs] = embedded_samples(server, Snapshots(), 0)["z"]
+        pictures[epochs] = embed_samples(server, Snapshots(), 0)["z"]
         assert len(passed) == 3 * epochs
     chain, then = copy.deepcopy(server.initialiser.chain((4,))), []  # after two of the five epochs
     for row, client in enumerate(federation):
@@ -126,7 +126,7 @@ def test_a_longer_pretraining_begins_as_a_shorter_one_does(w2, monkeypatch):
 def test_pictures_may_show_test_samples():
     federation = blobs((9, 6, 4), test=(5, 0, 3))
     server = train(serve(flic(), federation), 0)
-    found = embedded_samples(server, Snapshots(split="test"), 0)
+    found = embed_samples(server, Snapshots(split="test"), 0)
     assert found["client"].tolist() == ["c0"] * 5 + ["c2"] * 3
     assert found["y"].tolist() == [*federation.clients[0].test.y.tolist(), *federation.clients[2].test.y.tolist()]
     chain = copy.deepcopy(server.initialiser.chain((4,)))
@@ -135,7 +135,7 @@ def test_pictures_may_show_test_samples():
         torch.testing.assert_close(
             torch.from_numpy(found["z"][5:]), chain.embedding.eval()(federation.clients[2].test.x)
         )
-    assert len(embedded_samples(server, Snapshots(), 0)["y"]) == 19
+    assert len(embed_samples(server, Snapshots(), 0)["y"]) == 19
 
 
 # Anchors ------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from perfed.methods.flic.mixture import cluster_samples
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
 from perfed.report.snapshots import load_snapshot, place_samples
-from perfed.run.callbacks.snapshots import embedded_samples
+from perfed.run.callbacks.snapshots import embed_samples
 from perfed.run.settings import Snapshots
 from perfed.training.step import Step
 
@@ -601,7 +601,7 @@ def test_what_is_learnt_travels_and_a_fixed_covariance_does_not():
 def test_pictures_show_every_mode_in_the_colour_of_its_class(settings, classes, tmp_path):
     method = flic("flic-class", **settings, **({"distance": "mixture"} if settings else {}))
     server = train(serve(method, blobs()), 0)
-    arrays = embedded_samples(server, Snapshots(clients=1), 0)
+    arrays = embed_samples(server, Snapshots(clients=1), 0)
     assert ("anchor_class" in arrays) == bool(settings)
     np.savez(tmp_path / "round-0000.npz", **arrays)
     assert place_samples(load_snapshot(tmp_path / "round-0000.npz")).anchor_classes.tolist() == (classes or [0, 1, 2])

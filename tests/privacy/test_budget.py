@@ -14,8 +14,8 @@ from perfed.errors import PerfedError
 from perfed.method.disclosure import PARAMETERS, ROWS, Disclosure, find_disclosure
 from perfed.method.registry import entry, method_names
 from perfed.methods.build import build_method
-from perfed.privacy.accountant import epsilon
-from perfed.privacy.apply import privately
+from perfed.privacy.accountant import compute_epsilon
+from perfed.privacy.apply import make_private
 from perfed.privacy.sample import SamplePrivacy
 from perfed.privacy.settings import Privacy
 from perfed.testing.federations import make_blobs
@@ -44,7 +44,7 @@ def allowed(unit: Privacy) -> list[str]:
     found = []
     for name in method_names():
         try:
-            privately(build_method(name, QUICK if name not in ("forest", "boost", "mixed") else {}), unit, 2, [12])
+            make_private(build_method(name, QUICK if name not in ("forest", "boost", "mixed") else {}), unit, 2, [12])
         except PerfedError as error:
             assert "\n" not in str(error) and "mechanism" in str(error), error
             continue
@@ -66,7 +66,7 @@ def test_no_more_leaves_and_no_row_is_used_more_often_than_planned(name):
     if name not in allowed(SAMPLE):
         pytest.skip("it has no mechanism")
     settings = {**QUICK, "pretrain_epochs": 2} if "flic" in name else QUICK
-    plan = privately(build_method(name, settings), Privacy(noise=1.0, delta=1e-3), 2, None)
+    plan = make_private(build_method(name, settings), Privacy(noise=1.0, delta=1e-3), 2, None)
     by = Noting(clip=1.0, noise=1.0)
 
     class Watched(SamplePrivacy):
@@ -86,8 +86,8 @@ def test_no_more_leaves_and_no_row_is_used_more_often_than_planned(name):
         for row in used[0]:
             uses[row] += 1
     server.evaluate("test")
-    assert 0 < max(uses) <= plan.told(2).whole
-    exact = plan.told(2).whole - max(uses)
+    assert 0 < max(uses) <= plan.sum_releases(2).full
+    exact = plan.sum_releases(2).full - max(uses)
     assert exact <= (12 if name == "apfl" else 7) + 2 * (name == "fedavg-ft") + (10 if name.endswith("-ft") else 0)
     for _, done in server.engine.record:
         entries = find_disclosure(type(plan.method)).entries
@@ -120,7 +120,7 @@ def test_a_run_ends_before_its_budget_is_exceeded():
     summary = run.execute()
     assert summary["stopped_by"] == "privacy" and 0 < summary["rounds"] < 50
     plan = run.callbacks[0].plan
-    assert plan.spent(summary["rounds"]) <= 4.0 < plan.spent(summary["rounds"] + 1)
+    assert plan.compute_spending(summary["rounds"]) <= 4.0 < plan.compute_spending(summary["rounds"] + 1)
     assert any("privacy budget is spent" in note for note in summary["notes"])
     with pytest.raises(PerfedError, match="does not pay for one round"):
         start(experiment(privacy={"noise": 0.1, "epsilon": 1.0})).execute()
@@ -151,31 +151,31 @@ def test_client_level_counts_rounds_alone():
     run = start(experiment("fedrep", privacy={"unit": "client", "delta": 0.1}))
     summary = run.execute()
     plan = run.callbacks[0].plan
-    assert plan.told(3).whole == 3
+    assert plan.sum_releases(3).full == 3
     assert max(summary["privacy"]["spent"].values()) <= 6.0
 
 
 def test_local_sends_nothing_that_a_client_could_be_known_by():
-    plan = privately(build_method("local", {}), CLIENT, 5, None)
-    assert plan.spent(5) == 0.0
+    plan = make_private(build_method("local", {}), CLIENT, 5, None)
+    assert plan.compute_spending(5) == 0.0
 
 
 @pytest.mark.long
 def test_with_poisson_samples_each_client_spends_the_budget_with_the_least_noise_for_its_rows():
     poisson = SAMPLE.model_copy(update={"sampling": "poisson"})
     method = build_method("fedavg", QUICK)
-    plan = privately(method, poisson, 3, [12, 40, 12])
-    alone = {rows: privately(method, poisson, 3, [rows]) for rows in (12, 40)}
+    plan = make_private(method, poisson, 3, [12, 40, 12])
+    alone = {rows: make_private(method, poisson, 3, [rows]) for rows in (12, 40)}
     assert plan.method.extensions[0].noises == {rows: one.noise for rows, one in alone.items()}
     assert plan.noise == alone[12].noise > alone[40].noise
-    assert all(5.9 < epsilon(one.noise, one.told(3), 1e-3) <= 6 for one in plan.plans)
-    assert plan.spent(3) == max(one.spent(3) for one in alone.values())
-    assert [note for note in plan.notes if "by a client's number of rows" in note] and plan.affordable == 3
+    assert all(5.9 < compute_epsilon(one.noise, one.sum_releases(3), 1e-3) <= 6 for one in plan.plans)
+    assert plan.compute_spending(3) == max(one.compute_spending(3) for one in alone.values())
+    assert [note for note in plan.notes if "by a client's number of rows" in note] and plan.affordable_rounds == 3
     assert all(one.method.extensions[0].noises == {} and not one.notes for one in alone.values())  # one size: one noise
-    given = privately(method, poisson.model_copy(update={"noise": 1.0}), 3, [12, 40])
-    assert given.method.extensions[0].noises == {} and given.spent(3) > 6 and given.affordable < 3
-    kept = Privacy.model_validate(plan.stated())  # a run that goes on has the noise with which it began
-    assert privately(method, kept, 9, [12, 40, 12]).method.extensions[0].noises == plan.settings.noises
+    given = make_private(method, poisson.model_copy(update={"noise": 1.0}), 3, [12, 40])
+    assert given.method.extensions[0].noises == {} and given.compute_spending(3) > 6 and given.affordable_rounds < 3
+    kept = Privacy.model_validate(plan.explicit_settings())  # a run that goes on has the noise with which it began
+    assert make_private(method, kept, 9, [12, 40, 12]).method.extensions[0].noises == plan.settings.noises
 
 
 @pytest.mark.long
@@ -196,8 +196,13 @@ def test_a_run_with_poisson_samples_goes_on_with_each_client_s_noise(tmp_path):
         ({"privacy": {"epsilon": -1.0}}, "privacy.epsilon"),
         ({"privacy": {"sampling": "some"}}, "privacy.sampling"),
         ({"privacy": {"delta": None}}, "privacy.delta"),
+<<<<<<< HEAD
         ({"method": "fedpac"}, "nothing is declared of what fedpac sends"),
         ({"method": "knnper"}, "the clients' models contain their rows"),
+=======
+        ({"method": "fedpac"}, "fedpac does not declare what it sends"),
+        ({"method": "knnper"}, "its clients' own models hold their rows"),
+>>>>>>> clirun
         ({"method": "fedamp", "privacy": {"unit": "client"}}, "noise is on their mean"),
         ({"method": "fedproto", "privacy": {"unit": "client"}}, "'means' of extension 'prototypes'"),
         ({"training": {"class_weights": "balanced"}}, "counts all rows"),
@@ -228,9 +233,9 @@ def test_a_method_of_one_s_own_says_what_it_sends():
         pass
 
     for kind in (Undeclared, Inherits):
-        with pytest.raises(PerfedError, match="nothing is declared"):
-            privately(kind(), SAMPLE, 1, None)
-    assert privately(Declared(local_epochs=3), SAMPLE, 2, None).told(2).whole == 7
+        with pytest.raises(PerfedError, match="does not declare what it sends"):
+            make_private(kind(), SAMPLE, 1, None)
+    assert make_private(Declared(local_epochs=3), SAMPLE, 2, None).sum_releases(2).full == 7
 
 
 @pytest.mark.parametrize("unit", ["sample", "client"])
@@ -241,15 +246,15 @@ def test_a_client_that_joins_a_finished_run_is_counted(unit):
     new, plan = replace(run.federation.clients[0], id="new"), run.callbacks[0].plan
     for rounds in (2, 5):
         told = run.join(new, rounds).facts["privacy"]
-        assert told["spent"] == (plan.spent(rounds) if unit == "sample" else 0.0)
+        assert told["spent"] == (plan.compute_spending(rounds) if unit == "sample" else 0.0)
         assert told["contributors"] == run.summary["privacy"]["spent"]
-    assert unit == "client" or plan.spent(5) > plan.spent(3)  # beyond the rounds of the run
+    assert unit == "client" or plan.compute_spending(5) > plan.compute_spending(3)  # beyond the rounds of the run
 
 
 @pytest.mark.parametrize("unit", [SAMPLE, CLIENT])
 def test_anchors_of_values_are_refused_before_anything_runs(unit):
-    method = privately(build_method("flic-hl", {}), unit, 2, None).method
-    with pytest.raises(PerfedError, match="no mechanism for anchors of values"):
+    method = make_private(build_method("flic-hl", {}), unit, 2, None).method
+    with pytest.raises(PerfedError, match="no mechanism for anchors in a regression"):
         build_server(method, make_blobs(regression=True), model=build_network(1))
 
 

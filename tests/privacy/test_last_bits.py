@@ -55,7 +55,7 @@ def test_metrics_have_the_same_last_bits_whatever_the_rows():
     metrics = NoisyMetrics(("brier",), "sample", 3.0, 4.0, (1,))
     for y in (np.zeros(5, dtype=np.int64), np.array([0, 1, 0, 1, 1])):
         outputs = Outputs(np.array(["one"] * 5), None, y, np.array([[1.0, -1.0]] * 5))
-        told = metrics.told(outputs, {"accuracy": 1.0, "brier": 1.0}, SOURCE)
+        told = metrics.add_noise(outputs, {"accuracy": 1.0, "brier": 1.0}, SOURCE)
         assert is_on_grid(torch.tensor([*told.values()], dtype=torch.float64), 3.0 / 5)
 
 

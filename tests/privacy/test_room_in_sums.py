@@ -11,8 +11,8 @@ from perfed.method.disclosure import Disclosure
 from perfed.method.exchange import Reply
 from perfed.method.extension import Extension
 from perfed.methods.fedavg import FedAvg
-from perfed.privacy.apply import privately
-from perfed.privacy.metrics import Measured
+from perfed.privacy.apply import make_private
+from perfed.privacy.metrics import EvaluationPlan
 from perfed.privacy.settings import Privacy
 
 LARGEST = FixedPoint(24, 3).largest_value  # 9.2e10
@@ -20,7 +20,7 @@ LARGEST = FixedPoint(24, 3).largest_value  # 9.2e10
 
 def planned(**settings: float):
     own = Privacy(unit="client", noise=2.0, delta=1e-3, metrics="noisy", **settings)
-    return privately(quick(FedAvg), own, 3, None, shares=2, measured=Measured((), (3,)))
+    return make_private(quick(FedAvg), own, 3, None, shares=2, evaluation=EvaluationPlan((), (3,)))
 
 
 @pytest.mark.parametrize("clip", [1.0, 1e9])
@@ -53,7 +53,7 @@ def test_an_extension_that_changes_replies_cannot_be_used_where_a_reply_has_a_sh
     method = quick(FedAvg, extensions=(Signs(),))
     own = Privacy(unit="client", noise=2.0, delta=1e-3)
     if not shares:
-        privately(method, own, 3, None)
+        make_private(method, own, 3, None)
         return
     with pytest.raises(PerfedError, match="the extension 'signs', which changes replies"):
-        privately(method, own, 3, None, shares=shares)
+        make_private(method, own, 3, None, shares=shares)

@@ -149,14 +149,14 @@ def test_its_state_is_in_checkpoints(tmp_path):
     resumed.execute()
     assert told.state["rounds"] == whole.state["rounds"] and torch.equal(told.state["sum"], whole.state["sum"])
     without = run(directory=RunDirectory(tmp_path / "run"))
-    with pytest.raises(PerfedError, match="this run had the callback 'told', which has kept something"):
+    with pytest.raises(PerfedError, match="this run had the callback 'told', whose state is saved"):
         without.restore()
 
 
 def test_what_cannot_ride_along_is_refused():
-    with pytest.raises(PerfedError, match="callbacks: 'told' is there twice; once is allowed"):
+    with pytest.raises(PerfedError, match="callbacks: 'told' occurs twice; each may occur once"):
         run(SiteMetadata(), SiteMetadata())
-    with pytest.raises(PerfedError, match=r"is no perfed\.Callback"):
+    with pytest.raises(PerfedError, match=r"is not a perfed\.Callback"):
         run(SiteMetadata)  # type: ignore[arg-type]
 
 
@@ -221,7 +221,7 @@ def test_the_command_line_names_them_too(own, tmp_path, monkeypatch):
         ("tensorbord", r"unknown callback 'tensorbord' \(did you mean 'tensorboard'\?\); allowed: tensorboard, mlflow"),
         ("nowhere_at_all:Plateau", "callback 'nowhere_at_all:Plateau': cannot be loaded: No module named"),
         ("my_callbacks:Plato", "callback 'my_callbacks:Plato': cannot be loaded: .* has no attribute 'Plato'"),
-        ("my_callbacks:limit", "callback 'my_callbacks:limit' is no class of a callback"),
+        ("my_callbacks:limit", "callback 'my_callbacks:limit' is not a class of a callback"),
         (
             {"name": "my_callbacks:Plateau", "att": 1},
             r"unknown key 'callbacks\.my_callbacks:Plateau\.att'; allowed",

@@ -111,7 +111,7 @@ def test_a_model_that_is_no_numbers_after_its_last_step_is_no_result(here):
     settings = ("rounds=1", "clients=4", "local_epochs=1", "lr=1e160", 'optimizer="sgd"', "batch_size=1000")
     result = perfed("run", EXPERIMENT, "--method", "local", *settings, "--out", "out")
     assert result.code == 2
-    assert "round 1: the model of client '00" in result.err and "no numbers; lower the learning rate" in result.err
+    assert "round 1: the model of client '00" in result.err and "not numbers; lower the learning rate" in result.err
     assert not (here / "out" / "summary.json").exists()
 
 
@@ -120,7 +120,7 @@ def test_two_processes_do_not_work_on_one_run(here):
     assert result.code == 2
     run_tiny(here / "out", "--method", "local")
     (here / "out" / "summary.json").unlink()
-    with RunDirectory(here / "out").alone():
+    with RunDirectory(here / "out").lock():
         busy = perfed("resume", "out")
         assert busy.code == 2 and "out: another process is working on this run" in busy.err
     assert perfed("resume", "out").code == 0

@@ -55,7 +55,7 @@ def survival():
 def again(where, metric, evaluations=1):
     """Each client's metric, from its predictions alone."""
     found = {}
-    for file in predictions.read(where, evaluations):
+    for file in predictions.read_predictions(where, evaluations):
         for site, _, own in file.sites():
             found.setdefault(site, []).append(metric(file.targets[own], file.outputs[own]))
     return {site: np.mean(values) for site, values in found.items()}
@@ -96,7 +96,7 @@ def test_they_give_each_clients_reported_metric(case, dtype, tmp_path):
     found = again(where, accuracy, evaluation.last)
     assert found == pytest.approx(reported(where, f"accuracy_{moment}"), abs=1e-12) and found
     if evaluation.classes == "held":
-        outputs = predictions.read(where)[0]
+        outputs = predictions.read_predictions(where)[0]
         assert np.isinf(outputs.outputs[: outputs.counts[0], 2]).all()
 
 
@@ -127,7 +127,7 @@ def test_baselines_keep_them_and_a_comparison_has_the_same_rows_of_all(tmp_path)
         assert again(where, accuracy) == pytest.approx(reported(where, "accuracy_before"), abs=1e-12)
         areas = again(where, lambda y, outputs: roc_auc_score(y, np.nan_to_num(outputs[:, 1] - outputs[:, 0])))
         assert areas == pytest.approx(reported(where, "auc_before"), abs=1e-12)
-        file = predictions.read(where)[0]
+        file = predictions.read_predictions(where)[0]
         marks.append((file.ids, file.counts.tolist(), file.marks.tolist(), file.targets.tolist()))
     assert all(mark == marks[0] for mark in marks) and marks[0][0] == ["c0", "c1", "c2"]
     assert made.verdict
@@ -151,16 +151,16 @@ def test_a_run_that_goes_on_keeps_those_of_its_new_end(tmp_path):
 
 def test_too_many_are_not_kept_and_it_is_said(tmp_path, monkeypatch):
     data = blobs((12, 9, 30), test=(20, 7, 11))
-    assert not predictions.too_many(data, "test") and 3 * 38 == 114
-    monkeypatch.setattr(predictions, "MOST", 113)
-    assert predictions.too_many(data, "test")
+    assert not predictions.exceeds_limit(data, "test") and 3 * 38 == 114
+    monkeypatch.setattr(predictions, "LARGEST_SIZE", 113)
+    assert predictions.exceeds_limit(data, "test")
     run = Run(data, make("fedavg"), network(), rounds=2, directory=RunDirectory.create(tmp_path / "run"))
-    assert predictions.NOT_KEPT in run.execute()["notes"] and predictions.read(tmp_path / "run") == []
+    assert predictions.NOT_SAVED_NOTE in run.execute()["notes"] and predictions.read_predictions(tmp_path / "run") == []
     table = validate({"rounds": 1, "data": {"name": "digits"}, "model": {"head": "linear"}})
     made = SklearnRun("sklearn:svc", table, data, tmp_path / "svc").execute()
-    assert predictions.NOT_KEPT in made["notes"] and not (tmp_path / "svc" / "predictions").exists()
-    monkeypatch.setattr(predictions, "MOST", 114)
-    assert not predictions.too_many(data, "test") and predictions.too_many(data, "test", 2)
+    assert predictions.NOT_SAVED_NOTE in made["notes"] and not (tmp_path / "svc" / "predictions").exists()
+    monkeypatch.setattr(predictions, "LARGEST_SIZE", 114)
+    assert not predictions.exceeds_limit(data, "test") and predictions.exceeds_limit(data, "test", 2)
 
 
 def test_numbers_are_short_only_where_that_changes_none():
@@ -168,7 +168,7 @@ def test_numbers_are_short_only_where_that_changes_none():
     for value, kind in ((0.5, np.float32), (0.1, np.float64), (-np.inf, np.float32)):
         outputs = np.array([[value, 1.0, 0.0]] * 2)
         part = Outputs(np.array(["c0", "c0"]), None, np.array([0, 1]), outputs)
-        assert predictions.arrays_of([part], data, "test")["outputs"].dtype == kind
+        assert predictions.build_arrays([part], data, "test")["outputs"].dtype == kind
 
 
 def test_a_damaged_file_is_one_line(tmp_path):
@@ -176,6 +176,6 @@ def test_a_damaged_file_is_one_line(tmp_path):
     file = tmp_path / "predictions" / "round-0001.npz"
     file.write_bytes(b"PK nothing")
     with pytest.raises(PerfedError, match=r"round-0001.npz: cannot be read"):
-        predictions.read(tmp_path)
+        predictions.read_predictions(tmp_path)
     shutil.rmtree(tmp_path / "predictions")
-    assert predictions.read(tmp_path) == []
+    assert predictions.read_predictions(tmp_path) == []

@@ -231,7 +231,7 @@ def test_a_run_that_goes_on_from_round_0_says_so(whole, tmp_path, monkeypatch, p
     assert checkpoints(tmp_path / "run") == ([] if place == "prepare" else ["state-000000.json"])
     resumed = perfed("resume", tmp_path / "run")
     assert resumed.code == 0 and "flic-class: continues from round 0 to 12" in resumed.out
-    says = "no checkpoint was there: begun again" if place == "prepare" else "continued from round 0: the preparation"
+    says = "no checkpoint was found: started again" if place == "prepare" else "continued from round 0: the preparation"
     assert says in resumed.said and says in "".join(json.loads((tmp_path / "run/summary.json").read_text())["notes"])
     assert_same_run(tmp_path / "run", whole)
 

@@ -228,7 +228,7 @@ def test_a_directory_with_other_files_is_fine_but_a_file_is_not(tmp_path):
     RunDirectory.create(tmp_path)
     with pytest.raises(PerfedError, match="not a directory"):
         RunDirectory.create(tmp_path / "notes.txt")
-    with pytest.raises(PerfedError, match="cannot be made"):
+    with pytest.raises(PerfedError, match="cannot be created"):
         RunDirectory.create(tmp_path / "notes.txt" / "below")
 
 

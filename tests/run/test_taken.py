@@ -46,7 +46,7 @@ def own_losses(made, split):
 def test_each_site_takes_its_best_round_and_training_ends_when_nobody_improves():
     made = run()
     summary = made.execute()
-    best = made.taken.rounds
+    best = made.best_models.rounds
     assert len(set(best.values())) > 1, "the sites' best rounds differ here"
     assert summary["rounds"] == max(best.values()) + 3 < 30
     # The same run, told to end after each round: losses on validation data by predictions alone.
@@ -95,7 +95,7 @@ def test_a_run_that_was_interrupted_takes_the_same(tmp_path):
     second = run(directory=RunDirectory(tmp_path / "one"))
     second.restore()
     assert second.execute()["metrics"] == whole.summary["metrics"]
-    assert second.taken.rounds == whole.taken.rounds
+    assert second.best_models.rounds == whole.best_models.rounds
     for client in whole.federation:
         assert torch.equal(second.predict(client.id, client.test.x), whole.predict(client.id, client.test.x))
 
@@ -113,7 +113,7 @@ def test_a_stopped_run_is_done_and_opens_with_its_models(tmp_path):
     summary = done.execute()
     assert summary["rounds"] < 40 and is_done(tmp_path / "one")
     opened = resume(tmp_path / "one")
-    assert opened.taken.rounds == summary["taken_rounds"]
+    assert opened.best_models.rounds == summary["taken_rounds"]
     assert opened.execute()["metrics"] == summary["metrics"]
     x = done.federation.clients[0].test.x
     assert torch.equal(opened.predict("000", x), done.predict("000", x))
@@ -150,8 +150,8 @@ def test_with_one_client_a_round_what_is_reported_is_what_the_models_say(rounds)
     for record in made.history:
         assert len(record["participants"]) == 1
         first.setdefault(record["participants"][0], record["round"])
-    assert set(made.taken.rounds) == set(first) and (len(first) == 3 or made.done == rounds)
+    assert set(made.best_models.rounds) == set(first) and (len(first) == 3 or made.done == rounds)
     for client in made.federation:
-        assert made.taken.rounds.get(client.id, made.done) >= first.get(client.id, 0)
+        assert made.best_models.rounds.get(client.id, made.done) >= first.get(client.id, 0)
         right = made.predict(client.id, client.test.x).argmax(-1) == client.test.y
         assert made.client_metrics[client.id]["accuracy"] == pytest.approx(float(right.float().mean()))

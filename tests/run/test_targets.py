@@ -20,7 +20,7 @@ from perfed.experiment.overrides import override
 from perfed.experiment.start import is_done, resume, start
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
-from perfed.run.callbacks.targets import described, unreached, updated
+from perfed.run.callbacks.targets import describe_targets, init_targets, update_targets
 from perfed.run.run import Run
 from perfed.run.settings import Evaluation
 from perfed.training.plan import Plan
@@ -35,15 +35,15 @@ def line(number: int, accuracy: float | None = None) -> dict[str, Any]:
 
 
 def test_the_first_evaluated_round_at_the_target_counts():
-    found = unreached([0.7, 0.8, 0.9])
+    found = init_targets([0.7, 0.8, 0.9])
     lines = [line(1), line(2, 0.5), line(3, 0.75), line(4), line(5, 0.8), line(6, 0.6), line(7, 0.85)]
     for number in range(1, 8):
-        found = updated(found, lines[:number])
+        found = update_targets(found, lines[:number])
     assert [target["round"] for target in found] == [3, 5, None]
     when = {"round": 5, "virtual_time": 12.5, "training_seconds": 0.5}
     assert found[1] == {"accuracy": 0.8, **when, "bytes_up": 500_000, "bytes_down": 3_000_000}
     assert found[2] == {"accuracy": 0.9, **dict.fromkeys((*when, "bytes_up", "bytes_down"))}
-    assert described(found) == [
+    assert describe_targets(found) == [
         "70 %: round 3, virtual time 7.5 s, 1.5 MB up and down",
         "80 %: round 5, virtual time 12.5 s, 3.5 MB up and down",
         "90 %: not reached",
@@ -53,8 +53,8 @@ def test_the_first_evaluated_round_at_the_target_counts():
 def test_rounding_of_the_mean_misses_no_target():
     mean = spread([0.7] * 3)["mean"]
     assert mean < 0.7
-    assert updated(unreached([0.7]), [line(1, mean)])[0]["round"] == 1
-    assert updated(unreached([0.7]), [line(1, 0.69999)])[0]["round"] is None
+    assert update_targets(init_targets([0.7]), [line(1, mean)])[0]["round"] == 1
+    assert update_targets(init_targets([0.7]), [line(1, 0.69999)])[0]["round"] is None
 
 
 def experiment(*settings: str) -> Experiment:

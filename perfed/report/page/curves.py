@@ -40,7 +40,7 @@ from perfed.report.page.style import Look, assign_looks, css_colour
 from perfed.report.run_results import RunResults
 from perfed.report.snapshots import load_losses
 from perfed.report.text import TextTable, directed_title
-from perfed.run.callbacks.targets import percent
+from perfed.run.callbacks.targets import format_percent
 
 READ_CURVES = (
     "Line: mean over the seeds; band: lowest to highest seed. A zigzag: the axis does not begin at 0. Values of the "
@@ -149,9 +149,15 @@ class Curves:
         """Return lines for the targets and the accuracy of the oracle that are within the axes."""
         if kind.name != "mean":
             return []
+<<<<<<< HEAD
         asked = {t.accuracy for run in self.report.runs if run.summary for t in run.summary.targets or []}
-        found = {f"target {percent(target)}": 100 * target for target in sorted(asked)}
+        found = {f"target {format_percent(target)}": 100 * target for target in sorted(asked)}
         if self.metric == "accuracy" and (best := oracle(self.report.runs)) is not None:
+=======
+        asked = {t.accuracy for run in self.study.runs if run.summary for t in run.summary.targets or []}
+        found = {f"target {format_percent(target)}": 100 * target for target in sorted(asked)}
+        if self.metric == "accuracy" and (best := oracle(self.study.runs)) is not None:
+>>>>>>> clirun
             found["oracle"] = 100 * best
         ends = (frame.x.start, frame.x.end)
         inside = {name: value for name, value in found.items() if frame.y.low <= value <= frame.y.high}

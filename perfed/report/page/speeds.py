@@ -21,7 +21,7 @@ from perfed.report.page.style import css_colour
 from perfed.report.run_results import ClientValues, Participation, RunResults
 from perfed.report.tables import speed_table, target_table
 from perfed.report.text import axis_title
-from perfed.run.callbacks.targets import percent
+from perfed.run.callbacks.targets import format_percent
 
 MOST_DOTS = 400  # clients drawn for a method in the figure of speeds
 LINE = 14.0
@@ -98,17 +98,24 @@ def _draw_targets(report: ReportData) -> str:
     parts = [entries, frame.draw_horizontal()]
     for place, target in enumerate(targets):
         at = top + row * place
+<<<<<<< HEAD
         ground = svg.format_path([(60, at + row), (x.end, at + row)])
         parts += [
-            svg.draw_text(4, at + row / 2 + 4, percent(target)),
+            svg.draw_text(4, at + row / 2 + 4, format_percent(target)),
             svg.build_element("path", d=ground, stroke=css_colour("line")),
+=======
+        ground = svg.path([(60, at + row), (x.end, at + row)])
+        parts += [
+            svg.words(4, at + row / 2 + 4, format_percent(target)),
+            svg.tag("path", d=ground, stroke=paint("line")),
+>>>>>>> clirun
         ]
         for line, method in enumerate(methods):
             times = reached.get((target, method), [])
             if times:
                 height_, colour = at + 5 + LINE * (line + 0.5), report.looks[method].colour
                 hint = (
-                    f"{display_name(method)} to {percent(target)}: {np.mean(times):.4g}, "
+                    f"{display_name(method)} to {format_percent(target)}: {np.mean(times):.4g}, "
                     f"seeds {min(times):.4g} to {max(times):.4g}"
                 )
                 parts.append(svg.draw_interval(x(min(times)), x(max(times)), height_, colour))

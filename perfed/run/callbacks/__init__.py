@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from perfed.errors import PerfedError, suggest_name, summarise_validation_error
 from perfed.plugins import describe_user_error, import_user_module, match_name
-from perfed.run.callback import Callback, named_once
+from perfed.run.callback import Callback, require_unique_names
 from perfed.run.callbacks.best import BestModels
 from perfed.run.callbacks.losses import LocalLosses
 from perfed.run.callbacks.snapshots import EmbeddedSamples
@@ -18,48 +18,48 @@ from perfed.run.callbacks.targets import Targets
 from perfed.run.settings import Evaluation, Snapshots
 
 NAMED = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
-"""Callbacks that ``callbacks`` may name: each a file of this folder, and the class in it."""
+"""The names that ``callbacks`` accepts: the module in this folder, and the class in it."""
 
 
-def asked_for(evaluation: Evaluation, snapshots: Snapshots) -> list[Callback]:
-    """Return the callbacks that a run's settings ask for, in their order."""
-    found: list[Callback] = []
+def build_required_callbacks(evaluation: Evaluation, snapshots: Snapshots) -> list[Callback]:
+    """Return the callbacks that the settings of a run need, in the order of their calls."""
+    callbacks: list[Callback] = []
     if evaluation.stop == "validated":
-        found.append(BestModels())
+        callbacks.append(BestModels())
     if snapshots.losses:
-        found.append(LocalLosses())
+        callbacks.append(LocalLosses())
     if snapshots.rounds:
-        found.append(EmbeddedSamples(wanted=snapshots))
+        callbacks.append(EmbeddedSamples(wanted=snapshots))
     if evaluation.targets:
-        found.append(Targets(targets=evaluation.targets, stop=evaluation.stop == "targets"))
-    return found
+        callbacks.append(Targets(targets=evaluation.targets, stop=evaluation.stop == "targets"))
+    return callbacks
 
 
-def build_callbacks(given: Sequence[Callback | str | Mapping[str, Any]]) -> list[Callback]:
-    """Return callbacks from what ``callbacks`` in an experiment lists.
+def build_callbacks(items: Sequence[Callback | str | Mapping[str, Any]]) -> list[Callback]:
+    """Return the callbacks of an experiment.
 
     Args:
-        given: names (:data:`NAMED`, or ``module:NAME`` of a class of the user's own), tables of a ``name`` and
-            settings, or callbacks, which stay as they are.
+        items: names (:data:`NAMED`, or ``module:NAME`` of a class in a user's module), tables with a ``name`` and
+            settings, or callbacks, which are returned unchanged.
 
     Raises:
-        PerfedError: an unknown name, a setting that is not allowed, or the same one twice.
+        PerfedError: if a name or a setting is unknown, a value is not allowed, or a name occurs twice.
 
     Example:
         >>> build_callbacks(["tensorbord"])
         Traceback (most recent call last):
         perfed.errors.PerfedError: unknown callback 'tensorbord' (did you mean 'tensorboard'?); allowed: ...
     """
-    return named_once([_built(item) for item in given])
+    return require_unique_names([_build_callback(item) for item in items])
 
 
-def _built(given: Callback | str | Mapping[str, Any]) -> Callback:
-    table = {"name": given} if isinstance(given, str) else given
+def _build_callback(item: Callback | str | Mapping[str, Any]) -> Callback:
+    table = {"name": item} if isinstance(item, str) else item
     if not isinstance(table, Mapping) or not isinstance(name := table.get("name"), str):
-        if isinstance(given, Callback):
-            return given
-        raise PerfedError(f"callbacks: each is a name, or a table with a name and settings (given: {given!r})")
-    cls = callback_class(name)
+        if isinstance(item, Callback):
+            return item
+        raise PerfedError(f"callbacks: each is a name, or a table with a name and settings (given: {item!r})")
+    cls = find_callback_class(name)
     settings = {key: value for key, value in table.items() if key != "name"}
     if unknown := settings.keys() - cls.model_fields:
         allowed = ", ".join(cls.model_fields) or "it has none"
@@ -70,24 +70,24 @@ def _built(given: Callback | str | Mapping[str, Any]) -> Callback:
         raise summarise_validation_error(error, f"callbacks.{name}") from None
 
 
-def callback_class(name: str) -> type[Callback]:
-    """Return the callback called ``name``, in any case; ``module:NAME`` is the class NAME of a module of the user's.
+def find_callback_class(name: str) -> type[Callback]:
+    """Return the class of the callback with this name, ignoring case, or of the class NAME for ``module:NAME``.
 
     Raises:
-        PerfedError: there is none; says what is allowed.
+        PerfedError: if there is no such class; lists the allowed names.
     """
     module, colon, attribute = name.partition(":")
     if not colon:
-        known = match_name(name, NAMED)
-        if known is None:
+        module_name = match_name(name, NAMED)
+        if module_name is None:
             hint = suggest_name(name, NAMED)
             raise PerfedError(f"unknown callback '{name}'{hint}; allowed: {', '.join(NAMED)}, or module:NAME")
-        found = getattr(import_module(f"{__name__}.{known}"), NAMED[known])
+        cls = getattr(import_module(f"{__name__}.{module_name}"), NAMED[module_name])
     else:
         try:
-            found = getattr(import_user_module(module), attribute)
+            cls = getattr(import_user_module(module), attribute)
         except Exception as error:  # whatever a user's file does
             raise PerfedError(f"callback '{name}': cannot be loaded: {describe_user_error(error) or error}") from None
-    if not (isinstance(found, type) and issubclass(found, Callback)):
-        raise PerfedError(f"callback '{name}' is no class of a callback; write class {attribute}(perfed.Callback)")
-    return found
+    if not (isinstance(cls, type) and issubclass(cls, Callback)):
+        raise PerfedError(f"callback '{name}' is not a class of a callback; write class {attribute}(perfed.Callback)")
+    return cls

@@ -1,4 +1,4 @@
-"""Checkpoints: when they are written, what they hold besides tensors, and how a run goes on from one."""
+"""Checkpoints: when they are written, what they contain besides tensors, and how a run resumes from one."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from perfed.data.federation import Federation
 from perfed.data.reading import checked
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
-from perfed.run.callback import Callback, Running, joined, parted, recall
+from perfed.run.callback import Callback, Running, join_state, restore_states, split_state
 from perfed.run.checkpoint_files import Checkpoint
 from perfed.run.directory import RunDirectory
 from perfed.run.totals import RunProgress, RunTotals
 from perfed.training.plan import PlanSettings, describe_arithmetic
 from perfed.tree import map_leaves
 
-_OF = ":"  # before a callback's name, beside the server's parameter sets, whose names are identifiers
+_CALLBACK_PREFIX = ":"  # before a callback's name, beside the server's parameter sets, whose names are identifiers
 
 
 class Checkpoints(Callback):
-    """Writes a checkpoint where the last one is ``checkpoint_seconds`` old, after the last round, and on a failure."""
+    """A callback that writes checkpoints: every ``checkpoint_seconds``, after the last round, and on a failure."""
 
     name = "checkpoint"
     _round: int = PrivateAttr(-1)
     _written: float = PrivateAttr(0.0)
 
     def begin(self, run: Running) -> None:
-        """Keep a preparation that took long."""
+        """Write a checkpoint of the preparation if it took longer than ``checkpoint_seconds``."""
         self._written = time.perf_counter()
         if run.done == 0 and run.progress.wall >= run.checkpoint_seconds:
             self._save(run)
 
     def after_round(self, run: Running, record: dict[str, Any]) -> bool:
-        """Write one where it is time."""
+        """Write a checkpoint if it is due."""
         if run.at_its_end or time.perf_counter() - self._written >= run.checkpoint_seconds:
             self._save(run)
             self._written = time.perf_counter()
         return False
 
-    def interrupted(self, run: Running, error: BaseException) -> None:
-        """Keep what is done; where that is nothing, an empty directory would only be in the way of the next try."""
+    def save_interrupted(self, run: Running, error: BaseException) -> None:
+        """Save the finished rounds of a failed run; without any, remove its directory."""
         if run.directory is None:
             return
         mistake = isinstance(error, Exception) and (run.done < 0 or not isinstance(error, PerfedError))
@@ -59,37 +59,38 @@ class Checkpoints(Callback):
     def _save(self, run: Running) -> None:
         if run.directory and run.done != self._round:
             data = run.federation.fingerprint
-            save(run.directory, run.server, run.progress, run.callbacks, data, run.notes, run.config)
+            save_checkpoint(run.directory, run.server, run.progress, run.callbacks, data, run.notes, run.config)
             self._round = run.done
 
-    def go_to(self, run: Running, found: Checkpoint, *, compared: bool) -> None:
-        """Let ``run`` stand where ``found`` was written; ``compared``: the data are known to be those of then."""
-        run.progress = restore(found, run.server, run.callbacks, None if compared else run.federation)
-        self._round = found.round
+    def resume_from(self, run: Running, checkpoint: Checkpoint, *, compared: bool) -> None:
+        """Restore a run from a checkpoint; ``compared``: its data are known to be those of the checkpoint."""
+        run.progress = restore_checkpoint(checkpoint, run.server, run.callbacks, None if compared else run.federation)
+        self._round = checkpoint.round
 
-    def go_back(self, run: Running) -> None:
-        """Let ``run`` stand where its directory's last whole checkpoint was written; at the start if there is none.
+    def resume_latest(self, run: Running) -> None:
+        """Restore a run from the newest undamaged checkpoint of its directory; without one, it starts again.
 
         Raises:
-            PerfedError: it has no directory, or another callback, or as :func:`restore` says.
+            PerfedError: if the run has no directory, lacks a callback of the checkpoint, or :func:`restore_checkpoint`
+                refuses the checkpoint.
         """
         if run.directory is None:
-            raise PerfedError("this run has no directory, so that there is no checkpoint to go back to")
+            raise PerfedError("this run has no directory, so that there is no checkpoint to restore")
         run.server.put_states_in(run.directory.path)
-        found = run.directory.load_to_resume(run.server.hold)
-        run.resumed = 0 if found is None else found.round
-        if found is None:
+        checkpoint = run.directory.load_to_resume(run.server.hold)
+        run.resumed = 0 if checkpoint is None else checkpoint.round
+        if checkpoint is None:
             run.directory.restore_rounds(None)
-            run.notes.append("no checkpoint was there: begun again from round 0")
+            run.notes.append("no checkpoint was found: started again from round 0")
             return
-        _check_callbacks(found, run.callbacks)
-        self.go_to(run, found, compared=False)
-        run.history, damaged = run.directory.restore_rounds(found)
-        continued = _continued(found, run.server, run.rounds)
-        run.notes = [*found.progress["notes"], *found.notes, *damaged, *continued]
+        _check_callbacks(checkpoint, run.callbacks)
+        self.resume_from(run, checkpoint, compared=False)
+        run.history, damaged = run.directory.restore_rounds(checkpoint)
+        continued = _describe_resumption(checkpoint, run.server, run.rounds)
+        run.notes = [*checkpoint.progress["notes"], *checkpoint.notes, *damaged, *continued]
 
 
-def save(
+def save_checkpoint(
     directory: RunDirectory,
     server: Server,
     progress: RunProgress,
@@ -101,17 +102,17 @@ def save(
     """Write a checkpoint.
 
     Args:
-        directory: of the run.
-        server, progress: after the last finished round.
-        callbacks: whose states are kept.
-        data: fingerprint of the clients' data.
-        notes: of the run.
-        config: what the run was made of.
+        directory: directory of the run.
+        server, progress: their state after the last finished round.
+        callbacks: callbacks whose states are saved.
+        data: the fingerprint of the clients' data.
+        notes: notes of the run.
+        config: configuration of the run.
     """
     now = server.snapshot()
-    states = {callback.name: parted(callback.state) for callback in callbacks if callback.state}
+    states = {callback.name: split_state(callback.state) for callback in callbacks if callback.state}
     values = {
-        "tally": progress.totals.plain(),
+        "tally": progress.totals.to_dict(),
         "policy": now.policy,
         "wall_seconds": progress.wall,
         "training_seconds": progress.training,
@@ -125,77 +126,81 @@ def save(
         "config": config,
         "files": directory.written_files,
     }
-    sets = now.server | {_OF + name: tensors for name, (_, tensors) in states.items() if tensors}
+    sets = now.server | {_CALLBACK_PREFIX + name: tensors for name, (_, tensors) in states.items() if tensors}
     directory.save(progress.done, sets, now.clients, now.changed, values)
     server.forget_changes()
 
 
-def restore(
-    found: Checkpoint, server: Server, callbacks: Sequence[Callback], federation: Federation | None
+def restore_checkpoint(
+    checkpoint: Checkpoint, server: Server, callbacks: Sequence[Callback], federation: Federation | None
 ) -> RunProgress:
-    """Bring ``server``, its plan and ``callbacks`` to where they were.
+    """Restore ``server``, its plan and ``callbacks`` from a checkpoint, and return the progress of the run.
 
     Args:
-        found: the checkpoint.
-        server: of a new run of the same configuration.
-        callbacks: of that run.
-        federation: its clients; ``None``: they are known to be those of the checkpoint.
+        checkpoint: the checkpoint.
+        server: the server of a new run with the same configuration.
+        callbacks: the callbacks of that run.
+        federation: the clients; ``None``: they are known to be those of the checkpoint.
 
     Returns:
-        How far the run had come.
+        The progress of the run at the checkpoint.
 
     Raises:
-        PerfedError: the run was on other data or followed another trace; nothing is changed then.
+        PerfedError: if the data differ from those of the checkpoint, or it was written by another version. Nothing is
+            changed then.
     """
-    progress, now = found.progress, server.snapshot()
+    progress, now = checkpoint.progress, server.snapshot()
     if federation is not None and progress.get("data", federation.fingerprint) != federation.fingerprint:
         raise PerfedError(
-            f"{found.path}: this run was on other clients, samples or targets than those of "
+            f"{checkpoint.path}: this run was on other clients, samples or targets than those of "
             f"'{federation.name}'; continue it with the same (in Python, resume(..., federation=...))"
         )
-    sets: dict[str, Any] = map_leaves(found.server, lambda _, t: t.to(server.device))
-    totals = RunTotals.of_plain(progress["tally"])
-    tensors = {name: sets.pop(name) for name in [*sets] if name.startswith(_OF)}
-    states = {name: joined(values, tensors.get(_OF + name, {})) for name, values in progress["callbacks"].items()}
+    sets: dict[str, Any] = map_leaves(checkpoint.server, lambda _, t: t.to(server.device))
+    totals = RunTotals.from_dict(progress["tally"])
+    tensors = {name: sets.pop(name) for name in [*sets] if name.startswith(_CALLBACK_PREFIX)}
+    states = {
+        name: join_state(values, tensors.get(_CALLBACK_PREFIX + name, {}))
+        for name, values in progress["callbacks"].items()
+    }
     server.restore(
         replace(
             now,
             server={**now.server, **sets},
-            clients={**now.clients, **{i: server.hold(state) for i, state in found.clients.items()}},
+            clients={**now.clients, **{i: server.hold(state) for i, state in checkpoint.clients.items()}},
             policy={**now.policy, **progress["policy"]},
             trace=progress.get("trace", now.trace),
         )
     )
-    server.plan.paths.update(checked(PlanSettings, progress["plan"], found.path / "checkpoint").paths)
-    recall(callbacks, states)
+    server.plan.paths.update(checked(PlanSettings, progress["plan"], checkpoint.path / "checkpoint").paths)
+    restore_states(callbacks, states)
     wall, training = progress["wall_seconds"], progress["training_seconds"]
-    return RunProgress(totals, found.round, wall, training, progress["stopped_by"])
+    return RunProgress(totals, checkpoint.round, wall, training, progress["stopped_by"])
 
 
-def _continued(found: Checkpoint, server: Server, rounds: int) -> list[str]:
-    """Return what a run of ``rounds`` rounds that was interrupted has to say beside its results."""
-    notes, begun = [], found.progress.get("config", {}).get("rounds", rounds)
-    if found.round == 0:
+def _describe_resumption(checkpoint: Checkpoint, server: Server, rounds: int) -> list[str]:
+    """Return notes on a resumed run: the round, a changed number of rounds, and another processor or torch."""
+    notes, planned_rounds = [], checkpoint.progress.get("config", {}).get("rounds", rounds)
+    if checkpoint.round == 0:
         notes.append("continued from round 0: the preparation was done")
-    if begun < rounds:
-        notes.append(f"continued from round {found.round} to {rounds}; begun with rounds = {begun}")
-    before, now = found.progress.get("arithmetic"), describe_arithmetic(server.device)
+    if planned_rounds < rounds:
+        notes.append(f"continued from round {checkpoint.round} to {rounds}; begun with rounds = {planned_rounds}")
+    before, now = checkpoint.progress.get("arithmetic"), describe_arithmetic(server.device)
     if before not in (None, now):
         notes.append(
-            f"continued after round {found.round} on another processor or torch ({now}; before: {before}): from "
+            f"continued after round {checkpoint.round} on another processor or torch ({now}; before: {before}): from "
             "here on the last digits may differ from those of a run that was never interrupted"
         )
     return notes
 
 
-def _check_callbacks(found: Checkpoint, callbacks: Sequence[Callback]) -> None:
-    """Refuse to go on without a callback whose state the checkpoint has.
+def _check_callbacks(checkpoint: Checkpoint, callbacks: Sequence[Callback]) -> None:
+    """Check that the run has every callback whose state the checkpoint contains.
 
     Raises:
-        PerfedError: one is not there.
+        PerfedError: if a callback is missing; names it.
     """
-    if lacking := found.progress.get("callbacks", {}).keys() - {callback.name for callback in callbacks}:
+    if lacking := checkpoint.progress.get("callbacks", {}).keys() - {callback.name for callback in callbacks}:
         raise PerfedError(
-            f"{found.path}: this run had the callback '{min(lacking)}', which has kept something; continue it with it "
-            "(in Python, resume(..., callbacks=[...]))"
+            f"{checkpoint.path}: this run had the callback '{min(lacking)}', whose state is saved; continue with "
+            "this callback (in Python, resume(..., callbacks=[...]))"
         )

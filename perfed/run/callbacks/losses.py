@@ -28,10 +28,10 @@ class LocalLosses(Callback):
 
     def _keep(self, run: Running) -> None:
         if run.latest is not None:
-            write_arrays(run, by_epoch(run.latest.loss_curves))
+            write_arrays(run, losses_to_arrays(run.latest.loss_curves))
 
 
-def by_epoch(courses: Mapping[str, Sequence[float]]) -> dict[str, dict[str, NDArray[Any]]]:
+def losses_to_arrays(courses: Mapping[str, Sequence[float]]) -> dict[str, dict[str, NDArray[Any]]]:
     """Return losses of local epochs, by client id, as arrays: ``client`` and ``loss`` ``(epochs,)``; or nothing."""
     client = [i for i in sorted(courses) for _ in courses[i]]
     loss = [value for i in sorted(courses) for value in courses[i]]

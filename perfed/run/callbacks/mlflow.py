@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import PrivateAttr
 
 from perfed.errors import PerfedError
-from perfed.run.callback import Callback, Running, numbers
+from perfed.run.callback import Callback, Running, collect_numbers
 from perfed.settings import flatten_keys
 
 _LONGEST = 500  # characters of a parameter that MLflow takes
@@ -49,7 +49,7 @@ class MLflow(Callback):
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        found = [Metric(name, value, now, record["round"]) for name, value in numbers(record).items()]
+        found = [Metric(name, value, now, record["round"]) for name, value in collect_numbers(record).items()]
         self._client.log_batch(self.state["run"], metrics=found)
         return False
 

@@ -11,7 +11,7 @@ Progress = Callable[[int, int, float | None], None]
 """Called with the round's number, the rounds of the run, and the mean accuracy if it is known."""
 
 
-class ToldProgress(Callback):
+class ProgressReporter(Callback):
     """Calls ``tell`` after the preparation and after each round."""
 
     name = "progress"

@@ -32,11 +32,11 @@ class EmbeddedSamples(Callback):
 
     def _keep(self, run: Running) -> None:
         if run.directory and run.done in self.wanted.rounds:
-            arrays = embedded_samples(run.server, self.wanted, run.done)
+            arrays = embed_samples(run.server, self.wanted, run.done)
             write_arrays(run, {} if arrays is None else {"snapshots": arrays})
 
 
-def embedded_samples(server: Server, wanted: Snapshots, round_: int) -> dict[str, NDArray[Any]] | None:
+def embed_samples(server: Server, wanted: Snapshots, round_: int) -> dict[str, NDArray[Any]] | None:
     """Return the ``wanted`` clients' samples behind their own embeddings; clients with none in the split are left out.
 
     Returns:

@@ -18,36 +18,36 @@ ROUNDING = 1e-9
 
 
 class Targets(Callback):
-    """Notes when the run reaches each accuracy of ``targets``; with ``stop`` the run ends once all are reached."""
+    """A callback that records when each target accuracy is reached; with ``stop`` the run ends after the last."""
 
     name = "targets"
     targets: tuple[float, ...]
     stop: bool = False
 
     def begin(self, run: Running) -> None:
-        """None is reached yet, unless the run goes on."""
-        self.state.setdefault("targets", unreached(self.targets))
+        """Initialise the targets as not reached, unless the run is resumed."""
+        self.state.setdefault("targets", init_targets(self.targets))
 
     def after_round(self, run: Running, record: dict[str, Any]) -> bool:
-        """Note what the round is the first to reach."""
-        self.state["targets"] = updated(self.state["targets"], run.history)
+        """Record the targets that the round is the first to reach."""
+        self.state["targets"] = update_targets(self.state["targets"], run.history)
         return self.stop and all(target["round"] is not None for target in self.state["targets"])
 
     def end(self, run: Running, summary: dict[str, Any]) -> None:
-        """Say when each was reached, and whether that ended the run."""
+        """Add the targets to the summary, with a note if they ended the run."""
         summary["targets"] = self.state["targets"]
         if run.progress.stopped_by == self.name:
             ended = f"training ended after round {run.done} of at most {run.rounds}"
             summary["notes"].append(f"every target was reached: {ended}")
 
 
-def unreached(targets: Sequence[float]) -> list[Target]:
+def init_targets(targets: Sequence[float]) -> list[Target]:
     """Return the targets before training, none of them reached."""
     return [{"accuracy": target, **dict.fromkeys((*WHEN, *BYTES))} for target in targets]
 
 
-def updated(found: Sequence[Target], records: Sequence[Mapping[str, Any]]) -> list[Target]:
-    """Return the targets after one more round: those that it is the first to reach get its number, times and bytes.
+def update_targets(found: Sequence[Target], records: Sequence[Mapping[str, Any]]) -> list[Target]:
+    """Return the targets after one more round; newly reached ones have its number, times and bytes.
 
     Args:
         found: the targets so far.
@@ -66,28 +66,28 @@ def updated(found: Sequence[Target], records: Sequence[Mapping[str, Any]]) -> li
     ]
 
 
-def percent(target: float) -> str:
+def format_percent(target: float) -> str:
     """Return a target as text, such as ``70 %``."""
     return f"{100 * target:g} %"
 
 
-def duration(value: float) -> str:
-    """Virtual time as text: four digits, and all those before the point."""
+def format_duration(value: float) -> str:
+    """Return a virtual time as text with four significant digits, or all digits before the decimal point."""
     return f"{value:.4g}" if value < 1000 else f"{value:.0f}"
 
 
-def described(found: Sequence[Target]) -> list[str]:
+def describe_targets(found: Sequence[Target]) -> list[str]:
     """Return one line per target: the round, virtual time and bytes after which it was reached, or that it was not.
 
     Without a clock virtual time is the round's number, which is then said once.
     """
-    return [f"{percent(t['accuracy'])}: {_reached(t)}" for t in found]
+    return [f"{format_percent(t['accuracy'])}: {_describe_target(t)}" for t in found]
 
 
-def _reached(target: Target) -> str:
+def _describe_target(target: Target) -> str:
     if target["round"] is None:
         return "not reached"
     time = target["virtual_time"]
-    clock = f", virtual time {duration(time)} s" if time != target["round"] else ""
+    clock = f", virtual time {format_duration(time)} s" if time != target["round"] else ""
     moved = sum(target.get(key) or 0 for key in BYTES)
     return f"round {target['round']}{clock}" + (f", {moved / 1e6:.3g} MB up and down" if moved else "")

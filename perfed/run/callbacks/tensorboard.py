@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import PrivateAttr
 
 from perfed.errors import PerfedError
-from perfed.run.callback import Callback, Running, numbers
+from perfed.run.callback import Callback, Running, collect_numbers
 
 
 class TensorBoard(Callback):
@@ -33,7 +33,7 @@ class TensorBoard(Callback):
 
     def after_round(self, run: Running, record: dict[str, Any]) -> bool:
         """Write the round's numbers."""
-        for name, value in numbers(record).items():
+        for name, value in collect_numbers(record).items():
             self._writer.add_scalar(name, value, record["round"])
         self._writer.flush()
         return False

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import PrivateAttr
 
 from perfed.errors import PerfedError
-from perfed.run.callback import Callback, Running, numbers
+from perfed.run.callback import Callback, Running, collect_numbers
 
 
 class WandB(Callback):
@@ -47,7 +47,7 @@ class WandB(Callback):
 
     def after_round(self, run: Running, record: dict[str, Any]) -> bool:
         """Log the round's numbers."""
-        self._run.log(numbers(record), step=record["round"])
+        self._run.log(collect_numbers(record), step=record["round"])
         return False
 
     def end(self, run: Running, summary: dict[str, Any]) -> None:

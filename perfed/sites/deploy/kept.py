@@ -13,7 +13,7 @@ from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.participation.settings import Participation
 from perfed.run.callbacks.best import BestModels
-from perfed.run.own_model import OwnModels
+from perfed.run.own_model import PersonalModels
 from perfed.sites.deploy.part import Part
 from perfed.sites.flower.site import hash_request, load_model_message, make_background
 from perfed.sites.flower.wire import unpack_task
@@ -72,7 +72,7 @@ class Here(Server):
         return work, executor
 
 
-class KeptModel(OwnModels):
+class KeptModel(PersonalModels):
     """The site's own model of a run; parameters as of :class:`Here`."""
 
     def __init__(self, part: Part, folder: Path) -> None:
@@ -90,11 +90,11 @@ class KeptModel(OwnModels):
         """The sites of the study; who was used in which round, the server knows alone."""
         return dict.fromkeys(sorted(self._sites))
 
-    def spent_by(self, client: str) -> dict[str, Any] | None:
+    def privacy_spending(self, client: str) -> dict[str, Any] | None:
         """What the site has spent, as its ledger has it."""
         return None if self.here.budget is None else self.here.budget.stated()
 
     @property
-    def taken(self) -> BestModels:
+    def best_models(self) -> BestModels:
         """Nothing: the message is of the model that was taken."""
         return BestModels()

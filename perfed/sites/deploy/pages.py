@@ -148,7 +148,7 @@ _PLAIN = {
 
 def _noisy(study: Experiment) -> str:
     """What a page says of metrics that leave with noise."""
-    names = ", ".join(dict.fromkeys(["accuracy (mse)", *study.evaluation.measured]))
+    names = ", ".join(dict.fromkeys(["accuracy (mse)", *study.evaluation.requested_metrics]))
     after = "each round that is evaluated" if study.evaluation.every < study.rounds else "the last rounds"
     return (
         f"No loss of training. After {after}, metrics of your model on your test rows ({names}), with noise made on "

@@ -423,7 +423,9 @@ class Part:
             return
         metrics = private.metrics
         bounds = (
-            {} if metrics is None else metrics.bounds(federation.task, federation.num_classes, federation.target_scale)
+            {}
+            if metrics is None
+            else metrics.compute_bounds(federation.task, federation.num_classes, federation.target_scale)
         )
         private.check_room(secure.numbers(count_sites(self.experiment)).largest_value, bounds)
 

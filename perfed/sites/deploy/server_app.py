@@ -27,7 +27,7 @@ from perfed.experiment.start import resume, start
 from perfed.maths.blending import EXCHANGES
 from perfed.methods.blending import Blending
 from perfed.plugins import BLEND
-from perfed.privacy.client import with_secret
+from perfed.privacy.client import set_noise_secret
 from perfed.report import load_runs, write_report
 from perfed.run.callback import Callback, Running
 from perfed.run.directory import RunDirectory
@@ -201,7 +201,7 @@ class Submitted:
         going.directory = RunDirectory(out) if begun else RunDirectory.create(out)
         going.path, going.config = out, tomllib.loads(text)
         if begun:
-            with going.directory.alone():
+            with going.directory.lock():
                 going.restore()
         going.directory.write_config(text)
         going.checkpoint_seconds = 0.0
@@ -322,7 +322,7 @@ def _run(experiment: Experiment, federation: Federation, out: Path, server: Call
     assert isinstance(run.server, RealTimeServer)
 
     def checkpointed_states(site: str) -> list[int]:
-        return [int(flatten(state)["sequence"]) for client, state in run.taken.clients.items() if client == site]
+        return [int(flatten(state)["sequence"]) for client, state in run.best_models.clients.items() if client == site]
 
     run.server.keep_states(checkpointed_states)
     return run
@@ -339,7 +339,7 @@ def _with_noise(
 ) -> RealTimeServer:
     """The run's server; its noise, if any, is made with what is in ``secret`` and in nothing that leaves it."""
     if experiment.privacy is not None and experiment.privacy.unit == "client":
-        initialiser.method = with_secret(initialiser.method, secret_in(secret))
+        initialiser.method = set_noise_secret(initialiser.method, secret_in(secret))
     return server(federation, initialiser, *args, **options)
 
 

@@ -24,7 +24,7 @@ from perfed.data.target_scale import TargetScale
 from perfed.engine.evaluate import Outputs
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo
-from perfed.privacy.accountant import Releases, epsilon
+from perfed.privacy.accountant import Releases, compute_epsilon
 from perfed.privacy.apply import PrivateMethod
 from perfed.rng import Noise
 from perfed.sites.flower.refusal import RefusalReason, Refused
@@ -158,7 +158,7 @@ def total(told: Sequence[Told], unit: str, delta: float) -> float:
         delta: at which.
     """
     squares = sum(one.squares for one in told if unit in ("sample", one.unit))
-    return 0.0 if squares == 0 else epsilon(1 / sqrt(squares), Releases(1), delta)
+    return 0.0 if squares == 0 else compute_epsilon(1 / sqrt(squares), Releases(1), delta)
 
 
 class SiteBudget:
@@ -257,8 +257,15 @@ class SiteBudget:
         metrics = self._plan.metrics
         assert metrics is not None
         with self._line_to_write(metrics_of_round(round_)) as line:
-            line.metrics.setdefault(str(round_), metrics.each)
-        return metrics.told(outputs, metrics.bounds(info.task, info.num_classes, scale), self.make_noise(message))
+<<<<<<< HEAD
+            line.metrics.setdefault(str(round_), metrics.releases_per_round)
+        return metrics.add_noise(outputs, metrics.compute_bounds(info.task, info.num_classes, scale), self.make_noise(message))
+=======
+            line.metrics.setdefault(str(round_), metrics.releases_per_round)
+        return metrics.add_noise(
+            outputs, metrics.compute_bounds(info.task, info.num_classes, scale), self.noise(message)
+        )
+>>>>>>> clirun
 
     @contextmanager
     def _line_to_write(self, exchange: str) -> Iterator[Told]:
@@ -294,10 +301,10 @@ class SiteBudget:
     def stated(self) -> dict[str, Any]:
         """Return the settings of the study and what the run has spent, for a model's card."""
         line, settings = self._find_line(ledger(self._folder)), self._plan.settings
-        rounds = self._plan.affordable
-        most = self._plan.spent(rounds, self._plan.evaluations(rounds))
+        rounds = self._plan.affordable_rounds
+        most = self._plan.compute_spending(rounds, self._plan.count_evaluations(rounds))
         spent = total([] if line is None else [line], settings.unit, settings.delta)
-        return {**self._plan.stated(), "spent": spent, "most": most}
+        return {**self._plan.explicit_settings(), "spent": spent, "most": most}
 
 
 def check_planned(folder: Path, line: str, plan: PrivateMethod, most: float | None, delta: float | None) -> None:
@@ -314,10 +321,14 @@ def check_planned(folder: Path, line: str, plan: PrivateMethod, most: float | No
         Refused: all of it would be more.
     """
     settings = plan.settings
-    rounds, metrics = plan.affordable, plan.metrics
-    ahead = Told("", "", "", settings.unit, settings.delta, plan.noise, plan.told(rounds).whole)
+    rounds, metrics = plan.affordable_rounds, plan.metrics
+    ahead = Told("", "", "", settings.unit, settings.delta, plan.noise, plan.sum_releases(rounds).full)
     if metrics is not None:
-        ahead = replace(ahead, metrics={"": metrics.each * plan.evaluations(rounds)}, metrics_noise=metrics.noise)
+        ahead = replace(
+            ahead,
+            metrics={"": metrics.releases_per_round * plan.count_evaluations(rounds)},
+            metrics_noise=metrics.noise,
+        )
     others = [told for told in ledger(folder) if told.noise_of != line]
     check_most([*others, ahead], most, settings.delta if delta is None else delta)
 

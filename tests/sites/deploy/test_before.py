@@ -13,7 +13,7 @@ from perfed import start, validate
 from perfed.data.column import Column
 from perfed.data.federation_schema import SiteMetadata
 from perfed.errors import PerfedError
-from perfed.privacy.before import BEFORE, UNCOUNTED
+from perfed.privacy.before import DISCLOSED_BEFORE_ROUND_1, UNCOUNTED_NOTE
 from perfed.sites.deploy.part import Part, facts_by, table_options, told_by
 from perfed.tables.agreement import agree_on_schema
 from perfed.tables.options import TableOptions
@@ -27,7 +27,7 @@ BUDGET = {"privacy": {"epsilon": 6.0, "delta": 1e-3}}
 
 def test_every_field_that_a_site_tells_is_accounted_for():
     """A new field of a message must say here what it is."""
-    for message, said in BEFORE.items():
+    for message, said in DISCLOSED_BEFORE_ROUND_1.items():
         names = getattr(message, "model_fields", None) or [field.name for field in fields(message)]
         names = SiteMetadata.column_fields if message is Column else names
         assert set(names) == set(said), message.__name__
@@ -113,9 +113,9 @@ def test_arrays_tell_what_the_study_says(tmp_path):
     [
         (
             {"public": {}},
-            r"before round 1 sites would tell classes or sums of 'ill', .* say in the table \[data.public\]",
+            r"before round 1 sites would disclose classes or sums of 'ill', .* declare in the table \[data.public\]",
         ),
-        ({"public": {}, "event": "died"}, "before round 1 sites would tell categories of columns from their rows"),
+        ({"public": {}, "event": "died"}, "before round 1 sites would disclose categories of columns from their rows"),
         ({"public": {"age": [0, 100]}}, "public says nothing of column 'ill', the target, which sites would then tell"),
         ({"domain": "ward"}, "public says nothing of column 'ward', the domain, which sites would then tell"),
         ({"public": {"ill": ["no", "no"]}}, "public.ill = .'no', 'no'. is not allowed; allowed: texts that differ"),
@@ -164,7 +164,7 @@ def test_a_simulation_tells_and_spends_what_a_deployment_does(tmp_path):
     assert run.federation.notes["told"] == (
         "names of columns; of their rows nothing, but what the study says in data.public",
     )
-    assert max(summary["privacy"]["spent"].values()) <= 6.0 and UNCOUNTED not in summary["notes"]
+    assert max(summary["privacy"]["spent"].values()) <= 6.0 and UNCOUNTED_NOTE not in summary["notes"]
     digits = {"name": "digits", "clients": 3}
     table = {"method": "fedavg", "rounds": 1, "data": digits, "model": {"head": "linear"}, **BUDGET}
-    assert UNCOUNTED in start(validate(table)).execute()["notes"]
+    assert UNCOUNTED_NOTE in start(validate(table)).execute()["notes"]

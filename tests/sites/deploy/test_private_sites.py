@@ -279,7 +279,7 @@ def test_a_ledger_that_is_damaged_is_refused(tmp_path):
         ),
         ({"evaluation": {"targets": [0.5]}}, "evaluation.targets: under .privacy. losses and metrics stay"),
         ({"privacy": {"epsilon": 6.0, "delta": 1e-3, "sampling": "poisson"}}, "at sites use 'full'"),
-        ({"method": "fedpac"}, "privacy: nothing is declared of what fedpac sends"),
+        ({"method": "fedpac"}, "privacy: fedpac does not declare what it sends"),
     ],
 )
 def test_what_cannot_be_private_at_sites_is_refused_in_one_line(changes, said):

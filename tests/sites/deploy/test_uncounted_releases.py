@@ -190,5 +190,5 @@ def test_what_sites_count_is_at_most_what_the_study_plans(method, tables):
     submit(tables, text, Stations(tables, text))
     plan = private_in(read(text, "the study"))
     counted = sum(ledger(tables / "at-north")[0].releases.values())
-    assert plan is not None and 0 < counted <= plan.told(4).whole
-    assert counted == plan.told(4).whole or method in ("apfl", "flic-class")  # which train two parts in one pass
+    assert plan is not None and 0 < counted <= plan.sum_releases(4).full
+    assert counted == plan.sum_releases(4).full or method in ("apfl", "flic-class")  # which train two parts in one pass
