@@ -100,13 +100,8 @@ def init_command(
     tables = {"files": [str(file) for file in files], "test_files": [str(file) for file in test or []]}
     table_settings: dict[str, Any] = {key: value for key, value in {**tables, **roles, **columns}.items() if value}
     table_settings |= {"values": _parse_replacements(values)} if values else {}
-<<<<<<< HEAD
-    with alone_on_stdout(as_json), _all_problems():
-        federation, settings = choose_split_and_columns(table_settings)
-=======
     with reserve_stdout(as_json), _all_problems():
-        federation, settings = fitting(table_settings)
->>>>>>> clirun
+        federation, settings = choose_split_and_columns(table_settings)
     settings |= {key: [_relative(path, out) for path in settings[key]] for key in tables if key in settings}
     text = study_text(out.stem, settings, federation)
     validate(tomllib.loads(text))

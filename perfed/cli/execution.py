@@ -182,17 +182,9 @@ def handle_interruption(directory: Path, how: Training, *, resumed: bool = False
         raise Stopped(f"{INTERRUPTED[code]}; 'perfed resume {shlex.join(words)}' continues", code) from None
 
 
-<<<<<<< HEAD
-def _executor(how: Training, work: Work) -> Execute:
-    """Return what executes runs as the command line asks for, and shows how far they are."""
-    return (
-        partial(execute_in_turn, execute=work.execute) if how.jobs == 1 else Jobs(how.jobs, how.ray_address, work.told)
-    )
-=======
 def _choose_executor(how: Training, work: Work) -> Execute:
     """Return the function that executes runs, one by one or in parallel, and records their progress."""
-    return partial(in_turn, execute=work.execute) if how.jobs == 1 else Jobs(how.jobs, how.ray_address, work.update)
->>>>>>> clirun
+    return partial(execute_in_turn, execute=work.execute) if how.jobs == 1 else Jobs(how.jobs, how.ray_address, work.update)
 
 
 # What came of it -------------------------------------------------------------------------------------------
@@ -246,15 +238,9 @@ def finish(study: Study, how: Training, show: Shown) -> dict[str, Conclusion]:
             say_outcome(label, outcome, show.verbose)
 
     number, resources = len(study.keys), resources_of(how)
-<<<<<<< HEAD
-    with shown(Work(number)) as work:
-        work.already(number - len(study.list_unfinished()))
-        execute = _executor(how, work)
-=======
     with show_progress(Work(number)) as work:
-        work.set_finished(number - len(study.left()))
+        work.set_finished(number - len(study.list_unfinished()))
         execute = _choose_executor(how, work)
->>>>>>> clirun
         if study.spec.kind == "search":
             choices = study.choose(resources, execute)
         else:

@@ -94,14 +94,8 @@ def join(source: Source, file: Path) -> None:
         raise PerfedError(f"{folder}: site '{site}' has joined already")
     with refuse_modules(source.directory, source.trust):
         found = opened_models(source.directory, data_dir=source.data_dir)
-<<<<<<< HEAD
-        # Raise the error of open_run: no site can join a run of scikit-learn models.
-        run = open_run(source.directory) if isinstance(found, KeptModels) else found
-    model = run.join(_newcomer(run.federation, site, file, run.seed))
-=======
-        run = opened(source.directory) if isinstance(found, KeptModels) else found  # which says that nobody joins such
+        run = open_run(source.directory) if isinstance(found, KeptModels) else found  # which says that nobody joins such
     model = run.join(_build_newcomer(run.federation, site, file, run.seed))
->>>>>>> clirun
     model.save(folder)
     write_atomic(folder / "card.md", card(model.facts))
     for name, value, interval in shown_metrics(model.facts["metrics"]):

@@ -142,45 +142,25 @@ class Experiment(BaseModel):
         """
         if self.privacy is None:
             return None
-<<<<<<< HEAD
         participation, secure = self.build_participation(), self.secure_aggregation
         num_invited = participation.count(clients)
         has_tables = "public" in self.data.options
         if has_tables:
-            check_public(self.data.options)
-        private = privately(
-=======
-        who, secure = self.build_participation(), self.secure_aggregation
-        asked = who.count(clients)
-        tables = "public" in self.data.options
-        if tables:
             check_public_columns(self.data.options)
-        found = make_private(
->>>>>>> clirun
+        private = make_private(
             self.built_method,
             self.privacy,
             self.rounds,
             rows,
             name=self.method,
-<<<<<<< HEAD
             policy=participation.policy,
             shares=0 if secure is None else secure.count_required(num_invited, num_invited),
-            measured=Measured(
-                self.evaluation.measured,
-                [n for n in range(1, self.rounds + 1) if self.evaluation.is_due(n, self.rounds)],
-            ),
-        )
-        return private if has_tables else replace(private, notes=(*private.notes, UNCOUNTED))
-=======
-            policy=who.policy,
-            shares=0 if secure is None else secure.needed(asked, asked),
             evaluation=EvaluationPlan(
                 self.evaluation.requested_metrics,
                 [n for n in range(1, self.rounds + 1) if self.evaluation.is_due(n, self.rounds)],
             ),
         )
-        return found if tables else replace(found, notes=(*found.notes, UNCOUNTED_NOTE))
->>>>>>> clirun
+        return private if has_tables else replace(private, notes=(*private.notes, UNCOUNTED_NOTE))
 
     @property
     def effect(self) -> dict[str, Any]:

@@ -50,27 +50,15 @@ class Judged:
 
     @cached_property
     def too_many(self) -> bool:
-<<<<<<< HEAD
         """Whether there are too many predictions to store them."""
-        return predictions.too_many(self.federation, self.experiment.evaluation.split)
-
-    @property
-    def names(self) -> list[str]:
-        """The requested metrics that can be computed; some need probabilities, which not every model predicts."""
-        names = (find_metric(metric)[0] for metric in self.experiment.evaluation.measured)
-        of_outputs = (name for name in names if not METRICS[name].of_model)
-        return [name for name in of_outputs if self.probable or not METRICS[name].probabilities]
-=======
-        """Whether what is said is too much to be kept."""
         return predictions.exceeds_limit(self.federation, self.experiment.evaluation.split)
 
     @property
     def names(self) -> list[str]:
-        """The metrics asked for that the models can have: not every one has probabilities."""
-        names = (chosen(given)[0] for given in self.experiment.evaluation.requested_metrics)
-        said = (name for name in names if not METRICS[name].of_model)
-        return [name for name in said if self.probable or not METRICS[name].probabilities]
->>>>>>> clirun
+        """The requested metrics that can be computed; some need probabilities, which not every model predicts."""
+        names = (find_metric(metric)[0] for metric in self.experiment.evaluation.requested_metrics)
+        of_outputs = (name for name in names if not METRICS[name].of_model)
+        return [name for name in of_outputs if self.probable or not METRICS[name].probabilities]
 
     def finish(self, name: str, path: Path | None, files: Sequence[str] = (), **entries: Any) -> dict[str, Any]:
         """Write ``config.toml``, ``clients.csv``, predictions of every sample, ``summary.json``, and their checksums.
@@ -86,19 +74,12 @@ class Judged:
         """
         evaluation, federation = self.experiment.evaluation, self.federation
         weights = None if evaluation.weights == "uniform" else sample_counts(federation, evaluation.split)
-<<<<<<< HEAD
         client_metrics = summarise(self.metrics, weights)
         domains, of_clients = (
             compute_domain_metrics(self._outputs, federation, self.names) if federation.num_domains else ({}, {})
         )
-        first = outline(name, federation, evaluation.split, self.experiment.seed, 0, client_metrics, domains)
+        first = build_outline(name, federation, evaluation.split, self.experiment.seed, 0, client_metrics, domains)
         summary = {**first, **entries}
-=======
-        found = summarise(self.metrics, weights)
-        domains, of_clients = by_domain(self._outputs, federation, self.names) if federation.num_domains else ({}, {})
-        first = build_outline(name, federation, evaluation.split, self.experiment.seed, 0, found, domains)
-        summary = {**first, **more}
->>>>>>> clirun
         if path is not None:
             path.mkdir(parents=True, exist_ok=True)
             directory = RunDirectory(path)

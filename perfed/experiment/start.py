@@ -151,21 +151,12 @@ def open_run(
         raise PerfedError(f"{path}: {problem}; 'perfed resume {path}' goes back to the one before it")
     if directory.finished and checkpoint.round < (rounds := directory.read_summary()["rounds"]):
         raise PerfedError(f"{path}: the checkpoint of round {rounds} is missing; 'perfed resume {path}' restores it")
-<<<<<<< HEAD
-    run.go_to(checkpoint, compared=site_only is not None)
+    run.resume_from(checkpoint, compared=site_only is not None)
     return run
 
 
 def _load_single_site(directory: RunDirectory, site: str) -> Federation | None:
-    """Return a federation in which only ``site`` has data, enough for :meth:`perfed.run.own_model.OwnModels.site`.
-=======
-    run.resume_from(found, compared=alone is not None)
-    return run
-
-
-def _site_alone(directory: RunDirectory, site: str) -> Federation | None:
-    """What :meth:`perfed.run.own_model.PersonalModels.site` needs for ``site``; no other site's table is read.
->>>>>>> clirun
+    """Return a federation in which only ``site`` has data, enough for :meth:`perfed.run.own_model.PersonalModels.site`.
 
     Returns:
         The federation; ``None`` if the data of all clients are needed, because the run does not use tables, has not
@@ -295,13 +286,8 @@ def _write_config(run: Run, experiment: Experiment, directory: RunDirectory) -> 
             "participation": run.server.participation,
         }
         for callback in run.callbacks:
-<<<<<<< HEAD
             if isinstance(callback, PrivacyBudget):  # keep the noise that was chosen, also if more rounds follow
-                effective_settings["privacy"] = Privacy.model_validate(callback.plan.stated())
-=======
-            if isinstance(callback, PrivacyBudget):  # with the noise that was found, whatever rounds follow
-                used["privacy"] = Privacy.model_validate(callback.plan.explicit_settings())
->>>>>>> clirun
+                effective_settings["privacy"] = Privacy.model_validate(callback.plan.explicit_settings())
         methods = {name: _with_modules(table) for name, table in experiment.methods.items()}
         text = experiment.model_copy(update={**effective_settings, "methods": methods}).to_toml()
         run.config = tomllib.loads(text)

@@ -118,31 +118,17 @@ class Study:
         folders |= {name: comparison.path.name for name, comparison in earlier.items()}
         parts = []
         for name, spec in planned.items():
-<<<<<<< HEAD
             folder = path / folders[name]
             with name_in_errors(name):
-                exists = marker_of(folder)[0] == ComparisonSpec.kind
+                exists = read_marker(folder)[0] == ComparisonSpec.kind
                 comparison = read_comparison(folder).with_more(spec, resources) if exists else spec.prepare(resources)
                 parts.append(cls(folder, comparison))
         study = cls(path, Campaign(key, {name: folders[name] for name in dict.fromkeys([*planned, *earlier])}))
         for directory in (study, *parts):
-            if marker_of(directory.path)[0] != directory.spec.kind:
+            if read_marker(directory.path)[0] != directory.spec.kind:
                 RunDirectory.create(directory.path)
         for directory in (*parts, study):
             directory.write()
-=======
-            place = path / folders[name]
-            with problems_of(name):
-                continues = read_marker(place)[0] == ComparisonSpec.kind
-                more = read_comparison(place).with_more(spec, resources) if continues else spec.prepare(resources)
-                parts.append(cls(place, more))
-        study = cls(path, Campaign(key, {name: folders[name] for name in dict.fromkeys([*planned, *earlier])}))
-        for one in (study, *parts):
-            if read_marker(one.path)[0] != one.spec.kind:
-                RunDirectory.create(one.path)
-        for one in (*parts, study):
-            one.write()
->>>>>>> clirun
         return study
 
     def write(self) -> None:
@@ -356,11 +342,7 @@ class Study:
             PerfedError: no point of some method could be trained to the end, or another process works on the search.
         """
         assert isinstance(self.spec, Search)
-<<<<<<< HEAD
-        with RunDirectory(self.path).alone(), closing(self.execute_runs(resources, execute)) as outcomes:
-=======
-        with RunDirectory(self.path).lock(), closing(self.outcomes(resources, execute)) as outcomes:
->>>>>>> clirun
+        with RunDirectory(self.path).lock(), closing(self.execute_runs(resources, execute)) as outcomes:
             return record_choices(self.spec, self.path, outcomes)
 
 

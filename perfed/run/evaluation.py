@@ -71,23 +71,14 @@ def build_scoring(settings: Evaluation, federation: Federation, training: Federa
         PerfedError: if a metric does not fit the task, or ``classes`` is used without classes.
     """
     names = []
-<<<<<<< HEAD
-    for given in settings.measured:
-        name, known = find_metric(given)
-        if known.task not in (None, federation.task):
-            key = "metrics" if given in settings.metrics else "compare_by"
-            raise PerfedError(f"evaluation.{key}: '{given}' is for {known.task}, but {_kind(federation)}")
-        if not known.of_model:
-=======
     for requested_name in settings.requested_metrics:
-        name, metric = chosen(requested_name)
+        name, metric = find_metric(requested_name)
         if metric.task not in (None, federation.task):
             key = "metrics" if requested_name in settings.metrics else "compare_by"
             raise PerfedError(
                 f"evaluation.{key}: '{requested_name}' is for {metric.task}, but {_describe_task(federation)}"
             )
         if not metric.of_model:
->>>>>>> clirun
             names.append(name)
     only_held = settings.classes == "held"
     if only_held and federation.num_classes is None:
@@ -132,11 +123,7 @@ class Evaluator:
         if settings.targets and federation.num_classes is None:
             raise PerfedError(f"evaluation.targets: are accuracies, but {_describe_task(federation)}")
         self.domain_samples = federation.domain_samples(split)
-<<<<<<< HEAD
-        names = [find_metric(given)[0] for given in settings.metrics]
-=======
-        names = [chosen(name)[0] for name in settings.metrics]
->>>>>>> clirun
+        names = [find_metric(name)[0] for name in settings.metrics]
         self._gap = GAP in names
         if self._gap and (settings.when, settings.stop) != ("before", "last"):
             raise PerfedError(f"evaluation.metrics: '{GAP}' needs the models of rounds: when = 'before', stop = 'last'")
@@ -205,15 +192,9 @@ class Evaluator:
             done.arrays |= self._outputs_to_arrays(done.outputs if outputs is None else outputs)
         domain_metrics: Metrics = {}
         if outputs and by_domains:
-<<<<<<< HEAD
-            found, totals.client_domains = compute_domain_metrics(outputs, self.federation, self.scoring.metrics)
-            domains = {"domains": self.with_extremes(found)}
-        totals.evaluated(chosen, found, settings.last)
-=======
-            domain_metrics, totals.client_domains = by_domain(outputs, self.federation, self.scoring.metrics)
+            domain_metrics, totals.client_domains = compute_domain_metrics(outputs, self.federation, self.scoring.metrics)
             domains = {"domains": self.with_extremes(domain_metrics)}
         totals.add_evaluation(chosen, domain_metrics, settings.last)
->>>>>>> clirun
         if settings.when == "before" and done.after:
             metrics.update({f"{name}_after": value for name, value in self.summarise_clients(done.after).items()})
         return {"metrics": metrics, **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}), **domains}

@@ -127,19 +127,11 @@ class PersonalModels:
             rounds: number of rounds of its training; by default that of the run.
 
         Raises:
-<<<<<<< HEAD
-            PerfedError: an id that is there, a client that does not fit the others, or a method that cannot
-                (:func:`perfed.engine.joining.add_client`).
-        """
-        rounds = self.done if rounds is None else rounds
-        site = self._site(add_client(self.server, client, rounds), client.id)
-=======
             PerfedError: if the id exists already, the client does not fit the federation, or the method does not
                 support new clients (:func:`perfed.engine.joining.joined`).
         """
         rounds = self.done if rounds is None else rounds
         site = self._build_site_model(joined(self.server, client, rounds), client.id)
->>>>>>> clirun
         budget = self._budget
         privacy = {"privacy": to_json_values(budget.describe_joined_client(client.id, rounds))} if budget else {}
         return replace(site, facts={**site.facts, "joined": rounds, **privacy})

@@ -49,16 +49,10 @@ def build_arrays(parts: Sequence[Outputs], federation: Federation, split: str) -
         of their inputs. ``targets`` ``(samples, ...)`` and ``outputs`` ``(samples, C)`` (logits, logarithms of
         probabilities, values or log hazards) in the unit of the data, in float32 if that changes no value.
     """
-<<<<<<< HEAD
-    whole = concatenate_outputs(parts)
-    starts = np.flatnonzero(np.append(True, whole.client[1:] != whole.client[:-1]))
-    ids, counts = whole.client[starts], np.diff(np.append(starts, len(whole.client)))
-=======
     outputs_of_all = concatenate_outputs(parts)
     client = outputs_of_all.client
     starts = np.flatnonzero(np.append(True, client[1:] != client[:-1]))
     ids, counts = client[starts], np.diff(np.append(starts, len(client)))
->>>>>>> clirun
     order = np.argsort(ids)
     rows = np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in order])
     splits = {client.id: client.split(split) for client in federation}

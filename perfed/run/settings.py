@@ -65,13 +65,8 @@ class Evaluation(BaseModel):
 
     @field_validator("compare_by")
     @classmethod
-<<<<<<< HEAD
-    def _can_be_compared_by(cls, value: str) -> str:
-        if value and find_metric(value)[1].of_model:
-=======
     def _check_compare_by(cls, value: str) -> str:
-        if value and chosen(value)[1].of_model:
->>>>>>> clirun
+        if value and find_metric(value)[1].of_model:
             raise ValueError(f"'{value}' is of models and not of what they say; methods are not compared by it")
         return value
 

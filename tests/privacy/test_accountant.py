@@ -47,13 +47,8 @@ def test_without_sampling_nothing_is_amplified_and_nothing_told_costs_nothing():
     assert compute_epsilon(0.0, Releases(1), 1e-5) == float("inf")
 
 
-<<<<<<< HEAD
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("budget, releases", [(6.0, Releases(200)), (1.5, Releases(3, drawn=400, rate=0.05))])
-=======
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("budget, releases", [(6.0, Releases(200)), (1.5, Releases(3, sampled=400, rate=0.05))])
->>>>>>> clirun
 def test_noise_is_the_least_that_keeps_the_budget(budget, releases):
     noise = find_noise_multiplier(budget, 1e-3, releases)
     assert compute_epsilon(noise, releases, 1e-3) <= budget < compute_epsilon(0.99 * noise, releases, 1e-3)

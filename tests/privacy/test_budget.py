@@ -196,13 +196,8 @@ def test_a_run_with_poisson_samples_goes_on_with_each_client_s_noise(tmp_path):
         ({"privacy": {"epsilon": -1.0}}, "privacy.epsilon"),
         ({"privacy": {"sampling": "some"}}, "privacy.sampling"),
         ({"privacy": {"delta": None}}, "privacy.delta"),
-<<<<<<< HEAD
-        ({"method": "fedpac"}, "nothing is declared of what fedpac sends"),
-        ({"method": "knnper"}, "the clients' models contain their rows"),
-=======
         ({"method": "fedpac"}, "fedpac does not declare what it sends"),
         ({"method": "knnper"}, "its clients' own models hold their rows"),
->>>>>>> clirun
         ({"method": "fedamp", "privacy": {"unit": "client"}}, "noise is on their mean"),
         ({"method": "fedproto", "privacy": {"unit": "client"}}, "'means' of extension 'prototypes'"),
         ({"training": {"class_weights": "balanced"}}, "counts all rows"),

@@ -149,15 +149,9 @@ class Curves:
         """Return lines for the targets and the accuracy of the oracle that are within the axes."""
         if kind.name != "mean":
             return []
-<<<<<<< HEAD
         asked = {t.accuracy for run in self.report.runs if run.summary for t in run.summary.targets or []}
         found = {f"target {format_percent(target)}": 100 * target for target in sorted(asked)}
         if self.metric == "accuracy" and (best := oracle(self.report.runs)) is not None:
-=======
-        asked = {t.accuracy for run in self.study.runs if run.summary for t in run.summary.targets or []}
-        found = {f"target {format_percent(target)}": 100 * target for target in sorted(asked)}
-        if self.metric == "accuracy" and (best := oracle(self.study.runs)) is not None:
->>>>>>> clirun
             found["oracle"] = 100 * best
         ends = (frame.x.start, frame.x.end)
         inside = {name: value for name, value in found.items() if frame.y.low <= value <= frame.y.high}

@@ -98,17 +98,10 @@ def _draw_targets(report: ReportData) -> str:
     parts = [entries, frame.draw_horizontal()]
     for place, target in enumerate(targets):
         at = top + row * place
-<<<<<<< HEAD
         ground = svg.format_path([(60, at + row), (x.end, at + row)])
         parts += [
             svg.draw_text(4, at + row / 2 + 4, format_percent(target)),
             svg.build_element("path", d=ground, stroke=css_colour("line")),
-=======
-        ground = svg.path([(60, at + row), (x.end, at + row)])
-        parts += [
-            svg.words(4, at + row / 2 + 4, format_percent(target)),
-            svg.tag("path", d=ground, stroke=paint("line")),
->>>>>>> clirun
         ]
         for line, method in enumerate(methods):
             times = reached.get((target, method), [])

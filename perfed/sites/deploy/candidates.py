@@ -167,13 +167,9 @@ def weights_evaluation(study: Experiment) -> Evaluation:
 def weights_protocol(study: Experiment) -> ExchangeSettings:
     """What the study says of the exchange of weights."""
     evaluation, sites = study.evaluation, study.data.options["files"]
-<<<<<<< HEAD
     return ExchangeSettings(
-        EXCHANGES, len(sites), metrics=evaluation.measured, scores_held_classes=evaluation.classes == "held"
+        EXCHANGES, len(sites), metrics=evaluation.requested_metrics, scores_held_classes=evaluation.classes == "held"
     )
-=======
-    return Protocol(EXCHANGES, len(sites), metrics=evaluation.requested_metrics, held=evaluation.classes == "held")
->>>>>>> clirun
 
 
 def weights_allowed(study: Experiment, task: Task, outputs: int = 1) -> AllowList:

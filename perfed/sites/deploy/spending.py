@@ -257,15 +257,8 @@ class SiteBudget:
         metrics = self._plan.metrics
         assert metrics is not None
         with self._line_to_write(metrics_of_round(round_)) as line:
-<<<<<<< HEAD
             line.metrics.setdefault(str(round_), metrics.releases_per_round)
         return metrics.add_noise(outputs, metrics.compute_bounds(info.task, info.num_classes, scale), self.make_noise(message))
-=======
-            line.metrics.setdefault(str(round_), metrics.releases_per_round)
-        return metrics.add_noise(
-            outputs, metrics.compute_bounds(info.task, info.num_classes, scale), self.noise(message)
-        )
->>>>>>> clirun
 
     @contextmanager
     def _line_to_write(self, exchange: str) -> Iterator[Told]:

@@ -110,13 +110,8 @@ def protocol_of(study: Experiment, domains: int) -> ExchangeSettings:
         participation=study.build_participation(),
         split=evaluation.split,
         validated=evaluation.stop == "validated",
-<<<<<<< HEAD
-        metrics=evaluation.measured,
-        scores_held_classes=evaluation.classes == "held",
-=======
         metrics=evaluation.requested_metrics,
-        held=evaluation.classes == "held",
->>>>>>> clirun
+        scores_held_classes=evaluation.classes == "held",
         noisy=study.privacy is not None and study.privacy.metrics == "noisy",
     )
 
