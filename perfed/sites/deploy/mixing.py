@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import log_softmax  # type: ignore[import-untyped]
 
-from perfed.client_model.build_blend import mix_models
 from perfed.client_model.estimator import outputs_of, rows_of
+from perfed.client_model.mixture import mix_models
 from perfed.client_model.site_model import SiteModel
 from perfed.data.checksums import find_damage, read_checksums, write_checksums_of
 from perfed.data.client import Client, Split

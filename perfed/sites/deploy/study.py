@@ -56,7 +56,8 @@ def make_deployed_study(experiment: Experiment, sites: Sequence[str]) -> Experim
         )
     if experiment.built_method.uses_validation and experiment.evaluation.split == "validation":
         raise PerfedError(
-            f"evaluation.split = 'validation': {experiment.method} already uses the sites' validation rows; allowed: test"
+            f"evaluation.split = 'validation': {experiment.method} already uses the sites' validation rows; "
+            "allowed: test"
         )
     if experiment.snapshots.rounds:
         raise PerfedError("snapshots.rounds: embeddings of single rows would leave the sites; leave it out")

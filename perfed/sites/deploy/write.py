@@ -154,7 +154,7 @@ def rotate(folder: Path, site: str) -> str:
     with tempfile.TemporaryDirectory(dir=folder) as made:
         key, public = Path(made) / "key", Path(made) / "pub"
         tls.make_site_key(key, public, site)
-        found = Credentials(tls.certificate_fingerprint(authority), {site: tls.key_fingerprint(public)})
+        found = Credentials(tls.hash_certificate(authority), {site: tls.hash_public_key(public)})
         page = f"sites/{site}/README.md"
         text = make_site_files(deployment, study, site, found, Release.of_deployment(folder))[page]
         key.replace(own / f"{site}.key")
@@ -187,8 +187,8 @@ def _site_credentials(folder: Path, sites: Sequence[str]) -> Credentials:
         own.mkdir(parents=True)
         tls.make_site_key(own / f"{site}.key", public, site)
         shutil.copyfile(folder / "tls/ca.crt", own / "ca.crt")
-        keys[site] = tls.key_fingerprint(public)
-    return Credentials(tls.certificate_fingerprint(folder / "tls/ca.crt"), keys)
+        keys[site] = tls.hash_public_key(public)
+    return Credentials(tls.hash_certificate(folder / "tls/ca.crt"), keys)
 
 
 def _write_release(folder: Path, release: Release) -> None:
