@@ -190,7 +190,9 @@ def build_weights_evaluation(study: Experiment) -> Evaluation:
 def build_weights_exchanges(study: Experiment) -> ExchangeSettings:
     """Return the exchange settings of the run that learns the weights."""
     evaluation, sites = study.evaluation, study.data.options["files"]
-    return ExchangeSettings(EXCHANGES, len(sites), metrics=evaluation.measured, held=evaluation.classes == "held")
+    return ExchangeSettings(
+        EXCHANGES, len(sites), metrics=evaluation.measured, scores_held_classes=evaluation.classes == "held"
+    )
 
 
 def rehearse_weights(study: Experiment, task: Task, outputs: int = 1) -> AllowList:
@@ -225,4 +227,4 @@ def list_entries(study: Experiment) -> list[str]:
     Raises:
         PerfedError: a method does not support such a federation or model.
     """
-    return list(dict.fromkeys(name for allowed in rehearse_all_runs(study.to_toml()) for name in allowed.entries))
+    return list(dict.fromkeys(name for allowed in rehearse_all_runs(study.to_toml()) for name in allowed.entry_names))

@@ -151,13 +151,13 @@ class Policy(BaseModel):
         """Yield how the requirements of a rehearsal compare with the policy, for each key that is set."""
         for key, names, patterns in (
             ("programs", allow_list.programs, self.programs),
-            ("entries", [*allow_list.entries, *([] if allow_list.discreet else ["loss"])], self.entries),
-            ("metrics", allow_list.measured, self.metrics),
+            ("entries", [*allow_list.entry_names, *([] if allow_list.discreet else ["loss"])], self.entry_names),
+            ("metrics", allow_list.reported_metrics, self.metrics),
         ):
             if patterns is not None:
                 yield key, _find_unmatched(names, patterns), _format_patterns(patterns)
         if self.bytes is not None:
-            yield "bytes", _list_excess(allow_list.bytes, self.bytes), f"at most {self.bytes}"
+            yield "bytes", _list_excess(allow_list.max_reply_bytes, self.bytes), f"at most {self.bytes}"
 
     def _compare_rows(self, data: SiteData) -> Iterator[_Violation]:
         """Yield how the numbers of rows compare with the policy, for each key that is set."""

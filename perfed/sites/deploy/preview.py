@@ -82,12 +82,12 @@ class Preview:
         except PerfedError as error:
             why = str(error)
         found = rehearse_all_runs(study, told["task"]) if facts is None else _allowed(site_run)
-        entries = list(dict.fromkeys(of for allowed in found for of in allowed.sent))
+        entries = list(dict.fromkeys(of for allowed in found for of in allowed.reply_entries))
         measured, summed = (
             list(dict.fromkeys(name for names in of for name in names))
-            for of in ([allowed.measured for allowed in found], [allowed.summed for allowed in found])
+            for of in ([allowed.reported_metrics for allowed in found], [allowed.sum_names for allowed in found])
         )
-        most = max(allowed.bytes for allowed in found)
+        most = max(allowed.max_reply_bytes for allowed in found)
         sent = [_plain(*of) for of in entries]
         return cls(site, study, told, facts, why, sent, most, measured, summed, own.describe_copies())
 

@@ -78,7 +78,7 @@ def list_sent_entries(study: Experiment) -> list[str]:
         >>> list_sent_entries(validate({"method": "fedavg", "rounds": 1, "data": data, "model": {"head": "linear"}}))
         ['shared/head.weight', 'shared/head.bias', 'num_samples']
     """
-    return rehearse_study(study.to_toml()).entries
+    return rehearse_study(study.to_toml()).entry_names
 
 
 @lru_cache(maxsize=4)
@@ -116,7 +116,7 @@ def build_exchange_settings(study: Experiment, domains: int) -> ExchangeSettings
         split=evaluation.split,
         validated=evaluation.stop == "validated",
         metrics=evaluation.measured,
-        held=evaluation.classes == "held",
+        scores_held_classes=evaluation.classes == "held",
         noisy=study.privacy is not None and study.privacy.metrics == "noisy",
     )
 

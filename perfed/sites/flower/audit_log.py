@@ -1,7 +1,7 @@
-"""What leaves a site and what arrives: a log of every message, for its data officer, written before a message goes.
+"""The log of all messages that leave or reach a site, for its data officer; it is written before a message leaves.
 
-One line of JSON per message or note, with the hash of the line before it: a line that was changed, removed or moved
-shows. Lines stand in the order in which they were written, whatever the clock said.
+The log has one line of JSON for each message or note, with the hash of the line before it, so that changed, removed or
+moved lines are detected. Lines are in the order in which they were written, even if the clock was set back.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from perfed.sites.flower.hash_chain import BEGINNING, format_line, iterate_lines
 from perfed.sites.flower.message import unframe, unpack
 from perfed.system import lock_folder, sync_folder
 
-_OWN = ("run", "round", "program")  # of the header, by themselves in a line
-_ASKED = ("kind", *_OWN, "sequence", "measure")  # of the header of a message that arrives
-_LONGEST = 100  # characters of a value that is written as it is
+_MAIN_FIELDS = ("run", "round", "program")  # fields of the header that are fields of the line too
+_ARRIVAL_FIELDS = ("kind", *_MAIN_FIELDS, "sequence", "measure")  # fields of the header of an arriving message
+_MAX_LENGTH = 100  # characters of a value that is written unchanged
 
 
 class OutgoingLog:
-    """The log in the file ``path``, for one process at a time; its lines: :func:`perfed.sites.flower.hash_chain.read_log`.
+    """The log of messages in the file ``path``, which one process at a time may write.
 
-    A last line that a crash has torn is removed when the log is opened, and a note says so: its message has not left.
+    The function :func:`perfed.sites.flower.hash_chain.read_log` describes the lines. When the log is opened, a last
+    line that a crash has left incomplete is removed, and a note is written; the message of that line has not left.
 
     Attributes:
-        path: the file.
-        head: hash of the last line. Who has noted it elsewhere can show that no later line was removed.
+        path: The file of the log.
+        head: The hash of the last line. A copy of it elsewhere proves later that no line up to it was removed.
 
     Raises:
-        PerfedError: another process writes this log, or it is broken; it is not continued then.
+        PerfedError: Another process writes this log, or its chain is broken.
 
     Example:
         >>> import torch
@@ -56,17 +57,17 @@ class OutgoingLog:
         self.path = path
         self.head = BEGINNING
         self._end = 0
-        self._last = ""  # the latest time in the log
-        with ExitStack() as held:
+        self._latest_time = ""
+        with ExitStack() as stack:
             try:
-                held.enter_context(lock_folder(path.parent))
+                stack.enter_context(lock_folder(path.parent))
             except BlockingIOError:
                 raise PerfedError(f"{path}: another process is writing this log") from None
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
-            held.callback(os.close, self._handle)
+            stack.callback(os.close, self._handle)
             sync_folder(path.parent)
-            self._open()
-            self._held = held.pop_all()
+            self._read_end()
+            self._resources = stack.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -75,24 +76,24 @@ class OutgoingLog:
         self.close()
 
     def close(self) -> None:
-        """Let other processes write the log."""
-        self._held.close()
-        self._handle = -1  # the number may become another file's
+        """Close the file and let other processes write the log."""
+        self._resources.close()
+        self._handle = -1  # the number may later belong to another file
 
     def append(self, body: bytes) -> None:
-        """Write down that the message ``body`` leaves; what is said of it is read from these very bytes.
+        """Write a line about the message ``body``, which is described from its bytes and may leave afterwards.
 
-        The line is on disk when this returns. The message may leave only then.
+        The line is on disk when this method returns.
 
         Raises:
             PerfedError: ``body`` is not a message (:func:`perfed.sites.flower.message.pack`).
-            OSError: the disk is full, or the like; the log is as it was.
+            OSError: The line cannot be written, for example because the disk is full; the log is unchanged.
         """
         header, tree = unpack(body)
-        self._write(
+        self._append_lines(
             {
-                **{name: header.get(name) for name in _OWN},
-                "header": {name: value for name, value in header.items() if name not in _OWN},
+                **{name: header.get(name) for name in _MAIN_FIELDS},
+                "header": {name: value for name, value in header.items() if name not in _MAIN_FIELDS},
                 "entries": [
                     {"name": name, "shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
                     for name, tensor in flatten(tree).items()
@@ -103,79 +104,92 @@ class OutgoingLog:
         )
 
     def record_arrival(self, body: bytes) -> None:
-        """Write down that ``body`` has arrived, whatever it is; only then may it be looked at further.
+        """Write a line about the arrival of ``body``, which need not be a message and may be processed afterwards.
 
         Raises:
-            OSError: the disk is full, or the like; the log is as it was.
+            OSError: The line cannot be written, for example because the disk is full; the log is unchanged.
         """
         try:
             header, readable = unframe(body)[0], True
         except PerfedError:
             header, readable = {}, False
-        self._write(
+        self._append_lines(
             {
                 "arrived": "a message" if readable else "bytes that are no message",
-                **{name: _shown(header[name]) for name in _ASKED if name in header},
+                **{name: _shorten_value(header[name]) for name in _ARRIVAL_FIELDS if name in header},
                 "bytes": len(body),
                 "sha256": hashlib.sha256(body).hexdigest(),
             }
         )
 
     def add_note(self, text: str) -> None:
-        """Write down what has happened otherwise.
+        """Write a line with a note.
 
         Raises:
-            OSError: the disk is full, or the like; the log is as it was.
+            OSError: The line cannot be written, for example because the disk is full; the log is unchanged.
         """
-        self._write({"note": text})
+        self._append_lines({"note": text})
 
     def record_consent(self, digest: str) -> None:
-        """Write down that the site's administrator agrees to what leaves, whose hash is ``digest``.
+        """Write a line about the administrator's consent to the data that will leave the site.
+
+        Args:
+            digest: The hash of the description of that data.
 
         Raises:
-            OSError: as :meth:`append`.
+            OSError: The line cannot be written, for example because the disk is full; the log is unchanged.
         """
-        self._write({"note": f"the administrator agrees to what leaves ({digest})", "consent": digest})
+        self._append_lines({"note": f"the administrator agrees to what leaves ({digest})", "consent": digest})
 
-    def _open(self) -> None:
-        """Find the end of the chain, and mend a torn last line."""
-        torn = 0
+    def _read_end(self) -> None:
+        """Find the last intact line, and replace an incomplete line after it by a note.
+
+        Raises:
+            PerfedError: The chain is broken.
+        """
+        incomplete_bytes = 0
         for number, line, problem in iterate_lines(self.path):
             if problem and line.endswith(b"\n"):
                 raise PerfedError(f"{self.path}: line {number} {problem}; the log is not continued: move it away first")
             if problem:
-                torn = len(line)
+                incomplete_bytes = len(line)
             else:
                 entry = json.loads(line)
-                self.head, self._last = entry["hash"], max(self._last, entry["time"])
+                self.head, self._latest_time = entry["hash"], max(self._latest_time, entry["time"])
                 self._end += len(line)
-        if torn:
-            self._write({"note": f"a line that a crash had torn was removed ({torn} bytes); its message has not left"})
+        if incomplete_bytes:
+            self._append_lines(
+                {
+                    "note": f"a line that a crash left incomplete was removed ({incomplete_bytes} bytes); "
+                    "its message has not left"
+                }
+            )
 
-    def _write(self, content: Mapping[str, Any]) -> None:
+    def _append_lines(self, content: Mapping[str, Any]) -> None:
+        """Write a line with ``content``, after a note if the clock was set back, and flush it to disk."""
         now = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
         entries = [content]
-        if now < self._last:
-            entries.insert(0, {"note": f"the clock has jumped back: a line before this one says {self._last}"})
+        if now < self._latest_time:
+            entries.insert(0, {"note": f"the clock has jumped back: a line before this one says {self._latest_time}"})
         head, lines = self.head, b""
         for entry in entries:
             head, line = format_line({**entry, "time": now, "previous": head})
             lines += line
         try:
-            os.ftruncate(self._handle, self._end)  # of what an attempt that failed may have left
+            os.ftruncate(self._handle, self._end)  # removes the remains of a failed attempt
             os.lseek(self._handle, self._end, os.SEEK_SET)
-            rest = lines
-            while rest:
-                rest = rest[os.write(self._handle, rest) :]
+            remaining = lines
+            while remaining:
+                remaining = remaining[os.write(self._handle, remaining) :]
             os.fsync(self._handle)
         except OSError as error:
             with suppress(OSError):
                 os.ftruncate(self._handle, self._end)
             raise OSError(error.errno, error.strerror, str(self.path)) from None
-        self.head, self._last, self._end = head, now, self._end + len(lines)
+        self.head, self._latest_time, self._end = head, now, self._end + len(lines)
 
 
-def _shown(value: Any) -> Any:
-    """``value``, or the beginning of how it is written where a sender made it long or nested."""
-    plain = value is None or (isinstance(value, bool | int | str) and len(str(value)) <= _LONGEST)
-    return value if plain else shorten_repr(value, _LONGEST)
+def _shorten_value(value: Any) -> Any:
+    """Return a short plain value unchanged, and the beginning of the text of any other value."""
+    is_short = value is None or (isinstance(value, bool | int | str) and len(str(value)) <= _MAX_LENGTH)
+    return value if is_short else shorten_repr(value, _MAX_LENGTH)

@@ -1,7 +1,7 @@
-"""What came over a wire is checked before it is used: trees of tensors, and replies on the server.
+"""The checks of received trees of tensors and of replies, before they are used.
 
-Each function that checks returns one line of what is wrong, or ``None``. What is expected is declared by who asks; of
-what others have sent, :func:`find_oversized_entry` alone learns.
+The functions ``find_..._problem`` return one line that describes the first problem, or ``None``. The caller declares
+what is expected; only :func:`find_oversized_entry` compares a reply with the replies of other sites.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from perfed.sites.flower.transport import Answer
 from perfed.tree import Tree
 
 REFUSED = "refused: "
-"""What the error of an answer begins with where a reply came and cannot be used."""
+"""The beginning of the error of an answer whose reply arrived and cannot be used."""
 
 
 class TensorSpec(NamedTuple):
-    """What a tensor must be like.
+    """The properties that a tensor must have.
 
     Attributes:
-        shape: sizes of its axes, ``None`` where any will do.
-        dtype: its dtype.
-        finite: whether every value must be finite; a mean over nothing, say, may be NaN.
-        counts: whether its values are numbers of the site's training samples.
+        shape: The sizes of the axes; ``None`` for an axis of any size.
+        dtype: The dtype.
+        finite: Whether all values must be finite; for example, the mean over an empty set may be NaN.
+        counts: Whether the values are numbers of training samples of the site.
     """
 
     shape: tuple[int | None, ...]
@@ -42,7 +42,7 @@ class TensorSpec(NamedTuple):
 
 
 def shorten_repr(value: Any, most: int = 60) -> str:
-    """``value`` as Python writes it, cut where a sender made it long.
+    """Return the ``repr`` of a value, shortened to ``most`` characters.
 
     Example:
         >>> shorten_repr("x" * 100, most=4)
@@ -53,11 +53,12 @@ def shorten_repr(value: Any, most: int = 60) -> str:
 
 
 TreeSpec = Mapping[str, TensorSpec]
-"""Path of a tensor (names joined by "/") -> what it must be like; all of them must be there, and no other."""
+"""The specification of a tree: the properties of each tensor by its path (names joined by "/"). The tree must contain
+exactly these tensors."""
 
 
 def make_spec(tree: Tree) -> dict[str, TensorSpec]:
-    """The spec of trees with the names, shapes and dtypes of ``tree``, and finite values.
+    """Return the specification of trees with the names, shapes and dtypes of ``tree``, and with finite values.
 
     Example:
         >>> make_spec({"head": {"bias": torch.zeros(2)}})
@@ -68,14 +69,14 @@ def make_spec(tree: Tree) -> dict[str, TensorSpec]:
 
 @dataclass(frozen=True)
 class ExpectedReply:
-    """What a reply must be, of the exchange that is going on.
+    """The properties that a reply in the current exchange must have.
 
     Attributes:
-        run, sequence, program: which one.
-        sites: the names that it was sent to.
-        spec: of the reply's tree.
-        most_bytes: that all tensors of the tree may have together.
-        samples: training samples that the site has, as its facts say; ``None`` where that is not known.
+        run, sequence, program: The run, number and program of the exchange.
+        sites: The names of the sites that were asked.
+        spec: The specification of the reply's tree.
+        most_bytes: The largest total size of the tensors in bytes.
+        samples: The number of training samples that the site has announced; ``None`` if it is unknown.
     """
 
     run: str
@@ -87,12 +88,12 @@ class ExpectedReply:
     samples: int | None = None
 
 
-def reject_unusable(answer: Answer, wrong: Callable[[dict[str, Any], Tree], str | None]) -> Answer:
-    """Return the answer, or a failure in its place where its body cannot be used.
+def reject_unusable(answer: Answer, find_problem: Callable[[dict[str, Any], Tree], str | None]) -> Answer:
+    """Return the answer unchanged, or an answer with an error if its reply cannot be used.
 
     Args:
-        answer: of a site; one without a body is a failure already.
-        wrong: says of a header and a tree whose reply they are and why they cannot be used, or nothing.
+        answer: The answer of a site; an answer that has no reply is returned unchanged.
+        find_problem: Returns a line that names the site and the problem of a header and a tree, or nothing.
     """
     if answer.body is None:
         return answer
@@ -101,17 +102,21 @@ def reject_unusable(answer: Answer, wrong: Callable[[dict[str, Any], Tree], str 
         if "error" in header:
             problem = f"site '{answer.site}': {str(header['error'])[:500]}"
         else:
-            found = wrong(header, tree)
-            problem = f"{REFUSED}{found}" if found else ""
+            problem = find_problem(header, tree) or ""
+            problem = problem and f"{REFUSED}{problem}"
     except PerfedError as error:
         problem = f"{REFUSED}the reply of site '{answer.site}': {error}"
     return Answer(answer.site, None, problem, answer.seconds) if problem else answer
 
 
 def find_reply_problem(site: str, header: Mapping[str, Any], tree: Tree, expected: ExpectedReply) -> str | None:
-    """What is wrong with a reply, on the server; ``site`` is the name that the transport has authenticated.
+    """Return what is wrong with a reply that the server has received.
 
-    The header must name site, run, sequence and program of the exchange.
+    Args:
+        site: The name of the sender, which the transport has authenticated.
+        header: The header of the reply, which must name the site and the run, sequence and program of the exchange.
+        tree: The tensors of the reply.
+        expected: The properties that the reply must have.
 
     Example:
         >>> bias = {"bias": torch.tensor([0.0, float("nan")])}
@@ -126,12 +131,12 @@ def find_reply_problem(site: str, header: Mapping[str, Any], tree: Tree, expecte
         return f"a reply of site '{site}', which was not asked; asked: {shorten_list(sorted(expected.sites))}"
     fields = {"site": site, "run": expected.run, "sequence": expected.sequence, "program": expected.program}
     problem = find_header_problem(header, fields) or find_tree_problem(tree, expected.spec, expected.most_bytes)
-    problem = problem or _wrong_counts(tree, expected)
+    problem = problem or _find_count_problem(tree, expected)
     return problem and f"the reply of site '{site}': {problem}"
 
 
 def find_header_problem(header: Mapping[str, Any], expected: Mapping[str, Any]) -> str | None:
-    """Whether each field of ``expected`` is there with its value; others may be there too."""
+    """Return what is wrong with a header that must contain the fields of ``expected``, and may contain others."""
     for name, value in expected.items():
         if name not in header:
             return f"{name} is missing from the header; {value!r} is expected"
@@ -142,38 +147,38 @@ def find_header_problem(header: Mapping[str, Any], expected: Mapping[str, Any]) 
 
 def find_tree_problem(tree: Tree, spec: TreeSpec, most: int) -> str | None:
     """Return what is wrong with a tree that must have at most ``most`` bytes and exactly the entries of ``spec``."""
-    found = flatten(tree)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
+    tensors = flatten(tree)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if size > most:
         return f"{size} bytes of tensors; at most {most} are expected"
-    longest = max((length for tensor in found.values() for length in tensor.shape), default=0)
-    if longest > most:  # beside an axis of length 0 it takes no bytes, and would overflow later
+    longest = max((length for tensor in tensors.values() for length in tensor.shape), default=0)
+    if longest > most:  # with an axis of length 0 the tensor takes no bytes, and would overflow later
         return f"has an axis of {longest}; at most {most} are expected"
-    if lacking := sorted(spec.keys() - found.keys()):
+    if lacking := sorted(spec.keys() - tensors.keys()):
         return f"lacks {shorten_list([repr(name) for name in lacking])}"
-    if strange := sorted(found.keys() - spec.keys()):
-        return f"has {shorten_list([shorten_repr(name) for name in strange], 3)}, which nobody asked for"
+    if strange := sorted(tensors.keys() - spec.keys()):
+        return f"has {shorten_list([shorten_repr(name) for name in strange], 3)}, which is not expected"
     for name, entry in spec.items():
-        if problem := _wrong_tensor(found[name], entry):
+        if problem := _find_tensor_problem(tensors[name], entry):
             return f"entry '{name}' {problem}"
     return None
 
 
-def _wrong_counts(tree: Tree, expected: ExpectedReply) -> str | None:
-    """Whether numbers of samples are some that the site can have."""
-    found, samples = flatten(tree), expected.samples
+def _find_count_problem(tree: Tree, expected: ExpectedReply) -> str | None:
+    """Return what is wrong with the numbers of samples in a reply, which cannot exceed the site's training samples."""
+    tensors, samples = flatten(tree), expected.samples
     if samples is None:
         return None
     for name in (name for name, entry in expected.spec.items() if entry.counts):
-        least, most = float(found[name].min()), float(found[name].max())
+        least, most = float(tensors[name].min()), float(tensors[name].max())
         if least < 0 or most > samples:
             odd = least if least < 0 else most
-            return f"entry '{name}' is {odd:g}; its facts say {samples} training samples"
+            return f"entry '{name}' is {odd:g}; the site has announced {samples} training samples"
     return None
 
 
 def compute_norms(tree: Tree) -> dict[str, float]:
-    """Euclidean norm of the finite floating-point values of each entry; infinite where squares overflow."""
+    """Return the Euclidean norm of the finite values of each floating-point entry; infinite if squares overflow."""
     return {
         name: math.sqrt(float(tensor[torch.isfinite(tensor)].double().square().sum()))
         for name, tensor in flatten(tree).items()
@@ -182,43 +187,46 @@ def compute_norms(tree: Tree) -> dict[str, float]:
 
 
 def find_oversized_entry(
-    site: str, found: Mapping[str, Mapping[str, float]], scales: Mapping[str, float], ratio: float
+    site: str, norms: Mapping[str, Mapping[str, float]], scales: Mapping[str, float], ratio: float
 ) -> str | None:
-    """Which entry of a site's reply is out of all proportion to the others' and to what the site was sent.
+    """Return a line about an entry of a site's reply whose norm is far too large; ``None`` if there is none.
+
+    The limit is ``ratio`` times the median norm of the entry in the replies of the other sites, or ``ratio`` times the
+    scale of the site if that is larger.
 
     Args:
-        site: whose reply it is.
-        found: :func:`compute_norms` of all replies of the exchange, by site.
-        scales: of each site what its entries may always be compared with, at least.
-        ratio: the largest norm of an entry in such units.
+        site: The name of the site.
+        norms: The norms of the entries (:func:`compute_norms`) of all replies of the exchange, by site.
+        scales: The scale of each site.
+        ratio: The largest allowed ratio.
 
     Example:
-        >>> found = {"north": {"bias": 1.0}, "south": {"bias": 2.0}, "west": {"bias": 1e30}}
-        >>> find_oversized_entry("west", found, {"west": 5.0}, 1e6)
+        >>> norms = {"north": {"bias": 1.0}, "south": {"bias": 2.0}, "west": {"bias": 1e30}}
+        >>> find_oversized_entry("west", norms, {"west": 5.0}, 1e6)
         "the reply of site 'west': the norm of entry 'bias' is 1e+30; at most 5e+06 is allowed"
-        >>> find_oversized_entry("north", found, {"north": 5.0}, 1e6)
+        >>> find_oversized_entry("north", norms, {"north": 5.0}, 1e6)
     """
-    for name, norm in found[site].items():
-        others = [of[name] for other, of in found.items() if other != site and name in of]
-        most = ratio * max(scales[site], median_low(others) if others else 0.0)
+    for name, norm in norms[site].items():
+        peer_norms = [entries[name] for peer, entries in norms.items() if peer != site and name in entries]
+        most = ratio * max(scales[site], median_low(peer_norms) if peer_norms else 0.0)
         if norm > most:
-            said = f"the norm of entry '{name}' is {norm:.6g}; at most {most:.6g} is allowed"
-            return f"the reply of site '{site}': {said}"
+            problem = f"the norm of entry '{name}' is {norm:.6g}; at most {most:.6g} is allowed"
+            return f"the reply of site '{site}': {problem}"
     return None
 
 
-def _wrong_tensor(tensor: Tensor, entry: TensorSpec) -> str | None:
+def _find_tensor_problem(tensor: Tensor, entry: TensorSpec) -> str | None:
     shape = tuple(tensor.shape)
     if len(shape) != len(entry.shape) or any(e not in (None, s) for s, e in zip(shape, entry.shape, strict=True)):
         needed = ", ".join("any" if size is None else str(size) for size in entry.shape)
         return f"has shape {shape}; ({needed}) is expected"
     if tensor.dtype != entry.dtype:
-        return f"is {_name(tensor.dtype)}; {_name(entry.dtype)} is expected"
+        return f"is {_dtype_name(tensor.dtype)}; {_dtype_name(entry.dtype)} is expected"
     values = tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
     if entry.finite and (bad := int((~torch.isfinite(values)).sum())):
         return f"has {bad} values that are not finite" if bad > 1 else "has 1 value that is not finite"
     return None
 
 
-def _name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,8 @@
-"""Rehearsals on made-up rows: at a site, of all that its study's server will ask; at the server, of a site's reply."""
+"""Rehearsals with made-up rows.
+
+A site rehearses its study to derive the requests that it will answer; the server rehearses a task to derive the form of
+a site's reply.
+"""
 
 from __future__ import annotations
 
@@ -33,24 +37,24 @@ from perfed.sites.flower.checks import TensorSpec, make_spec
 from perfed.sites.flower.wire import LOSS, MEASURED, make_reply_tree
 from perfed.training.plan import Plan
 
-_MEASURING = "personalise"  # the program after which a site's own model is measured
-_ALL_ROUNDS = 50
+_MEASURED_PROGRAM = "personalise"  # the program after which the personal model of a site is scored
+_MAX_FIRST_ROUNDS = 50
 
 
 @dataclass(frozen=True)
 class ExchangeSettings:
-    """What a study says of exchanges besides its method.
+    """The settings of a study that determine its exchanges, besides the method.
 
     Attributes:
-        rounds: how many.
-        sites: how many.
-        domains: how many there are.
-        participation: who takes part.
-        split: on which sites' models are scored.
-        validated: whether they are scored on validation data too.
-        metrics: what is measured beside what the task always has.
-        held: whether predictions may be among the classes that a site holds.
-        noisy: whether the metrics on the split leave with noise, where losses and metrics stay at sites otherwise.
+        rounds: The number of rounds.
+        sites: The number of sites.
+        domains: The number of domains.
+        participation: The policy that selects the sites of a round.
+        split: The split on which the models of the sites are scored.
+        validated: Whether the models are also scored on validation data.
+        metrics: The names of the metrics in addition to those of the task.
+        scores_held_classes: Whether predictions may be scored among the classes that a site has.
+        noisy: Whether metrics on the split leave with noise, while losses and exact metrics stay at the sites.
     """
 
     rounds: int
@@ -60,98 +64,108 @@ class ExchangeSettings:
     split: str = "test"
     validated: bool = False
     metrics: tuple[str, ...] = ()
-    held: bool = False
+    scores_held_classes: bool = False
     noisy: bool = False
 
 
 @dataclass
-class _Notes:
-    """What was asked and replied so far."""
+class _RehearsalRecord:
+    """The payloads, replies and sums of a rehearsal so far, by the kind of exchange."""
 
     payloads: dict[ExchangeKind, tuple[TreeForm, ...]] = field(default_factory=dict)
     replies: dict[ExchangeKind, tuple[TreeForm, ...]] = field(default_factory=dict)
     terms: dict[ExchangeKind, dict[Term, None]] = field(default_factory=dict)
-    done: dict[Any, ChunkResult] = field(default_factory=dict)
+    results: dict[Any, ChunkResult] = field(default_factory=dict)
 
 
-class _Noting(InProcessEngine):
-    """Notes every exchange; what it has done once for payloads of the same form it does not do again."""
+class _RecordingEngine(InProcessEngine):
+    """An engine that records every exchange, and reuses earlier results for payloads of the same form."""
 
-    def __init__(self, federation: Federation, initialiser: Initialiser, plan: Plan, notes: _Notes) -> None:
-        self._noted = notes
+    def __init__(self, federation: Federation, initialiser: Initialiser, plan: Plan, record: _RehearsalRecord) -> None:
+        self._record = record
         super().__init__(federation, initialiser, plan)
 
     def perform(self, task: ExchangeTask) -> Iterator[ChunkResult]:
+        record = self._record
         for work in self.make_chunk_tasks(task):
-            asked, noted = ExchangeKind.of(work.exchange), self._noted
-            sent = [TreeForm.of({"shared": work.shared, "row": work.rows.get(i, {})}, finite=True) for i in work.ids]
-            known = asked, work.ids, *(tuple(form.spec.items()) for form in sent)
-            if known not in noted.done:
-                done = noted.done[known] = self.executor.attempt(work)
-                for row, form in enumerate([] if done.diverged else sent):
-                    reply: dict[str, Any] = {"reply": done.reply(row), LOSS: done.losses[row].double()}
-                    noted.payloads[asked] = add_form(noted.payloads.get(asked, ()), form)
-                    noted.replies[asked] = add_form(noted.replies.get(asked, ()), TreeForm.of(reply, finite=False))
-            yield noted.done[known]
+            kind = ExchangeKind.from_exchange(work.exchange)
+            payloads = [
+                TreeForm.from_tree({"shared": work.shared, "row": work.rows.get(client, {})}, finite=True)
+                for client in work.ids
+            ]
+            lookup = kind, work.ids, *(tuple(form.spec.items()) for form in payloads)
+            if lookup not in record.results:
+                result = record.results[lookup] = self.executor.attempt(work)
+                for row, form in enumerate([] if result.diverged else payloads):
+                    reply: dict[str, Any] = {"reply": result.reply(row), LOSS: result.losses[row].double()}
+                    record.payloads[kind] = add_form(record.payloads.get(kind, ()), form)
+                    record.replies[kind] = add_form(
+                        record.replies.get(kind, ()), TreeForm.from_tree(reply, finite=False)
+                    )
+            yield record.results[lookup]
 
     def make_secure_sums(self) -> ExchangeStep:
-        """Return the step of secure aggregation, which notes the sums that the method asks for."""
+        """Return the step of secure aggregation, which records the sums that the method needs."""
         assert self.initialiser.secure is not None
         numbers = self.initialiser.secure.numbers(len(self.clients))
-        return SecureSums(numbers, lambda exchange: self._noted.terms.setdefault(ExchangeKind.of(exchange), {}))
+        return SecureSums(
+            numbers, lambda exchange: self._record.terms.setdefault(ExchangeKind.from_exchange(exchange), {})
+        )
 
 
 def derive_allow_list(
-    client: Client, info: FederationInfo, initialiser: Initialiser, protocol: ExchangeSettings
+    client: Client, info: FederationInfo, initialiser: Initialiser, settings: ExchangeSettings
 ) -> AllowList:
-    """What the site with ``client`` answers in a run of its study.
+    """Return the list of all requests that a site answers in a run of its study.
 
-    The study's server is rehearsed in this process with sites whose rows are made up, all of them taking part and few:
-    the first rounds, the last, and those at which a setting of the method may begin something.
+    The server of the study runs in this process with sites whose rows are made up, once with all sites and with few
+    sites in each round. The rehearsed rounds are the first rounds, the last round, and each round at which a setting of
+    the method may start something new.
 
     Args:
-        client: of which the shapes of inputs and targets count.
-        info: of the federation.
-        initialiser: method, model, seed.
-        protocol: of the study.
+        client: The client of the site, of which only the shapes of inputs and targets matter.
+        info: The facts about the federation.
+        initialiser: The method, model and seed of the study.
+        settings: The further settings of the study.
 
     Raises:
-        PerfedError: the method refuses such a federation, or its training diverges.
+        PerfedError: The method refuses such a federation, or its training diverges.
     """
-    notes = _Notes()
-    federation = make_up_federation(client, info, clients=protocol.sites, domains=protocol.domains)
+    record = _RehearsalRecord()
+    federation = make_up_federation(client, info, clients=settings.sites, domains=settings.domains)
     if initialiser.secure is not None:
-        initialiser.secure.check(protocol.participation, protocol.sites, client.held is not None)
-    splits = [protocol.split, *(["validation"] if protocol.validated else [])]
+        initialiser.secure.check(settings.participation, settings.sites, client.held is not None)
+    splits = [settings.split, *(["validation"] if settings.validated else [])]
     splits += [] if client.split("test") is not None else ["train"]
-    numbers = _rounds(initialiser, protocol.rounds)
+    rounds = _list_rehearsed_rounds(initialiser, settings.rounds)
     discreet = any(extension.discreet for extension in initialiser.method.extensions)
-    names = tuple(chosen(name)[0] for name in protocol.metrics)
-    noisy = tuple(dict.fromkeys((*ALWAYS_MEASURED[info.task], *names))) if protocol.noisy else ()
+    names = tuple(chosen(name)[0] for name in settings.metrics)
+    noisy = tuple(dict.fromkeys((*ALWAYS_MEASURED[info.task], *names))) if settings.noisy else ()
     summed = noisy if initialiser.secure is not None else ()
-    for participation in _participations(protocol, len(federation)):
+    for participation in _list_participations(settings, len(federation)):
         everyone = participation.policy == "uniform" and participation.rate == 1
-        engine = partial(_Noting, notes=notes)
+        engine = partial(_RecordingEngine, record=record)
         server = Server(
-            federation, initialiser, Plan("stacked", threads=1), participation, protocol.rounds, engine=engine
+            federation, initialiser, Plan("stacked", threads=1), participation, settings.rounds, engine=engine
         )
         server.measure(Scoring(names))
-        _rehearse(server, numbers if everyone else numbers[:2], splits)
+        _run_rehearsal(server, rounds if everyone else rounds[:2], splits)
     return AllowList(
-        protocol.rounds,
-        protocol.sites,
-        protocol.domains,
+        settings.rounds,
+        settings.sites,
+        settings.domains,
         names,
-        protocol.held,
-        noisy if discreet else _measured(notes, protocol.held),
-        dict(_answered(notes, protocol.split, summed)),
-        protocol.participation.count(protocol.sites),
+        settings.scores_held_classes,
+        noisy if discreet else _list_reported_metrics(record, settings.scores_held_classes),
+        dict(_list_exchange_forms(record, settings.split, summed)),
+        settings.participation.count(settings.sites),
         discreet,
-        (_MEASURING, protocol.split) if noisy else (),
+        (_MEASURED_PROGRAM, settings.split) if noisy else (),
     )
 
 
-def _rehearse(server: Server, rounds: Sequence[int], splits: Sequence[str]) -> None:
+def _run_rehearsal(server: Server, rounds: Sequence[int], splits: Sequence[str]) -> None:
+    """Run the preparation, these rounds and their evaluations, and the end of a study."""
     server.prepare()
     ids = server.federation.ids
     for number in rounds:
@@ -162,91 +176,110 @@ def _rehearse(server: Server, rounds: Sequence[int], splits: Sequence[str]) -> N
     server.settle(ids, rounds[-1])
 
 
-def _answered(notes: _Notes, split: str, summed: Sequence[str]) -> Iterator[tuple[ExchangeKind, ExchangeForms]]:
-    """What was noted; a round's own exchanges may end with a score of the model that they leave.
+def _list_exchange_forms(
+    record: _RehearsalRecord, split: str, summed: Sequence[str]
+) -> Iterator[tuple[ExchangeKind, ExchangeForms]]:
+    """Yield the forms of each kind of exchange in a rehearsal.
 
-    ``summed``: metrics on the split whose sums over sites leave, and no site's own.
+    Each exchange that may be the last of a round is listed a second time, with a score of the resulting model.
+
+    Args:
+        record: The record of the rehearsal.
+        split: The split on which models are scored.
+        summed: The names of the metrics on the split of which only sums over sites leave.
     """
-    for asked, payloads in notes.payloads.items():
-        terms = [term for term in notes.terms.get(asked, {}) if term not in ALWAYS]
-        if asked.index < 0 and (asked.program, asked.measure) == (_MEASURING, split):
+    for kind, payloads in record.payloads.items():
+        terms = [term for term in record.terms.get(kind, {}) if term not in ALWAYS]
+        if kind.index < 0 and (kind.program, kind.measure) == (_MEASURED_PROGRAM, split):
             terms += [(f"{MEASURED}/{name}",) for name in summed]
-        answered = ExchangeForms(payloads, notes.replies[asked], (*ALWAYS, *sorted(terms)) if terms else ())
-        yield asked, answered
-        if not asked.preparation and 0 <= asked.index < FIRST_EXCHANGE["finish"]:
-            yield replace(asked, measure=split), answered
+        forms = ExchangeForms(payloads, record.replies[kind], (*ALWAYS, *sorted(terms)) if terms else ())
+        yield kind, forms
+        if not kind.preparation and 0 <= kind.index < FIRST_EXCHANGE["finish"]:
+            yield replace(kind, measure=split), forms
 
 
-def _measured(notes: _Notes, held: bool) -> tuple[str, ...]:
-    """Names of metrics that sites told."""
-    told = dict.fromkeys(n for done in notes.done.values() for found in done.metrics.values() for n in found)
-    return (*told, *(f"{name}_all" for name in told if held))
+def _list_reported_metrics(record: _RehearsalRecord, scores_held_classes: bool) -> tuple[str, ...]:
+    """Return the names of the metrics that sites sent in a rehearsal, and of the same metrics among all classes."""
+    names = dict.fromkeys(
+        name for result in record.results.values() for metrics in result.metrics.values() for name in metrics
+    )
+    return (*names, *(f"{name}_all" for name in names if scores_held_classes))
 
 
-def _participations(protocol: ExchangeSettings, sites: int) -> Iterator[Participation]:
-    """Everyone, and fewer, as payloads may depend on who has taken part; then the study's own where that asks more."""
-    own = protocol.participation
+def _list_participations(settings: ExchangeSettings, sites: int) -> Iterator[Participation]:
+    """Yield participations with all sites and with fewer, and that of the study if its policy adds requests.
+
+    Payloads may depend on the sites that have taken part so far.
+    """
+    participation = settings.participation
     for count in sorted({1, min(2, sites), max(1, sites - 1), sites}, reverse=True):
-        yield Participation(rate=count / sites, last_round="sampled", fit_unused=own.fits_unused)
-    if own.entry.policy.measures_gradient(own.policy_settings):
-        yield own
+        yield Participation(rate=count / sites, last_round="sampled", fit_unused=participation.fits_unused)
+    if participation.entry.policy.measures_gradient(participation.policy_settings):
+        yield participation
 
 
-def _rounds(initialiser: Initialiser, rounds: int) -> list[int]:
-    """The rounds that are rehearsed: a warm-up, say, ends with a number that is a setting."""
+def _list_rehearsed_rounds(initialiser: Initialiser, rounds: int) -> list[int]:
+    """Return the first rounds, the last round, and the rounds that a setting of the method may refer to.
+
+    For example, the setting of a warm-up is the number of the round at which it ends.
+    """
     method = initialiser.method
     settings = [value for owner in (method, *method.extensions) for value in owner.model_dump().values()]
-    named = [number for value in settings if type(value) is int for number in (value, value + 1)]
-    return sorted({*range(1, min(rounds, _ALL_ROUNDS) + 1), *(n for n in named if 1 <= n <= rounds), rounds})
+    candidates = [number for value in settings if type(value) is int for number in (value, value + 1)]
+    first_rounds = range(1, min(rounds, _MAX_FIRST_ROUNDS) + 1)
+    return sorted({*first_rounds, *(number for number in candidates if 1 <= number <= rounds), rounds})
 
 
-_EACH = 2  # samples of each class
+_SAMPLES_PER_CLASS = 2
 
 
 def rehearse_reply(
     work: ChunkTask, client: Client, background: Background, initialiser: Initialiser
 ) -> dict[str, TensorSpec]:
-    """Names, shapes and dtypes of what the site ``client`` replies to ``work``, which is done for a made-up client.
+    """Return the specification of a site's reply to a task, which is done here for a made-up client.
 
-    Shapes of replies depend on classes, domains and shapes of inputs, never on the number of samples. An entry that is
-    not finite for the made-up client need not be so for the real one.
+    The shapes of replies depend on classes, domains and shapes of inputs, and never on the number of samples. An entry
+    that is not finite for the made-up client need not be finite for the real client.
 
     Args:
-        work: that the site is asked to do, with its payload.
-        client: of whom facts are known.
-        background: of the federation.
-        initialiser: method, model, seed.
+        work: The task, with its payload.
+        client: A client with the facts about the site.
+        background: The facts about the federation.
+        initialiser: The method, model and seed of the study.
     """
     host = LocalExecutor(
         [make_up_client(client, background, initialiser)], background, initialiser, Plan("sequential", threads=1)
     )
-    done = host.run(replace(work, exchange=replace(work.exchange, measure=None), states={}))
-    reply = make_reply_tree(done)
+    result = host.run(replace(work, exchange=replace(work.exchange, measure=None), states={}))
+    reply = make_reply_tree(result)
     rows = len(host.clients[client.id].train)
     finite = {name: bool(torch.isfinite(value).all()) for name, value in flatten(reply).items()}
-    finite[LOSS] = False  # there is none where nothing was trained
-    counts = {name: _counts(name, value, rows) for name, value in flatten(reply).items()}
+    finite[LOSS] = False  # the loss is NaN if nothing was trained
+    counts = {name: _is_sample_count(name, value, rows) for name, value in flatten(reply).items()}
     return {name: entry._replace(finite=finite[name], counts=counts[name]) for name, entry in make_spec(reply).items()}
 
 
-def _counts(name: str, value: Tensor, rows: int) -> bool:
-    """Whether an entry holds numbers of samples: it is called so, and of a client with ``rows`` samples it does."""
-    called = name.rpartition("/")[2].endswith(("num_samples", "counts"))
-    return called and value.numel() > 0 and bool(((value >= 0) & (value <= rows)).all())
+def _is_sample_count(name: str, value: Tensor, rows: int) -> bool:
+    """Return whether an entry contains numbers of samples, by its name and its values for a client with ``rows``."""
+    has_name = name.rpartition("/")[2].endswith(("num_samples", "counts"))
+    return has_name and value.numel() > 0 and bool(((value >= 0) & (value <= rows)).all())
 
 
 def make_up_client(client: Client, background: Background, initialiser: Initialiser) -> Client:
-    """A client with the facts of ``client``, but two samples of each class (or four), whose inputs are 0 and 1."""
+    """Return a client with the facts of ``client`` and made-up samples whose inputs are 0 and 1.
+
+    It has two samples of each class of ``client``, or four samples if there are no classes.
+    """
     info, train = background.info, client.train
     labels = [label for label, count in enumerate(train.held_classes) if count]
-    count = _EACH * (len(labels) or 2)
+    count = _SAMPLES_PER_CLASS * (len(labels) or 2)
     keys = key(initialiser.seed, "made up", torch.arange(count))
     size = max(1, int(torch.tensor(train.input_shape).prod()))
     x = uniform(keys, size).round().view(count, *train.input_shape).to(initialiser.dtype)
-    drawn = uniform(keys, max(1, int(torch.tensor(train.target_shape).prod())), initialiser.dtype)
-    y = drawn.view(count, *train.target_shape) + 0.5
+    targets = uniform(keys, max(1, int(torch.tensor(train.target_shape).prod())), initialiser.dtype)
+    y = targets.view(count, *train.target_shape) + 0.5
     if info.task == "classification":
-        y = torch.tensor(labels).repeat(_EACH)
+        y = torch.tensor(labels).repeat(_SAMPLES_PER_CLASS)
     elif info.task == "survival":
         y[:, 1] = torch.arange(count) % 2
     domain = torch.arange(count) % info.num_domains if info.num_domains else None

@@ -1,8 +1,8 @@
-"""Clients at real sites: each task goes out as a message, and its result comes back as one.
+"""The engine for clients at real sites, which sends each task as a message and receives its result as a reply.
 
-States stay at the sites. In place of a client's state the server keeps the number of the exchange that has produced it,
-and every message names the state that the site starts from. A round is therefore a transaction without a message at its
-end: states that were not accepted are never named again.
+States stay at the sites. In place of a client's state the server stores the number of the exchange that has produced
+it, and each message names the state that the site starts from. A round is therefore a transaction without a message at
+its end: no later message refers to a state that was not accepted.
 """
 
 from __future__ import annotations
@@ -65,21 +65,26 @@ from perfed.training.plan import Plan
 from perfed.tree import Tree
 
 MAX_RATIO = 1e6
-"""No proper reply comes near: entries differ with the number of samples, and with what a site has learnt alone."""
-_WAY = "mend it and submit again, and the run goes on where it was; 'perfed submit --at-least N' goes on without a site"
+"""The default of :attr:`Limits.ratio`, far above the ratios of valid replies, which differ with the number of samples
+and the local progress of a site."""
+_REMEDY = (
+    "correct this and submit again, and the run continues where it was; 'perfed submit --at-least N' continues without "
+    "a site"
+)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long the server waits for replies, and which ones it refuses.
+    """The limits on the time and the content of replies.
 
     Attributes:
-        seconds: longest time that one exchange may take.
-        bytes: of one reply.
-        ratio: of the norm of one entry to the median of the others' in the same exchange, to that of all that the site
-            was sent, or to its number of training samples, whichever is the largest; ``None`` for any.
-        least: replies with which rounds and evaluations that need every site go on, without those that are not
-            connected then or have not replied in ``seconds``; 0: all of them.
+        seconds: The time limit for one exchange in seconds.
+        bytes: The largest size of one reply in bytes.
+        ratio: The largest ratio of the norm of an entry to a reference, which is the largest of the median norm in the
+            other replies, the norm of all that the site was sent, and its number of training samples; ``None`` for no
+            limit.
+        least: The number of replies with which rounds and evaluations that need all sites continue without the sites
+            that are not connected by then or have not replied in ``seconds``; 0 if they need all sites.
     """
 
     seconds: float = 600.0
@@ -89,21 +94,22 @@ class Limits:
 
 
 class FlowerEngine(Engine):
-    """Sends tasks to sites and receives their results.
+    """An engine that sends tasks to sites and receives their results.
 
     Args:
-        federation: facts about the clients, without their data.
-        initialiser, plan: as in :class:`~perfed.engine.engine.Engine`.
-        transport: the network.
-        journal: keeps the answers of each exchange on disk before the round continues.
-        run: id of the run.
-        limits: how long the server waits, and which replies it refuses.
-        allowed: what sites answer in the study; needed where replies are summed under masks.
+        federation: The facts about the clients, without their data.
+        initialiser, plan: The arguments of :class:`~perfed.engine.engine.Engine`.
+        transport: The network.
+        journal: The journal, which stores the answers of each exchange on disk before the round continues.
+        run: The id of the run.
+        limits: The limits on the time and the content of replies.
+        allowed: The list of requests that sites answer in the study; needed for masked replies.
 
     Attributes:
-        strict: whether an exchange outside of rounds needs every site; else it does without those that do not reply.
-        kept: returns, for a site, the numbers of the exchanges whose states it must keep besides the newest.
-        times: when the replies of the latest exchange came.
+        strict: Whether an exchange outside rounds needs all sites, and does not continue without missing replies.
+        list_states_to_keep: Returns, for a site, the numbers of the exchanges whose states it must keep besides the
+            newest.
+        times: The arrival times of the replies in the latest exchange.
     """
 
     def __init__(
@@ -134,14 +140,14 @@ class FlowerEngine(Engine):
         self.evaluation_steps.append(self._journal_step)
 
     def make_secure_sums(self) -> ExchangeStep:
-        """Return the step of secure aggregation, whose sums sites have masked."""
+        """Return the step of secure aggregation for masked replies."""
         return self._masked_sums
 
     def perform(self, task: ExchangeTask) -> Iterator[ChunkResult]:
-        """Ask the sites, unless the journal has their answers.
+        """Yield the results of a task from the sites, or from the journal if it has their answers.
 
         Raises:
-            PerfedError: a site that is needed has not replied in time, or its reply cannot be used; names it.
+            PerfedError: A site that is needed has not replied in time, or its reply cannot be used.
         """
         tasks = {work.ids[0]: work for work in self.make_chunk_tasks(task)}
         if not tasks:
@@ -159,7 +165,7 @@ class FlowerEngine(Engine):
             failed = [answer.error for answer in answers if answer.body is None]
             spared = 0 < least <= len(answers) - len(failed)
             if invitation.strict and failed and not spared:
-                raise PerfedError(f"round {exchange.round}: {'; '.join(failed[:3])}; {_WAY}")
+                raise PerfedError(f"round {exchange.round}: {'; '.join(failed[:3])}; {_REMEDY}")
             self._journal_step.record_answers(answers)
         self.times.seconds, self.times.lost = _find_arrival_times(answers), _find_lost_sites(answers)
         bodies = {answer.site: answer.body for answer in answers if answer.body is not None}
@@ -167,27 +173,33 @@ class FlowerEngine(Engine):
             yield unpack_result(*unpack(bodies[site]))
 
     def _find_masked_terms(self, exchange: Exchange) -> tuple[Term, ...]:
-        """Return the terms that sites sum under masks in an exchange; none where they reply without masks."""
-        return () if self._allowed is None else self._allowed.terms(exchange)
+        """Return the products of entries that are summed under masks in an exchange; none if replies are not masked."""
+        return () if self._allowed is None else self._allowed.get_sum_terms(exchange)
 
     def _sum_under_masks(
         self, tasks: Mapping[str, ChunkTask], exchange: Exchange, terms: tuple[Term, ...], needs_all: bool
     ) -> Iterator[ChunkResult]:
-        """Ask the sites for one sum of their replies; return no result if it is void.
+        """Open the sum of the sites' masked replies and yield their results; yield nothing if the sum fails.
+
+        Args:
+            tasks: The task of each site.
+            exchange: The exchange of the tasks.
+            terms: The products of entries that are summed.
+            needs_all: Whether the exchange needs the replies of all sites.
 
         Raises:
-            PerfedError: a site is lacking where all are needed, or no sum comes of an exchange outside of rounds.
+            PerfedError: All sites are needed and one is missing, or the sum of an exchange outside rounds fails.
         """
         from perfed.sites.flower.secure_sum import SecureSum  # which needs perfed[flower]
 
         assert self._allowed is not None and self.initialiser.secure is not None
         sequence, where = get_sequence_number(exchange), f"round {exchange.round}"
-        needed = self.initialiser.secure.needed(len(tasks), self._allowed.asked)
+        needed = self.initialiser.secure.needed(len(tasks), self._allowed.min_sites)
         confirms = self.initialiser.secure.keys is not None
         secure = SecureSum(
             self._transport, self._journal, self._run, sequence, needed, self._limits.seconds, confirms=confirms
         )
-        expected, form = self._expect_masked_replies(tasks, sequence, terms)
+        expected, layout = self._expect_masked_replies(tasks, sequence, terms)
         answers = self._journal_step.answers
         if answers is None:
             site, work = next(iter(tasks.items()))
@@ -198,24 +210,24 @@ class FlowerEngine(Engine):
                 return self._make_message(site, tasks[site], sequence, fields)
 
             bases = {site: _find_base(site, work) for site, work in tasks.items()}
-            answers = secure.replies(bases, hashes, make_message, expected)
+            answers = secure.collect_replies(bases, hashes, make_message, expected)
             failed = [answer.error for answer in answers if answer.body is None]
             if needs_all and failed:
-                raise PerfedError(f"{where}: {'; '.join(failed[:3])}; {_WAY}")
+                raise PerfedError(f"{where}: {'; '.join(failed[:3])}; {_REMEDY}")
             self._journal_step.record_answers(answers)  # before the sum is opened
         self.times.seconds, self.times.lost = {}, _find_lost_sites(answers)
         try:
-            vector = secure.opened(answers, len(tasks))
-        except SumFailed as void:
-            if needs_all and exchange.lasting:  # an evaluation is lost, and the run goes on
-                raise PerfedError(f"{where}: {void}; {_WAY}") from None
-            self._add_note(f"{where} is void: {void}")
+            vector = secure.open_sum(answers, len(tasks))
+        except SumFailed as failure:
+            if needs_all and exchange.lasting:  # a failed evaluation is left out, and the run continues
+                raise PerfedError(f"{where}: {failure}; {_REMEDY}") from None
+            self._add_note(f"{where} is void: {failure}")
             return
         for note in secure.notes:
             self._add_note(f"{where}: {note}")
         arrival_times = _find_arrival_times(answers)
         self.times.seconds = {site: seconds for site, seconds in arrival_times.items() if site in tasks}
-        totals = form.totals(vector, self.initialiser.secure.numbers(len(self.clients)))
+        totals = layout.decode_totals(vector, self.initialiser.secure.numbers(len(self.clients)))
         self._masked_sums.totals = totals
         loss = mean_loss(*(totals[term] for term in ALWAYS))[None]
         pooled = _pool_metrics(totals, self.times.seconds)
@@ -229,30 +241,32 @@ class FlowerEngine(Engine):
     def _expect_masked_replies(
         self, tasks: Mapping[str, ChunkTask], sequence: int, terms: tuple[Term, ...]
     ) -> tuple[dict[str, ExpectedReply], SumLayout]:
-        """Return what masked replies must be like, and what they contain.
+        """Return the expected masked reply of each site, and the layout of the masked vectors.
 
         Raises:
-            SingleReplies: replies whose shapes differ between sites.
+            SingleReplies: The shapes of replies differ between sites.
         """
         scalar = TensorSpec((), torch.float64)
         metrics = {REPLY + path: scalar for (path, *_) in terms if path.startswith(f"{MEASURED}/")}
         specs = {site: {**self._rehearse_reply(work), **metrics} for site, work in tasks.items()}
-        forms = {site: SumLayout.of(terms, spec) for site, spec in specs.items()}
+        layouts = {site: SumLayout.from_spec(terms, spec) for site, spec in specs.items()}
         first = next(iter(tasks))
-        if odd := [site for site, form in forms.items() if form != forms[first]]:
-            raise SingleReplies(f"replies of other shapes of site '{odd[0]}' than of site '{first}'")
+        if odd := [site for site, layout in layouts.items() if layout != layouts[first]]:
+            raise SingleReplies(f"replies whose shapes differ between sites '{odd[0]}' and '{first}'")
         self._masked_sums.spec, self._masked_sums.totals = specs[first], {}
         most, program = self._limits.bytes, tasks[first].exchange.program
-        spec = make_masked_spec(forms[first])
-        return {site: ExpectedReply(self._run, sequence, program, [site], spec, most) for site in tasks}, forms[first]
+        spec = make_masked_spec(layouts[first])
+        return {site: ExpectedReply(self._run, sequence, program, [site], spec, most) for site in tasks}, layouts[first]
 
     def cohorts(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> Iterator[Cohort]:
-        """Raise an error: sites keep their models.
+        """Raise an error, because personal models stay at the sites.
 
         Raises:
-            PerfedError: always.
+            PerfedError: Always.
         """
-        raise PerfedError(f"client '{ids[0]}': its own model stays at its site; 'perfed site export' writes it there")
+        raise PerfedError(
+            f"client '{ids[0]}': its personal model stays at its site; 'perfed site export' writes it there"
+        )
 
     def _choose_chunk_size(self, members: Sequence[object]) -> int:
         return 1
@@ -260,15 +274,15 @@ class FlowerEngine(Engine):
     def _ask_sites(
         self, tasks: Mapping[str, ChunkTask], sequence: int, invitation: Invitation, least: int
     ) -> list[Answer]:
-        """Send the tasks and wait for as many replies as are needed; those that cannot be used are failures."""
+        """Send the tasks and return the answers when enough have arrived; unusable replies are replaced by errors."""
         messages = {site: self._make_message(site, work, sequence) for site, work in tasks.items()}
         expected = {site: self._expect_reply(work, sequence) for site, work in tasks.items()}
         answers: list[Answer] = []
         sizes: dict[str, dict[str, float]] = {}
         exchange = self._transport.exchange(messages, min(self._limits.seconds, invitation.limit), least)
         for answer in exchange:
-            refused = partial(self._find_refusal, tasks[answer.site])
-            answers.append(_check_answer(answer, expected, sizes, refused, self._is_discreet))
+            find_refusal = partial(self._find_refusal, tasks[answer.site])
+            answers.append(_check_answer(answer, expected, sizes, find_refusal, self._is_discreet))
             if answers[-1].body is not None and invitation.enough(_find_arrival_times(answers)):
                 answers = self._refuse_large_replies(answers, sizes, tasks)
                 if invitation.enough(_find_arrival_times(answers)):
@@ -278,7 +292,7 @@ class FlowerEngine(Engine):
     def _refuse_large_replies(
         self, answers: Sequence[Answer], sizes: Mapping[str, Mapping[str, float]], tasks: Mapping[str, ChunkTask]
     ) -> list[Answer]:
-        """Return the answers, with failures in the place of those whose entries have by far too large ``sizes``."""
+        """Return the answers, with an error in place of each reply that has an entry with a far too large norm."""
         ratio, checked = self._limits.ratio, list(answers)
         if ratio is None:
             return checked
@@ -289,7 +303,7 @@ class FlowerEngine(Engine):
         return checked
 
     def _find_scale(self, work: ChunkTask) -> float:
-        """Return a size with which entries of the reply to ``work`` may be compared, whatever others reply."""
+        """Return the scale of valid entries in the reply to ``work``, which does not depend on other replies."""
         (site,) = work.ids
         sent = compute_norms({"shared": work.shared, "row": work.rows.get(site, {})})
         return max(math.hypot(*sent.values()), len(self.clients[site].train))
@@ -302,30 +316,30 @@ class FlowerEngine(Engine):
         )
 
     def _expect_reply(self, work: ChunkTask, sequence: int) -> ExpectedReply:
-        """Return what the reply to ``work`` must be like: what the program replies for made-up clients."""
+        """Return the expected reply to ``work``, which has the form of the program's reply for a made-up client."""
         (site,) = work.ids
         spec = self._rehearse_reply(work)
-        if self._allowed is not None:  # nothing is summed, so that nothing of the reply leaves
+        if self._allowed is not None:  # nothing is summed, so no part of the reply leaves the site
             self._masked_sums.spec, self._masked_sums.totals, spec = spec, {}, EMPTY_REPLY
         samples = None if self._is_discreet else len(self.clients[site].train)
         return ExpectedReply(self._run, sequence, work.exchange.program, [site], spec, self._limits.bytes, samples)
 
     @property
     def _is_discreet(self) -> bool:
-        """Return whether exact losses, metrics and counts stay at the sites."""
+        """Whether exact losses, metrics and counts stay at the sites."""
         return any(extension.discreet for extension in self.initialiser.method.extensions)
 
     def _find_refusal(self, work: ChunkTask, tree: Tree) -> str:
-        """Return why an extension refuses the reply of a site; empty if none does."""
+        """Return why an extension of the method refuses the reply of a site; empty if none refuses it."""
         (site,) = work.ids
         sent, reply = {**work.shared, **work.rows.get(site, {})}, tree["reply"]
         assert isinstance(reply, Mapping)
-        found = (extension.refuses(sent, reply) for extension in self.initialiser.method.extensions)
-        why = "" if self._allowed is not None else next(filter(None, found), "")
+        reasons = (extension.refuses(sent, reply) for extension in self.initialiser.method.extensions)
+        why = "" if self._allowed is not None else next(filter(None, reasons), "")
         return why and f"the reply of site '{site}': {why}"
 
     def _rehearse_reply(self, work: ChunkTask) -> TreeSpec:
-        """Return the entries of what the program of ``work`` replies."""
+        """Return the specification of the reply to ``work``, which is rehearsed once for each form of payload."""
         (site,) = work.ids
         exchange = work.exchange
         payload = flatten({"shared": work.shared, "row": work.rows.get(site, {})})
@@ -343,14 +357,14 @@ def _find_base(site: str, work: ChunkTask) -> int:
 
 
 def _pool_metrics(totals: Mapping[Term, Tensor], sites: Collection[str]) -> Metrics:
-    """Return the means of metrics over ``sites``, if their sums are known."""
+    """Return the mean metrics of a group of sites from their sums; empty if no metrics were summed."""
     begin = f"{MEASURED}/"
     sums = {path.removeprefix(begin): total for (path, *_), total in totals.items() if path.startswith(begin)}
     return {group_of(sites): {name: float(total) / len(sites) for name, total in sums.items()}} if sums else {}
 
 
 def _find_lost_sites(answers: Sequence[Answer]) -> dict[str, list[str]]:
-    """Return the sites whose replies did not come, and those whose replies were refused."""
+    """Return the sites without a usable reply, by the reason: "no_reply" or "refused"."""
     lost: dict[str, list[str]] = {}
     for answer in answers:
         if answer.body is None:
@@ -359,7 +373,7 @@ def _find_lost_sites(answers: Sequence[Answer]) -> dict[str, list[str]]:
 
 
 def _find_arrival_times(answers: Sequence[Answer]) -> dict[str, float]:
-    """Return the seconds after which the replies came that can be used, by site."""
+    """Return the seconds until each usable reply arrived, by site."""
     return {answer.site: answer.seconds for answer in answers if answer.body is not None}
 
 
@@ -367,24 +381,29 @@ def _check_answer(
     answer: Answer,
     expected: Mapping[str, ExpectedReply],
     sizes: dict[str, dict[str, float]],
-    refused: Callable[[Tree], str],
+    find_refusal: Callable[[Tree], str],
     noisy: bool,
 ) -> Answer:
-    """Return the answer, or a failure in its place if its body cannot be used; ``sizes`` gets the norms of entries.
+    """Return the answer, or an error in its place if its reply cannot be used.
 
-    ``noisy``: metrics have noise.
+    Args:
+        answer: The answer of a site.
+        expected: The expected reply of each site.
+        sizes: The dictionary that receives the norms of the entries of a usable reply, by site.
+        find_refusal: Returns the reason why an extension refuses a reply, or an empty text.
+        noisy: Whether metrics have noise.
     """
 
-    def wrong(header: dict[str, Any], tree: Tree) -> str | None:
+    def find_problem(header: dict[str, Any], tree: Tree) -> str | None:
         problem = find_reply_problem(answer.site, header, tree, expected[answer.site]) or find_metrics_problem(
             header, noisy
         )
-        problem = problem or refused(tree)
+        problem = problem or find_refusal(tree)
         if not problem:
             sizes[answer.site] = compute_norms({"reply": tree["reply"]})
         return problem
 
-    return reject_unusable(answer, wrong)
+    return reject_unusable(answer, find_problem)
 
 
 class RealTimeServer(Server):
@@ -397,16 +416,19 @@ class RealTimeServer(Server):
         self.engine.strict = self.selection.policy.strict
 
     def keep_states(self, list_states: Callable[[str], Collection[int]]) -> None:
-        """Let sites keep the states after the exchanges whose numbers ``kept`` returns for a site."""
+        """Set the function that returns, for a site, the numbers of the exchanges whose states it must keep."""
         self.engine.list_states_to_keep = list_states
 
     @property
     def speeds(self) -> str:
-        """The name of real time."""
+        """The name of the time scale: "wall", for real time."""
         return "wall"
 
     def round(self, number: int, *, measure: str | None = None, keep_outputs: bool = False) -> RoundRecord:
-        """Run round ``number`` (from 1), then the method's work with all clients; predictions stay at the sites."""
+        """Run round ``number`` (from 1), then the method's work with all clients, and return the record of the round.
+
+        Predictions stay at the sites, whatever ``keep_outputs`` says.
+        """
         invitation = invite(self.selection, number)
         if not invitation.ids:  # a policy may invite nobody
             return RoundRecord([], float("nan"))

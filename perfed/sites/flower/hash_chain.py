@@ -1,6 +1,7 @@
-"""The lines of the log of what has left a site and what has arrived: each has the hash of the one before it.
+"""The log of the messages that have left or reached a site, in which each line contains the hash of the line before.
 
-A line that was changed, removed or moved shows. Reading needs no torch, so that ``perfed site log`` is there at once.
+A line that was changed, removed or moved is therefore detected. Reading the log does not need torch, so that
+``perfed site log`` starts quickly.
 """
 
 from __future__ import annotations
@@ -14,33 +15,35 @@ from typing import Any
 from perfed.errors import PerfedError
 
 BEGINNING = "0" * 64
-"""What stands for the hash of a line before the first."""
+"""The value that takes the place of the previous hash in the first line."""
 LOG = "outgoing.jsonl"
-"""File of a site's folder that has the lines."""
+"""The name of the log file in a site's folder."""
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log in their order, up to the first that is broken (see :func:`verify_log`).
+    """Return the lines of a log in order, up to the first line that breaks the chain (see :func:`verify_log`).
 
-    A line of a message has ``run``, ``round`` and ``program``, ``header`` (the other fields that went with it),
-    ``entries`` (``name``, ``shape`` and ``dtype`` of each tensor), ``bytes`` and ``sha256`` of the message as it left.
-    One of a message that arrived has ``arrived``, what it asked (``kind``, ``run``, ``round``, ``program``,
-    ``sequence`` and ``measure``, where it said so), ``bytes`` and ``sha256``. One that
-    something had to be noted in has ``note``. All have ``time`` (UTC), ``previous`` and ``hash``.
+    The line of a message that has left contains ``run``, ``round`` and ``program``, ``header`` (the other fields of the
+    header), ``entries`` (the ``name``, ``shape`` and ``dtype`` of each tensor), and the ``bytes`` and ``sha256`` of the
+    message. The line of a message that has arrived contains ``arrived``, the fields ``kind``, ``run``, ``round``,
+    ``program``, ``sequence`` and ``measure`` if the message has them, ``bytes`` and ``sha256``. The line of a note
+    contains ``note``. All lines contain ``time`` (UTC), ``previous`` and ``hash``.
 
     Raises:
-        PerfedError: there is no log.
+        PerfedError: The log does not exist.
     """
     return [json.loads(line) for _, line, problem in iterate_lines(path) if not problem]
 
 
 def verify_log(path: Path, head: str | None = None) -> str | None:
-    """Where the chain is broken first, in one line; ``None`` where it is whole.
+    """Return a description of the first place where the chain is broken; ``None`` if it is intact.
 
-    That lines at the end were removed shows only to who gives a ``head`` that the log had.
+    Args:
+        path: The file of the log.
+        head: The hash of a line that the log once had. Without it, the removal of lines at the end is not detected.
 
     Raises:
-        PerfedError: there is no log.
+        PerfedError: The log does not exist.
     """
     hashes = {BEGINNING}
     for number, line, problem in iterate_lines(path):
@@ -53,45 +56,45 @@ def verify_log(path: Path, head: str | None = None) -> str | None:
 
 
 def iterate_lines(path: Path) -> Iterator[tuple[int, bytes, str]]:
-    """Number, bytes and problem (empty if there is none) of every line; the first problem ends it.
+    """Yield the number, bytes and problem of each line, up to the first problem; an empty text means no problem.
 
     Raises:
-        PerfedError: there is no log.
+        PerfedError: The log does not exist.
     """
     previous, number = BEGINNING, 0
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                problem = _problem(line, previous)
+                problem = _find_line_problem(line, previous)
                 yield number, line, problem
                 if problem:
                     return
                 previous = json.loads(line)["hash"]
     except FileNotFoundError:
-        raise PerfedError(f"{path}: there is no log of what has left") from None
+        raise PerfedError(f"{path}: there is no log of messages") from None
 
 
-def _problem(line: bytes, previous: str) -> str:
+def _find_line_problem(line: bytes, previous: str) -> str:
     if not line.endswith(b"\n"):
-        return "is torn, as a crash leaves it (opening the log mends it); its message has not left"
+        return "is incomplete after a crash (opening the log removes it); its message has not left"
     try:
         entry = json.loads(line)
         entry.pop("hash")
         if format_line(entry)[1] != line:
             return "has been changed"
-        found = entry["previous"]
+        previous_hash = entry["previous"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return "has been changed"
-    if found != previous:
+    if previous_hash != previous:
         return "does not follow the line before it: lines were removed, added or reordered"
     return ""
 
 
 def format_line(entry: Mapping[str, Any]) -> tuple[str, bytes]:
-    """The hash of an entry, and its line."""
-    digest = hashlib.sha256(_text(entry)).hexdigest()
-    return digest, _text({**entry, "hash": digest}) + b"\n"
+    """Return the hash of an entry, and its line in the log."""
+    digest = hashlib.sha256(_encode_entry(entry)).hexdigest()
+    return digest, _encode_entry({**entry, "hash": digest}) + b"\n"
 
 
-def _text(entry: Mapping[str, Any]) -> bytes:
+def _encode_entry(entry: Mapping[str, Any]) -> bytes:
     return json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()

@@ -1,7 +1,7 @@
-"""The server's journal: the answers of each exchange, on disk before the round goes on.
+"""The server's journal, which stores the answers of each exchange on disk before the round continues.
 
-A server that was killed runs its round once more; exchanges that were done are answered from here, the same bytes in
-the same order of arrival, so that it comes to the same result.
+A server that was killed repeats its round. It then reads the answers of finished exchanges from the journal, with the
+same bytes and in the same order of arrival, and so obtains the same result.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _SUFFIX = ".answers"
 
 
 class Journal:
-    """The answers of a run's exchanges, one file each in the folder ``path``, for one process at a time.
+    """The answers of a run's exchanges, in one file per exchange, for one process at a time.
 
     Attributes:
-        path: the folder.
-        run: the id of the run; answers of another run are not used.
-        notes: one line for each file that was damaged, and was taken as not there: its exchange is asked again, and
-            sites send the replies that they have stored.
+        path: The folder of the files.
+        run: The id of the run; answers of another run are not used.
+        notes: One line for each damaged file. A damaged file counts as missing: the sites are asked again, and send the
+            replies that they have stored.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -41,26 +41,30 @@ class Journal:
         self.notes: list[str] = []
         path.mkdir(parents=True, exist_ok=True)
         sync_folder(path.parent)
-        for file in path.glob(".*.tmp"):  # of a server that was killed while it wrote
+        for file in path.glob(".*.tmp"):  # left by a server that was killed during a write
             file.unlink()
 
     def write(self, sequence: int, answers: Sequence[Answer]) -> None:
-        """Write down what came of exchange ``sequence``, failures too, in order of arrival.
+        """Write the answers of an exchange to disk, all or nothing.
 
-        All of it is on disk when this returns, none if it does not.
+        Args:
+            sequence: The number of the exchange.
+            answers: The answers in order of arrival, including errors.
 
         Raises:
-            OSError: the disk is full, or the like; what was there is still there.
+            OSError: The file cannot be written, for example because the disk is full; an earlier file is unchanged.
         """
         rows = [[a.site, a.error, a.seconds, None if a.body is None else len(a.body)] for a in answers]
         bodies = [answer.body for answer in answers if answer.body is not None]
-        write_atomic(self._file(sequence), frame({"run": self.run, "sequence": sequence, "answers": rows}, *bodies))
+        write_atomic(
+            self._answers_file(sequence), frame({"run": self.run, "sequence": sequence, "answers": rows}, *bodies)
+        )
         sync_folder(self.path)
 
     def load_answers(self, sequence: int) -> list[Answer] | None:
-        """The answers of exchange ``sequence`` in order of arrival; ``None`` where it must be asked (again)."""
+        """Return the answers of exchange ``sequence`` in order of arrival; ``None`` if the sites must be asked."""
         try:
-            header, body = unframe(self._file(sequence).read_bytes())
+            header, body = unframe(self._answers_file(sequence).read_bytes())
             if header.get("sequence") != sequence:
                 raise PerfedError(f"it is of exchange {header.get('sequence')}")
             if header.get("run") != self.run:
@@ -68,7 +72,9 @@ class Journal:
         except FileNotFoundError:
             return None
         except (PerfedError, OSError) as error:
-            self.notes.append(f"{self._file(sequence)} is damaged ({error}); exchange {sequence} is asked again")
+            self.notes.append(
+                f"{self._answers_file(sequence)} is damaged ({error}); exchange {sequence} is asked again"
+            )
             return None
         ends = accumulate((length or 0 for *_, length in header["answers"]), initial=0)
         return [
@@ -77,10 +83,10 @@ class Journal:
         ]
 
     def remove_before(self, sequence: int) -> None:
-        """Remove exchanges whose number is lower than ``before``: a checkpoint holds what came of them."""
+        """Remove the answers of all exchanges before ``sequence``, once a checkpoint contains their result."""
         for file in self.path.glob(f"*{_SUFFIX}"):
             if file.stem.isdecimal() and int(file.stem) < sequence:
                 file.unlink()
 
-    def _file(self, sequence: int) -> Path:
+    def _answers_file(self, sequence: int) -> Path:
         return self.path / f"{sequence:012d}{_SUFFIX}"

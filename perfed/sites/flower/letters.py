@@ -1,4 +1,4 @@
-"""How a server and a site of perfed use Flower's messages: their types, and one flat array of bytes in each."""
+"""The contents of Flower's messages between server and site: their types, and the records with bytes or an error."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ except ImportError:
 check_flower()
 
 EXCHANGE, HELLO = "query.exchange", "query.hello"
-"""Types of messages: what a site works on, and the question for its name and place."""
+"""The types of messages: a message of perfed for the site, and the question for the name and location of the site."""
 _BODY, _ERROR = "body", "error"
 
 
 def make_record(body: bytes) -> RecordDict:
-    """Bytes as a message's content: one object on the wire, for each array would cost Flower 10 ms."""
+    """Return the content of a message with these bytes, in a single array because each array costs Flower 10 ms."""
     return RecordDict({_BODY: ArrayRecord({_BODY: Array("uint8", (len(body),), "bytes", body)})})
 
 
 def make_error_record(line: str) -> RecordDict:
-    """An error as a message's content."""
+    """Return the content of a message with an error."""
     return RecordDict({_ERROR: ConfigRecord({_ERROR: line})})
 
 
 def read_body(message: Message) -> bytes:
-    """The bytes in a message.
+    """Return the bytes in a message.
 
     Raises:
-        PerfedError: it has none.
+        PerfedError: The message has no bytes.
     """
     try:
         return bytes(message.content.array_records[_BODY][_BODY].data)
@@ -40,6 +40,6 @@ def read_body(message: Message) -> bytes:
 
 
 def read_error(message: Message) -> str | None:
-    """The error that a site has replied with; ``None``: it is none."""
-    found = message.content.config_records.get(_ERROR)
-    return None if found is None else str(found.get(_ERROR))
+    """Return the error in the reply of a site; ``None`` if the reply has no error."""
+    record = message.content.config_records.get(_ERROR)
+    return None if record is None else str(record.get(_ERROR))

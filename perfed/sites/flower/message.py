@@ -1,7 +1,7 @@
-"""A message between server and site as bytes, and the frame that messages and files share.
+"""The conversion of messages between server and site to bytes, and the frame that messages and files share.
 
-A frame is eight bytes that name the format, the SHA-256 of all that follows, the lengths of header and body (eight
-bytes each, the highest first), the header as JSON with sorted keys, and the body. The same content gives the same
+A frame consists of eight bytes that name the format, the SHA-256 of all following bytes, the lengths of header and body
+(eight bytes each, big-endian), the header as JSON with sorted keys, and the body. The same content gives the same
 bytes.
 """
 
@@ -20,15 +20,19 @@ _FORMAT = b"perfed\x00\x01"
 _DIGEST = len(_FORMAT)
 _LENGTHS = _DIGEST + 32
 _HEADER = _LENGTHS + 16
-_LONGEST_HEADER = 2**24
+_MAX_HEADER = 2**24
 
 
 def pack(header: Mapping[str, Any], tree: Tree) -> bytes:
-    """A message: ``header`` holds JSON values, ``tree`` tensors of any dtype, bfloat16 among them.
+    """Return a message as bytes.
+
+    Args:
+        header: A dictionary of JSON values.
+        tree: A tree of tensors of any dtype, including bfloat16.
 
     Raises:
-        PerfedError: the header holds something else or is longer than 16 MiB; a name cannot be sent (see
-            :func:`perfed.codec.flatten`).
+        PerfedError: The header contains other values or is longer than 16 MiB, or the tree has a name that cannot be
+            sent (see :func:`perfed.codec.flatten`).
 
     Example:
         >>> import torch
@@ -39,27 +43,31 @@ def pack(header: Mapping[str, Any], tree: Tree) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Header and tree of a message that :func:`pack` has made.
+    """Return the header and the tree of a message; the inverse of :func:`pack`.
 
     Raises:
-        PerfedError: the bytes are too few, too many, changed, or no message.
+        PerfedError: The bytes are not a message, or were truncated, extended or changed.
     """
     header, body = unframe(data)
     return header, decode(body)
 
 
 def frame(header: Mapping[str, Any], *parts: bytes) -> bytes:
-    """Header and body, the latter given in parts, as bytes that show every change.
+    """Return a frame with a header and a body, in which every change is detected.
+
+    Args:
+        header: A dictionary of JSON values.
+        *parts: The parts of the body, which are joined.
 
     Raises:
-        PerfedError: the header holds something other than JSON values or is longer than 16 MiB.
+        PerfedError: The header contains other values or is longer than 16 MiB.
     """
     try:
         text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise PerfedError(f"a header holds JSON values only: {error}") from None
-    if len(text) > _LONGEST_HEADER:
-        raise PerfedError(f"a header of {len(text)} bytes is too long; at most {_LONGEST_HEADER} are sent")
+        raise PerfedError(f"a header must contain JSON values only: {error}") from None
+    if len(text) > _MAX_HEADER:
+        raise PerfedError(f"a header of {len(text)} bytes is too long; at most {_MAX_HEADER} are sent")
     content = (*(length.to_bytes(8, "big") for length in (len(text), sum(map(len, parts)))), text, *parts)
     digest = hashlib.sha256()
     for part in content:
@@ -68,22 +76,24 @@ def frame(header: Mapping[str, Any], *parts: bytes) -> bytes:
 
 
 def unframe(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """Header and body of a :func:`frame`.
+    """Return the header and the body of a frame; the inverse of :func:`frame`.
 
     Raises:
-        PerfedError: the bytes are too few, too many, changed, or no frame.
+        PerfedError: The bytes are not a frame, or were truncated, extended or changed.
     """
     if data[:_DIGEST] != _FORMAT[: len(data)]:
-        raise PerfedError(f"these bytes are not of perfed, or of another version (they begin with {data[:_DIGEST]!r})")
+        raise PerfedError(
+            f"these bytes are not a message or file of this version of perfed (they begin with {data[:_DIGEST]!r})"
+        )
     if len(data) < _HEADER:
         raise PerfedError(f"truncated: {len(data)} bytes, fewer than the {_HEADER} that every message has")
-    header_length, body_length = (int.from_bytes(data[at : at + 8], "big") for at in (_LENGTHS, _LENGTHS + 8))
-    if header_length > _LONGEST_HEADER:
-        raise PerfedError(f"a header of {header_length} bytes is too long; at most {_LONGEST_HEADER} are read")
+    header_length, body_length = (int.from_bytes(data[start : start + 8], "big") for start in (_LENGTHS, _LENGTHS + 8))
+    if header_length > _MAX_HEADER:
+        raise PerfedError(f"a header of {header_length} bytes is too long; at most {_MAX_HEADER} are read")
     start = _HEADER + header_length
     if len(data) != start + body_length:
-        what = "truncated" if len(data) < start + body_length else "oversized"
-        raise PerfedError(f"{what}: {len(data)} bytes, where {start + body_length} were written")
+        problem = "truncated" if len(data) < start + body_length else "oversized"
+        raise PerfedError(f"{problem}: {len(data)} bytes, where {start + body_length} were written")
     if hashlib.sha256(memoryview(data)[_LENGTHS:]).digest() != data[_DIGEST:_LENGTHS]:
         raise PerfedError("changed: the content does not have the SHA-256 that was written with it")
     try:

@@ -1,4 +1,4 @@
-"""Why a site cannot connect to its server, found out by a connection of its own: Flower says only that it failed."""
+"""A test connection that finds out why a site cannot connect to its server; Flower reports only that it failed."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from perfed.errors import PerfedError
 from perfed.sites.flower.processes import check_flower
 
 TIMEOUT = 5.0
-"""Seconds for each step of a probe."""
+"""The time limit in seconds for each step of a probe."""
 _NO_SUCH_NODE = 2004  # Flower's error codes of the activation of a SuperNode
 _EXPIRED, _WRONG_NAME, _WRONG_ADDRESS = 10, 62, 64  # OpenSSL's X509_V_ERR_*
 
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where the SuperLink of a federation is, as a site sees it.
+    """The address of a federation's SuperLink, and the files with which a site connects to it.
 
     Attributes:
-        address: ``host:port``.
-        ca: certificate of the authority that signed the server's; ``None``: no TLS, for a trial on one machine.
-        key: this site's private key (of an elliptic curve, in OpenSSH's format); ``None``: sites are not authenticated.
+        address: The address as ``host:port``.
+        ca: The certificate of the authority that signed the server's certificate; ``None`` for a connection without
+            TLS, in a trial on one machine.
+        key: The private key of this site (elliptic curve, OpenSSH format); ``None`` if sites are not authenticated.
     """
 
     address: str
@@ -37,15 +38,15 @@ class ServerAddress:
 
     @property
     def host(self) -> str:
-        """The host's name or address."""
+        """The name or IP address of the host."""
         return self.address.rpartition(":")[0].strip("[]")
 
     @property
     def port(self) -> int:
-        """The port's number.
+        """The number of the port.
 
         Raises:
-            PerfedError: there is none.
+            PerfedError: The address has no valid port.
         """
         number = self.address.rpartition(":")[2]
         if not number.isdigit() or not 0 < int(number) < 2**16 or not self.host or "/" in self.host:
@@ -54,34 +55,36 @@ class ServerAddress:
 
 
 class Unreachable(PerfedError):
-    """The server does not answer now; it may later."""
+    """The error of a server that does not answer now and may answer later."""
 
 
 def probe_server(server: ServerAddress) -> None:
-    """Do nothing where a site could connect to ``server`` with this authority and this key.
+    """Check that a site can connect to ``server`` with its authority and key; raise an error if it cannot.
 
-    The key is tried with a request that the server can only refuse, so nothing changes there.
+    The key is tested with a request that the server always refuses, so nothing changes at the server.
 
     Raises:
-        Unreachable: nobody answers there; worth another attempt.
-        PerfedError: an attempt like this one will fail again: no or another authority, an expired certificate, a
-            server name that is not in the certificate, a key that the server does not know.
+        Unreachable: The server does not answer; another attempt may succeed.
+        PerfedError: Every further attempt would fail: the certificate of the authority is missing or wrong, a
+            certificate has expired, the certificate does not contain the server's name, or the server does not know
+            the key.
     """
     if server.key is not None and server.ca is None:
         raise PerfedError(f"a site with a key needs TLS: the certificate of server {server.address}'s authority (--ca)")
     connection = _connect(server)
     try:
         if server.key is not None:
-            _try_key(connection, server, server.key)
+            _check_key(connection, server, server.key)
         elif server.ca is None:
-            _try_plain(connection, server)
+            _check_plain_connection(connection, server)
     except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(f"server {server.address} does not speak as a SuperLink does: {_said(error)}") from None
+        raise Unreachable(f"server {server.address} does not respond like a SuperLink: {_error_text(error)}") from None
     finally:
         connection.close()
 
 
 def _connect(server: ServerAddress) -> http.client.HTTPConnection:
+    """Open a connection to the server; raise the errors of :func:`probe_server` if that fails."""
     host, port = server.host, server.port
     try:
         if server.ca is None:
@@ -92,30 +95,30 @@ def _connect(server: ServerAddress) -> http.client.HTTPConnection:
         secure.connect()
         return secure
     except ssl.SSLCertVerificationError as error:
-        raise PerfedError(f"server {server.address}: {_refused(error, server)}") from None
+        raise PerfedError(f"server {server.address}: {_describe_certificate_problem(error, server)}") from None
     except ssl.SSLError as error:
-        raise PerfedError(f"server {server.address} does not speak TLS: {_said(error)}") from None
+        raise PerfedError(f"server {server.address} does not speak TLS: {_error_text(error)}") from None
     except socket.gaierror:
         raise Unreachable(f"server {server.address} is not reachable: the name '{host}' is not known") from None
     except TimeoutError:
         raise Unreachable(f"server {server.address} is not reachable: no answer for {TIMEOUT:.0f} seconds") from None
     except OSError as error:
-        raise Unreachable(f"server {server.address} is not reachable: {_said(error)}") from None
+        raise Unreachable(f"server {server.address} is not reachable: {_error_text(error)}") from None
 
 
 def make_tls_context(ca: Path) -> ssl.SSLContext:
-    """What trusts the servers that ``ca`` has signed, and no others.
+    """Return a TLS context that trusts only servers whose certificate is signed by the authority ``ca``.
 
     Raises:
-        PerfedError: it is no certificate.
+        PerfedError: The file is not a certificate.
     """
     try:
         return ssl.create_default_context(cafile=str(ca))
     except OSError as error:
-        raise PerfedError(f"{ca}: not the certificate of an authority (PEM): {_said(error)}") from None
+        raise PerfedError(f"{ca}: not the certificate of an authority (PEM): {_error_text(error)}") from None
 
 
-def _refused(error: ssl.SSLCertVerificationError, server: ServerAddress) -> str:
+def _describe_certificate_problem(error: ssl.SSLCertVerificationError, server: ServerAddress) -> str:
     if error.verify_code == _EXPIRED:
         return "its certificate, or its authority's, has expired"
     if error.verify_code in (_WRONG_NAME, _WRONG_ADDRESS):
@@ -123,21 +126,23 @@ def _refused(error: ssl.SSLCertVerificationError, server: ServerAddress) -> str:
     return f"its certificate is not signed by the authority in {server.ca} ({error.verify_message})"
 
 
-def _try_plain(connection: http.client.HTTPConnection, server: ServerAddress) -> None:
+def _check_plain_connection(connection: http.client.HTTPConnection, server: ServerAddress) -> None:
+    """Send a request without TLS; raise a PerfedError if the server only accepts TLS."""
     try:
         connection.request("GET", "/")
         connection.getresponse()
     except (http.client.BadStatusLine, ConnectionError):
-        blind = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        blind.check_hostname, blind.verify_mode = False, ssl.CERT_NONE
-        with socket.create_connection((server.host, server.port), TIMEOUT) as raw, blind.wrap_socket(raw):
+        unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+        with socket.create_connection((server.host, server.port), TIMEOUT) as raw, unverified.wrap_socket(raw):
             raise PerfedError(
                 f"server {server.address} speaks TLS: this site needs the certificate of its authority (--ca)"
             ) from None
 
 
-def _try_key(connection: http.client.HTTPConnection, server: ServerAddress, key: Path) -> None:
-    public, headers = _signed(key)
+def _check_key(connection: http.client.HTTPConnection, server: ServerAddress, key: Path) -> None:
+    """Raise a PerfedError if the server does not know the key or refuses its signature."""
+    public, headers = _sign_request(key)
     # An ActivateNodeRequest without its interval: the server looks the key up first and then refuses the interval.
     size = len(public)
     body = b"\x0a" + bytes([size & 127 | 128, size >> 7]) + public
@@ -151,18 +156,18 @@ def _try_key(connection: http.client.HTTPConnection, server: ServerAddress, key:
     try:
         code = json.loads(text)["code"]
     except (ValueError, KeyError, TypeError):
-        return  # another version's words: let the site try
+        return  # another version of Flower: the site's own connection will show whether it works
     if code == _NO_SUCH_NODE:
         raise PerfedError(f"server {server.address} does not know the key in {key}; has it been registered there?")
 
 
 def load_private_key(key: Path) -> Any:
-    """The key in a file, an elliptic curve's of ``cryptography``.
+    """Return the private key in a file, as an elliptic-curve key of ``cryptography``.
 
     Raises:
-        PerfedError: there is none that Flower takes.
+        PerfedError: The file has no key of a kind that Flower accepts.
     """
-    check_flower()  # which brings cryptography
+    check_flower()  # flwr depends on cryptography
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -178,7 +183,8 @@ def load_private_key(key: Path) -> Any:
     return private
 
 
-def _signed(key: Path) -> tuple[bytes, dict[str, str]]:
+def _sign_request(key: Path) -> tuple[bytes, dict[str, str]]:
+    """Return the public key of the private key in a file, and the headers that sign a request with it."""
     private = load_private_key(key)
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -196,5 +202,5 @@ def _signed(key: Path) -> tuple[bytes, dict[str, str]]:
     }
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return str(getattr(error, "strerror", None) or error or type(error).__name__)

@@ -1,6 +1,6 @@
-"""Flower: which versions of it this is made for, and its commands as processes. Nothing here imports flwr.
+"""The supported versions of Flower, and its commands as processes. This module does not import flwr.
 
-Each runs under a guard (``guard.py``), so that it and all that it starts end when this process does.
+Each command runs under a guard (``guard.py``), so that the command and all its children end when this process ends.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from perfed.system import extra_command
 
 MIN_VERSION, NEXT_VERSION = (1, 41), (1, 43)
 VERSION_RANGE = f"flwr >={'.'.join(map(str, MIN_VERSION))},<{'.'.join(map(str, NEXT_VERSION))}"
-"""The same for people, and for pip."""
+"""The supported versions as a requirement for pip."""
 
 
 def check_flower() -> None:
-    """Do nothing where a Flower is installed that perfed was tested with.
+    """Check that a supported version of Flower is installed.
 
     Raises:
-        PerfedError: there is none, or another version.
+        PerfedError: Flower is not installed, or its version is not supported.
     """
     try:
         version = metadata.version("flwr")
@@ -37,8 +37,8 @@ def check_flower() -> None:
         raise PerfedError(f"flwr {version} is installed, but perfed needs {VERSION_RANGE}: {extra_command('flower')}")
 
 
-STOP = guard.GRACE + 3
-"""Seconds in which a process has ended after it was told so."""
+STOP_SECONDS = guard.GRACE + 3
+"""The time in seconds that a process has to end after it was stopped."""
 
 FLOWER_SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -47,14 +47,14 @@ FLOWER_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "PYTHONUNBUFFERED": "1",
 }
-"""What keeps Flower from calling others and from installing packages."""
+"""The environment variables that keep Flower from contacting other hosts and from installing packages."""
 
 
 def build_command(name: str, *arguments: object) -> list[str]:
-    """One of Flower's programs, of this Python's environment, and its arguments.
+    """Return the command line of one of Flower's programs, which is looked up in this Python environment.
 
     Raises:
-        PerfedError: Flower is not installed, or another version.
+        PerfedError: Flower is not installed, or its version is not supported.
     """
     check_flower()
     path = Path(sys.executable).with_name(name)
@@ -64,47 +64,48 @@ def build_command(name: str, *arguments: object) -> list[str]:
 
 
 def build_environment(home: Path) -> dict[str, str]:
-    """This process's environment for Flower's programs, with their files in ``home``."""
+    """Return the environment variables for Flower's programs, which keep their files in ``home``; create ``home``."""
     home.mkdir(parents=True, exist_ok=True)
-    here = str(Path(sys.executable).parent)  # Flower starts its own programs by name
-    path = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])
+    programs = str(Path(sys.executable).parent)  # Flower starts its own programs by name
+    path = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
     return {**os.environ, **FLOWER_SETTINGS, "PATH": path, "FLWR_HOME": str(home.resolve())}
 
 
 class FlowerProcess:
-    """A command that runs until it ends by itself, is stopped, or this process ends.
+    """A running command of Flower, which ends by itself, when it is stopped, or when this process ends.
 
     Args:
-        arguments: the command.
-        home: Flower's own files.
-        out: an open file for its output; if not given, a pipe, which is :attr:`output`.
+        arguments: The command line.
+        home: The folder of Flower's own files.
+        out: An open file for the output of the command; by default a pipe, whose other end is :attr:`output`.
     """
 
     def __init__(self, arguments: Sequence[str], home: Path, out: int | IO[bytes] = subprocess.PIPE) -> None:
         guarded = [sys.executable, "-I", "-S", guard.__file__, *arguments]
-        own = build_environment(home)
-        self._popen = subprocess.Popen(guarded, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, env=own)
+        self._popen = subprocess.Popen(
+            guarded, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, env=build_environment(home)
+        )
 
     @property
     def output(self) -> IO[bytes]:
-        """What the command prints, as it comes."""
+        """The pipe from which the output of the command can be read while it runs."""
         assert self._popen.stdout is not None
         return self._popen.stdout
 
     def exit_code(self) -> int | None:
-        """``None`` while it runs."""
+        """Return the exit code of the command; ``None`` while it runs."""
         return self._popen.poll()
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit code, ``None`` where it still runs after ``seconds``."""
+        """Wait for the command and return its exit code; ``None`` if it still runs after ``seconds``."""
         with suppress(subprocess.TimeoutExpired):
             return self._popen.wait(seconds)
         return None
 
     def stop(self) -> None:
-        """End it and all that it started."""
+        """Stop the command and all processes that it has started."""
         if self._popen.stdin is not None:
             self._popen.stdin.close()
-        if self.wait(STOP) is None:
+        if self.wait(STOP_SECONDS) is None:
             self._popen.kill()
             self._popen.wait()

@@ -1,4 +1,4 @@
-"""What the server is told where a site does not answer: fixed sentences. Why, the site's own terminal says."""
+"""The refusals of a site. The server receives one of a few fixed sentences; the details stay at the site."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perfed.errors import ClientsDiverged, PerfedError
 
 
 class RefusalReason(StrEnum):
-    """All that the server may be told: no row's content, no count of rows, no name of a class, no path."""
+    """The fixed sentences that the server may receive; none reveals rows, their number, names of classes or paths."""
 
     MESSAGE = "the site does not answer such a message; its administrator sees why"
     STUDY = "the server's study is not the one that this site was given"
@@ -33,47 +33,57 @@ class RefusalReason(StrEnum):
 
 
 class Refused(PerfedError):
-    """A site does not answer.
+    """The error of a site that refuses to answer a message; its text is for the site only.
+
+    Args:
+        reason: The sentence that the server receives.
+        detail: The text of the error, for the site's administrator; by default the sentence for the server.
+        key: The name of the setting in the site's policy that does not allow the request. The server receives the
+            name, and never the value of the setting.
 
     Attributes:
-        said: what the server is told.
-        key: of the site's policy, which the server is told too; never a value.
+        reason: The sentence that the server receives.
+        key: The name of the setting in the site's policy; empty if the policy is not concerned.
     """
 
-    def __init__(self, said: RefusalReason, why: object = None, key: str = "") -> None:
-        super().__init__(" ".join(str(said if why is None else why).split()))
-        self.said, self.key = said, key
+    def __init__(self, reason: RefusalReason, detail: object = None, key: str = "") -> None:
+        super().__init__(" ".join(str(reason if detail is None else detail).split()))
+        self.reason, self.key = reason, key
 
     @property
-    def told(self) -> str:
-        """What the server is told, with the key."""
-        return f"{self.said} ({self.key})" if self.key else str(self.said)
+    def text_for_server(self) -> str:
+        """The sentence that the server receives, with the name of the setting in the policy."""
+        return f"{self.reason} ({self.key})" if self.key else str(self.reason)
 
 
 @contextmanager
-def refuse_as(said: RefusalReason) -> Iterator[None]:
-    """Let the server be told ``said`` of what is wrong here, unless what failed says otherwise itself."""
+def refuse_as(reason: RefusalReason) -> Iterator[None]:
+    """Turn exceptions in the block of a ``with`` statement into :class:`Refused` with this reason for the server.
+
+    A :class:`Refused` keeps its own reason. Errors of the disk, of memory and of diverged training pass unchanged,
+    because :func:`describe_for_server` has sentences for them.
+    """
     try:
         yield
     except (Refused, OSError, MemoryError, ClientsDiverged):
         raise
     except Exception as error:
-        raise Refused(said, describe_for_site(error)) from error
+        raise Refused(reason, describe_for_site(error)) from error
 
 
 def describe_for_server(error: Exception) -> str:
-    """What the server is told of an error."""
+    """Return the sentence about an error that the server may receive."""
     kinds = (
         (ClientsDiverged, RefusalReason.DIVERGED),
         (OSError, RefusalReason.DISK),
         (MemoryError, RefusalReason.MEMORY),
     )
     if isinstance(error, Refused):
-        return error.told
-    return str(next((said for kind, said in kinds if isinstance(error, kind)), RefusalReason.FAILED))
+        return error.text_for_server
+    return str(next((reason for kind, reason in kinds if isinstance(error, kind)), RefusalReason.FAILED))
 
 
 def describe_for_site(error: Exception) -> str:
-    """An error in one line, for the site's own administrator."""
-    named = "" if isinstance(error, PerfedError) else f"{type(error).__name__}: "
-    return f"{named}{' '.join(str(error).split())}"
+    """Return an error in one line for the site's own administrator."""
+    prefix = "" if isinstance(error, PerfedError) else f"{type(error).__name__}: "
+    return f"{prefix}{' '.join(str(error).split())}"

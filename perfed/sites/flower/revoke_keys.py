@@ -1,6 +1,6 @@
-"""``python -m perfed.sites.flower.revoke_keys CONNECTION NAME ...``: the SuperLink bars all keys of these sites.
+"""``python -m perfed.sites.flower.revoke_keys CONNECTION NAME ...`` revokes all keys of these sites at the SuperLink.
 
-Flower's own command asks for a SuperNode's number, and none of its commands tells a number's name.
+Flower's own command needs the number of a SuperNode, and none of its commands shows which name has which number.
 """
 
 from __future__ import annotations
@@ -18,34 +18,41 @@ try:
     from flwr.proto.control_pb2 import ListNodesRequest, UnregisterNodeRequest
 except ImportError as error:
     check_flower()
-    raise PerfedError(f"the installed flwr lacks what barring a key needs of it: {error}") from None
+    raise PerfedError(f"the installed flwr lacks a part that is needed to revoke a key: {error}") from None
 
 
-def bar(connection: str, names: Sequence[str]) -> dict[str, int]:
-    """Unregister every key of these sites at the SuperLink; how many keys each had.
+def revoke_keys(connection: str, names: Sequence[str]) -> dict[str, int]:
+    """Unregister all keys of these sites at the SuperLink.
+
+    Args:
+        connection: The name of the connection to the SuperLink in Flower's configuration.
+        names: The names of the sites.
+
+    Returns:
+        The number of keys that each site had.
 
     Raises:
-        PerfedError: the SuperLink does not answer, or refuses.
+        PerfedError: The SuperLink does not answer, or refuses the request.
     """
     try:
         client = init_http_client_from_connection(read_superlink_connection(connection))
         try:
             with flwr_cli_exc_handler():
-                known = [node for node in client.ListNodes(ListNodesRequest()).nodes_info if not node.unregistered_at]
-                barred = {name: [node.node_id for node in known if node.name == name] for name in names}
-                for node_id in {number for numbers in barred.values() for number in numbers}:
+                nodes = [node for node in client.ListNodes(ListNodesRequest()).nodes_info if not node.unregistered_at]
+                revoked = {name: [node.node_id for node in nodes if node.name == name] for name in names}
+                for node_id in {number for numbers in revoked.values() for number in numbers}:
                     client.UnregisterNode(UnregisterNodeRequest(node_id=node_id))
         finally:
             client.close()
     except click.ClickException as error:
         raise PerfedError(f"SuperLink: {' '.join(error.format_message().split())}") from None
-    return {name: len(numbers) for name, numbers in barred.items()}
+    return {name: len(numbers) for name, numbers in revoked.items()}
 
 
 def main(words: Sequence[str]) -> None:
-    """Bar the keys of the sites that are named behind the connection, and say so; a failure ends with code 1."""
+    """Revoke the keys of the sites named after the connection and print the outcome; exit with code 1 on failure."""
     try:
-        for name, count in bar(words[0], words[1:]).items():
+        for name, count in revoke_keys(words[0], words[1:]).items():
             print(f"{name}: its key is barred" if count else f"{name}: no key of it was known")
     except PerfedError as error:
         sys.exit(str(error))

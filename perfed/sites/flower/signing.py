@@ -1,4 +1,4 @@
-"""A site's signing key (Ed25519), with which it signs its keys of sums under masks for the other sites."""
+"""The signing key of a site (Ed25519), which proves to the other sites whose keys of a secure sum they receive."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ except ImportError:
     raise
 
 SIGNING_KEY = "signing.key"
-"""File of a site's folder: its private key, 32 bytes. It never leaves the site."""
+"""The name of the file in a site's folder with its private key (32 bytes), which never leaves the site."""
 _BYTES = 32
 
 
 class SigningKey:
-    """The signing key of a site.
+    """The private key with which a site signs, and its public key.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -37,10 +37,10 @@ class SigningKey:
 
     @classmethod
     def in_folder(cls, folder: Path) -> Self:
-        """Return the key of the site in ``folder``; a new one is made where there is none.
+        """Read the key of the site in ``folder``; create and store a new key if there is none.
 
         Raises:
-            PerfedError: it is damaged, or other users have rights on it.
+            PerfedError: The file is damaged, or other users may access it.
         """
         return cls(read_secret(folder / SIGNING_KEY, _BYTES, "other users have rights on this private key"))
 
@@ -55,7 +55,13 @@ class SigningKey:
 
 
 def is_signed(public: str, signature: bytes, content: bytes) -> bool:
-    """Return whether ``signature`` is that of ``content`` by the site with the public key ``public``."""
+    """Return whether a signature is valid.
+
+    Args:
+        public: The public key of the signing site as hexadecimal digits.
+        signature: The signature.
+        content: The content that was signed.
+    """
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(signature, content)
     except (InvalidSignature, ValueError):

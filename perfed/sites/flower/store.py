@@ -1,7 +1,7 @@
-"""A site's states on its own disk: what a client was after each exchange that the server may still come back to.
+"""The states of a site on its disk: the client's state after each exchange to which the server may still return.
 
-State and reply of an exchange are one file, so that a site that is killed has done an exchange whole or not at all, and
-a message that is sent once more gets the reply of the first time.
+The state and the reply of an exchange are in one file. A site that is killed has therefore finished an exchange
+completely or not at all, and a message that is sent again gets the same reply.
 """
 
 from __future__ import annotations
@@ -22,68 +22,76 @@ from perfed.system import lock_folder, sync_folder, write_atomic
 from perfed.tree import Tree
 
 MAX_PAYLOADS = 3
-"""Payloads that an exchange may be asked with: a server that was killed may go on with the replies of other sites."""
+"""The number of different payloads that a site accepts for one exchange. It is more than one because a server that was
+killed may continue with the replies of other sites."""
 _SUFFIX = ".exchange"
-_OPENED = ".opened"
+_OPENING = ".opened"
 _NOTE = ".sites"
-_SUMS = ".sums"  # folder beside those of the runs, which cannot be the name of one
+_SUMS = ".sums"  # a folder beside the folders of the runs; no run can have this name
 # File with a line for each exchange and payload: number, program, split, hash; then a tab and a checksum.
-_ASKED = "asked"
-_NOT_AGAIN = (
-    "exchanges could be asked more often than the study allows: restore the file from a backup, or submit the study "
-    "again with another --out"
+_REQUESTS = "asked"
+_REMEDY = (
+    "the server could repeat exchanges more often than the study allows: restore the file from a backup, or submit the "
+    "study again with another --out"
 )
 
 
 class StoredExchanges:
-    """States and replies of one run, in the folder ``run`` below ``path``, to read, whoever writes there meanwhile.
+    """A reader of the states and replies of one run, which may be used while another process writes them.
 
-    An exchange is called by its sequence number, from 1; 0 stands for the initial state, which is nowhere stored.
+    An exchange is identified by its number, from 1; 0 stands for the initial state, which is not stored.
+
+    Args:
+        path: The folder of all runs.
+        run: The id of the run, which is the name of its folder below ``path``.
 
     Attributes:
-        path: the run's folder.
-        run: its id.
-        notes: one line for each reply that was damaged, and was taken as not there.
+        path: The folder of the run.
+        run: The id of the run.
+        notes: One line for each reply that is damaged and was treated as missing.
 
     Raises:
-        PerfedError: ``run`` cannot name a folder.
+        PerfedError: ``run`` cannot be the name of a folder.
     """
 
     def __init__(self, path: Path, run: str) -> None:
         if not re.fullmatch(r"\w[\w.-]{0,99}", run, re.ASCII):
-            raise PerfedError(f"'{run}' cannot name a run; letters, digits, '_', '-' and '.', at most 100, can")
+            raise PerfedError(
+                f"'{run}' is not a valid id of a run; allowed are at most 100 letters, digits, '_', '-' and '.'"
+            )
         self.path = path / run
         self.notes: list[str] = []
         self.run = run
 
     def list_sequences(self) -> list[int]:
-        """Numbers of the exchanges that are stored, in ascending order."""
+        """Return the numbers of the stored exchanges in ascending order."""
         return sorted(int(file.stem) for file in self.path.glob(f"*{_SUFFIX}") if file.stem.isdecimal())
 
     def load_state(self, sequence: int) -> dict[str, Any] | None:
-        """The client's state after exchange ``sequence``; ``None`` for 0, the initial one.
+        """Return the client's state after exchange ``sequence``; ``None`` for 0, the initial state.
 
         Raises:
-            PerfedError: names the file that is missing or damaged.
+            PerfedError: The file of the exchange is missing or damaged.
         """
         if sequence == 0:
             return None
         with self._naming_file(sequence):
-            state, _ = self._read(sequence)
+            state, _ = self._read_exchange(sequence)
             return decode(state)
 
     def load_history(self, sequence: int) -> bytes:
-        """Return the hash of what led to the state after exchange ``sequence``; empty for 0, the initial state.
+        """Return the hash of the requests that led to the state after exchange ``sequence``.
 
-        The number of the exchange stands for the history of a state that was stored without one.
+        The hash is empty for 0, the initial state. A state that was stored without a hash gets the hash of the number
+        of its exchange.
 
         Raises:
-            PerfedError: names the file that is missing or damaged.
+            PerfedError: The file of the exchange is missing or damaged.
         """
         if sequence == 0:
             return b""
         with self._naming_file(sequence):
-            header, _ = self._unframe(sequence)
+            header, _ = self._unframe_exchange(sequence)
             history = header.get("history")
             return (
                 hashlib.sha256(f"exchange {sequence}".encode()).digest() if history is None else bytes.fromhex(history)
@@ -91,63 +99,78 @@ class StoredExchanges:
 
     @contextmanager
     def _naming_file(self, sequence: int) -> Iterator[None]:
-        """Let errors name the file of an exchange."""
+        """Raise the errors of the block of a ``with`` statement again with the file of the exchange."""
         try:
             yield
         except FileNotFoundError:
-            raise PerfedError(f"{self._file(sequence)}: the state after exchange {sequence} is not here") from None
+            raise PerfedError(
+                f"{self._exchange_file(sequence)}: the state after exchange {sequence} is missing"
+            ) from None
         except PerfedError as error:
-            raise PerfedError(f"{self._file(sequence)} is damaged ({error})") from None
+            raise PerfedError(f"{self._exchange_file(sequence)} is damaged ({error})") from None
 
     def load_reply(self, sequence: int) -> bytes | None:
-        """The reply of exchange ``sequence``; ``None`` where it was not done, or must be done again (see notes)."""
+        """Return the reply of exchange ``sequence``.
+
+        It is ``None`` if the exchange was not done, or if its file is damaged; :attr:`notes` then gets a line.
+        """
         try:
-            return self._read(sequence)[1]
+            return self._read_exchange(sequence)[1]
         except FileNotFoundError:
             return None
         except PerfedError as error:
-            self.notes.append(f"{self._file(sequence)} is damaged ({error}); exchange {sequence} is done again")
+            self.notes.append(
+                f"{self._exchange_file(sequence)} is damaged ({error}); exchange {sequence} is done again"
+            )
             return None
 
     def load_opening(self, sequence: int) -> tuple[str, bytes] | None:
-        """Hash of the message that has opened the sum of exchange ``sequence``, and the reply; ``None``: nobody has.
+        """Return the hash of the message that has opened the sum of exchange ``sequence``, and the reply to it.
+
+        Returns ``None`` if the sum was not opened.
 
         Raises:
-            PerfedError: the file that says so is damaged: it counts as opened.
+            PerfedError: The file is damaged, so that the sum counts as opened.
         """
-        file = self._file(sequence).with_suffix(_OPENED)
+        file = self._exchange_file(sequence).with_suffix(_OPENING)
         try:
             header, reply = unframe(file.read_bytes())
             return str(header.get("asked")), reply
         except FileNotFoundError:
             return None
 
-    def _file(self, sequence: int) -> Path:
+    def _exchange_file(self, sequence: int) -> Path:
         return self.path / f"{sequence:012d}{_SUFFIX}"
 
-    def _read(self, sequence: int) -> tuple[bytes, bytes]:
-        """Encoded state and reply.
+    def _read_exchange(self, sequence: int) -> tuple[bytes, bytes]:
+        """Return the encoded state and the reply of an exchange.
 
         Raises:
-            FileNotFoundError: the exchange is not stored.
-            PerfedError: the file is damaged, or of another exchange or run.
+            FileNotFoundError: The exchange is not stored.
+            PerfedError: The file is damaged or belongs to another exchange or run.
         """
-        header, body = self._unframe(sequence)
+        header, body = self._unframe_exchange(sequence)
         return body[: header["state"]], body[header["state"] :]
 
-    def _unframe(self, sequence: int) -> tuple[dict[str, Any], bytes]:
-        header, body = unframe(self._file(sequence).read_bytes())
-        found = (header.get("run"), header.get("sequence"))
-        if found != (self.run, sequence):
-            raise PerfedError(f"it is of exchange {found[1]} of run '{found[0]}'")
+    def _unframe_exchange(self, sequence: int) -> tuple[dict[str, Any], bytes]:
+        """Return the header and the body of the file of an exchange; see :meth:`_read_exchange` for errors."""
+        header, body = unframe(self._exchange_file(sequence).read_bytes())
+        run, stored_sequence = header.get("run"), header.get("sequence")
+        if (run, stored_sequence) != (self.run, sequence):
+            raise PerfedError(f"it is of exchange {stored_sequence} of run '{run}'")
         return header, body
 
 
 class SiteStore(StoredExchanges):
-    """States and replies of one run, in the folder ``run`` below ``path``; held by this process until it is closed.
+    """The states and replies of one run, which this process may write until the store is closed.
+
+    Args:
+        path: The folder of all runs.
+        run: The id of the run, which is the name of its folder below ``path``.
 
     Raises:
-        PerfedError: ``run`` cannot name a folder, the folder cannot be made, or another process works on it.
+        PerfedError: ``run`` cannot be the name of a folder, the folder cannot be created, another process is writing
+            to it, or the file of requests is damaged.
 
     Example:
         >>> import torch
@@ -160,20 +183,20 @@ class SiteStore(StoredExchanges):
 
     def __init__(self, path: Path, run: str) -> None:
         super().__init__(path, run)
-        self._held = ExitStack()
+        self._lock = ExitStack()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._held.enter_context(lock_folder(self.path))
+            self._lock.enter_context(lock_folder(self.path))
             sync_folder(path)
         except BlockingIOError:
             raise PerfedError(f"{self.path}: another process is working on this site's states") from None
         except OSError as error:
-            raise PerfedError(f"{self.path}: a site's states cannot be kept there: {error.strerror}") from None
-        for file in self.path.glob(".*.tmp"):  # of a process that was killed while it wrote
+            raise PerfedError(f"{self.path}: a site's states cannot be stored there: {error.strerror}") from None
+        for file in self.path.glob(".*.tmp"):  # left by a process that was killed during a write
             file.unlink()
-        self._asked, self._checksum = set[str](), ""
+        self._requests, self._checksum = set[str](), ""
         try:
-            self._read_asked()
+            self._read_requests()
         except PerfedError:
             self.close()
             raise
@@ -185,90 +208,102 @@ class SiteStore(StoredExchanges):
         self.close()
 
     def close(self) -> None:
-        """Let other processes work on the folder."""
-        self._held.close()
+        """Let other processes write to the folder."""
+        self._lock.close()
 
-    def _read_asked(self) -> None:
-        """Read which exchanges were asked with which content; a last line that a crash has torn is removed.
+    def _read_requests(self) -> None:
+        """Read the requests that were accepted for each exchange; remove an incomplete last line after a crash.
 
         Raises:
-            PerfedError: lines are missing or have changed.
+            PerfedError: Lines are missing or have changed.
         """
-        file = self.path / _ASKED
-        *lines, torn = file.read_bytes().split(b"\n") if file.exists() else [b""]
+        file = self.path / _REQUESTS
+        *lines, incomplete = file.read_bytes().split(b"\n") if file.exists() else [b""]
         for number, line in enumerate(lines, 1):
             content, _, checksum = line.decode(errors="replace").partition("\t")
             self._checksum = _chain_checksum(self._checksum, content)
             if checksum != self._checksum:
-                raise PerfedError(f"{file}: line {number} has changed; {_NOT_AGAIN}")
-            self._asked.add(content)
-        if torn:
-            os.truncate(file, file.stat().st_size - len(torn))
+                raise PerfedError(f"{file}: line {number} has changed; {_REMEDY}")
+            self._requests.add(content)
+        if incomplete:
+            os.truncate(file, file.stat().st_size - len(incomplete))
         expected = 0
         for sequence in self.list_sequences()[-1:]:
             with suppress(PerfedError):  # a damaged exchange is done again
-                expected = self._unframe(sequence)[0].get("asked", 0)
-        if len(self._asked) < expected:
-            raise PerfedError(f"{file}: {expected - len(self._asked)} of {expected} lines are missing; {_NOT_AGAIN}")
+                expected = self._unframe_exchange(sequence)[0].get("asked", 0)
+        if len(self._requests) < expected:
+            raise PerfedError(f"{file}: {expected - len(self._requests)} of {expected} lines are missing; {_REMEDY}")
 
     def admit_request(self, sequence: int, content: str) -> bool:
-        """Return whether an exchange may be done with this content, one of at most three, and note it on disk.
+        """Return whether the site may answer a request, and write an accepted request to disk.
+
+        A site accepts at most ``MAX_PAYLOADS`` different requests of each program and split for one exchange.
 
         Args:
-            sequence: number of the exchange.
-            content: program, split and hash of what was sent, with spaces between them.
+            sequence: The number of the exchange.
+            content: The program, the split and the hash of the request, separated by spaces.
 
         Raises:
-            OSError: the disk is full, or the like.
+            OSError: The request cannot be written, for example because the disk is full.
         """
         line = f"{sequence} {content}"
         kind = line.rpartition(" ")[0] + " "
-        if line not in self._asked and sum(known.startswith(kind) for known in self._asked) >= MAX_PAYLOADS:
+        if line not in self._requests and sum(request.startswith(kind) for request in self._requests) >= MAX_PAYLOADS:
             return False
-        if line not in self._asked:
+        if line not in self._requests:
             checksum = _chain_checksum(self._checksum, line)
-            with (self.path / _ASKED).open("a") as file:
+            with (self.path / _REQUESTS).open("a") as file:
                 file.write(f"{line}\t{checksum}\n")
                 file.flush()
-                os.fsync(file.fileno())  # before the exchange is stored, which counts the lines
-            self._asked.add(line)
+                os.fsync(file.fileno())  # before the exchange is stored, whose file has the number of lines
+            self._requests.add(line)
             self._checksum = checksum
         return True
 
     def save_exchange(self, sequence: int, state: Tree, reply: bytes, history: bytes | None = None) -> None:
-        """Store an exchange that was done: on disk as a whole when this returns, not at all if it does not.
+        """Write a finished exchange to disk, all or nothing.
 
         Args:
-            sequence: number of the exchange.
-            state, reply: after it.
-            history: hash of what led to the state, where sums need it.
+            sequence: The number of the exchange.
+            state: The client's state after the exchange.
+            reply: The reply of the site.
+            history: The hash of the requests that led to the state, if secure sums need it.
 
         Raises:
             PerfedError: ``sequence`` is not positive, or the state cannot be written (see :mod:`perfed.codec`).
-            OSError: the disk is full, or the like; what was there is still there.
+            OSError: The file cannot be written, for example because the disk is full; an earlier file is unchanged.
         """
         if sequence < 1:
             raise PerfedError(f"exchange {sequence} cannot be stored; numbers begin with 1, and 0 is the initial state")
         encoded = encode(state)
-        header = {"run": self.run, "sequence": sequence, "state": len(encoded), "asked": len(self._asked)}
+        header = {"run": self.run, "sequence": sequence, "state": len(encoded), "asked": len(self._requests)}
         header |= {} if history is None else {"history": history.hex()}
-        write_atomic(self._file(sequence), frame(header, encoded, reply))
+        write_atomic(self._exchange_file(sequence), frame(header, encoded, reply))
         sync_folder(self.path)
 
-    def record_opening(self, sequence: int, asked: str, reply: bytes) -> None:
-        """Note for good that the message with the hash ``asked`` has opened the sum of exchange ``sequence``.
+    def record_opening(self, sequence: int, request: str, reply: bytes) -> None:
+        """Record permanently which message has opened the sum of an exchange.
+
+        Args:
+            sequence: The number of the exchange.
+            request: The hash of the message.
+            reply: The reply to the message.
 
         Raises:
-            OSError: the disk is full, or the like.
+            OSError: The record cannot be written, for example because the disk is full.
         """
-        write_atomic(self._file(sequence).with_suffix(_OPENED), frame({"asked": asked}, reply))
+        write_atomic(self._exchange_file(sequence).with_suffix(_OPENING), frame({"asked": request}, reply))
         sync_folder(self.path)
 
     def read_note(self, name: str, *, in_all_runs: bool = False) -> Any:
-        """Return what :meth:`write_note` has written under ``name``; ``None`` where nothing was.
+        """Return the content of a note that :meth:`write_note` has written; ``None`` if there is no such note.
+
+        Args:
+            name: The name of the note.
+            in_all_runs: Whether the note is shared by all runs of the site.
 
         Raises:
-            PerfedError: the file is damaged.
+            PerfedError: The file is damaged.
         """
         file = self._note_file(name, in_all_runs)
         try:
@@ -279,15 +314,15 @@ class SiteStore(StoredExchanges):
             raise PerfedError(f"{file} is damaged ({error})") from None
 
     def write_note(self, name: str, content: Any, *, in_all_runs: bool = False) -> None:
-        """Write a note on sums to disk, in the place of an earlier one with the same name.
+        """Write a note on secure sums to disk, which replaces an earlier note with the same name.
 
         Args:
-            name: of an exchange or a payload; letters, digits and hyphens.
-            content: a JSON value.
-            in_all_runs: whether the note is for all runs of the site, and not for this one only.
+            name: The name of the note, which consists of letters, digits and hyphens.
+            content: A JSON value.
+            in_all_runs: Whether the note is shared by all runs of the site.
 
         Raises:
-            OSError: the disk is full, or the like.
+            OSError: The note cannot be written, for example because the disk is full.
         """
         file = self._note_file(name, in_all_runs)
         file.parent.mkdir(exist_ok=True)
@@ -298,12 +333,12 @@ class SiteStore(StoredExchanges):
         return (self.path.parent / _SUMS if in_all_runs else self.path) / f"{name}{_NOTE}"
 
     def remove_exchanges(self, keep: Collection[int]) -> None:
-        """Remove the exchanges whose number is neither in ``keep`` nor the highest."""
+        """Remove all exchanges except the newest one and those whose number is in ``keep``."""
         for sequence in self.list_sequences()[:-1]:
             if sequence not in keep:
-                self._file(sequence).unlink(missing_ok=True)
+                self._exchange_file(sequence).unlink(missing_ok=True)
 
 
 def _chain_checksum(before: str, content: str) -> str:
-    """Return the checksum of a line behind one with the checksum ``before``."""
+    """Return the checksum of a line that follows a line with the checksum ``before``."""
     return hashlib.sha256(f"{before} {content}".encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Submitting a run to a SuperLink with Flower's own commands: the run's log, its true status."""
+"""The submission of runs to a SuperLink with Flower's own commands, and the log and status of submitted runs."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from perfed.errors import PerfedError
 from perfed.sites.flower.processes import FlowerProcess, build_command
 
 TIMEOUT = 30.0
-"""Seconds that one of Flower's commands may take."""
+"""The time limit in seconds for one of Flower's commands."""
 MAX_SILENCE = 60.0
-"""Seconds without an answer of the server after which following a run ends."""
-_LOOK, _SELDOM = 5.0, 20.0  # seconds between two looks for the status, each a process: server gone, and there
+"""The time in seconds without an answer of the server after which a run is no longer followed."""
+# The time in seconds between two queries of the status, each of which starts a process, without and with a server.
+_SHORT_PAUSE, _LONG_PAUSE = 5.0, 20.0
 _NAME = "perfed"
-_AGAIN = "when the SuperLink is there again, submit again: the run goes on where it was"
-_OWN = ("Using SuperLink: ", "Starting logstream for run_id", "╭", "│", "╰")  # what the command itself says
+_RESUBMIT = "submit again when the SuperLink is available: the run continues where it was"
+# The beginnings of lines that the command itself prints.
+_COMMAND_LINES = ("Using SuperLink: ", "Starting logstream for run_id", "╭", "│", "╰")
 
 
 class Submitter:
-    """One who may submit runs to a server.
+    """A client of a SuperLink that submits and follows runs.
 
     Args:
-        home: a folder for Flower's own files; its configuration is written there.
-        address: ``host:port`` of the SuperLink.
-        ca: certificate of the authority that signed the server's; ``None``: no TLS.
+        home: The folder for Flower's own files; Flower's configuration is written there.
+        address: The address of the SuperLink as ``host:port``.
+        ca: The certificate of the authority that signed the server's certificate; ``None`` for no TLS.
     """
 
     def __init__(self, home: Path, address: str, ca: Path | None = None) -> None:
@@ -42,73 +44,87 @@ class Submitter:
         (home / "config.toml").write_text(tomli_w.dumps(tables), encoding="utf-8")
 
     def submit(self, app: Path, config: Mapping[str, object]) -> int:
-        """Start a run of the app in a folder; its number.
+        """Start a run of an app and return the number of the run.
 
         Args:
-            app: a folder with ``pyproject.toml`` and modules, at most 10 MB.
-            config: what the run's configuration has in place of the app's defaults.
+            app: The folder of the app, with ``pyproject.toml`` and modules, of at most 10 MB.
+            config: The settings of the run that replace the app's defaults.
 
         Raises:
-            PerfedError: the server does not answer, or refuses the app.
+            PerfedError: The server does not answer, or refuses the app.
         """
         file = self._home / "run.toml"
         file.write_text(tomli_w.dumps(dict(config)), encoding="utf-8")
-        changed = ("--run-config", file) if config else ()
-        return int(self._ask("run", app, _NAME, *changed)["run-id"])
+        options = ("--run-config", file) if config else ()
+        return int(self._run_command("run", app, _NAME, *options)["run-id"])
 
     def read_status(self, run: int) -> str:
-        """``pending``, ``starting``, ``running``, or ``finished:`` with ``completed``, ``failed`` or ``stopped``.
+        """Return the status of a run.
+
+        It is ``pending``, ``starting``, ``running``, or ``finished:`` with ``completed``, ``failed`` or ``stopped``.
 
         Raises:
-            PerfedError: the server does not answer, or has no such run.
+            PerfedError: The server does not answer, or has no such run.
         """
-        return str(self._ask("ls", _NAME, "--run-id", run)["runs"][0]["status"])
+        return str(self._run_command("ls", _NAME, "--run-id", run)["runs"][0]["status"])
 
     def stop(self, run: int) -> None:
-        """End a run.
+        """Stop a run.
 
         Raises:
-            PerfedError: the server does not answer, or the run has ended already.
+            PerfedError: The server does not answer, or the run has already ended.
         """
-        self._ask("stop", run, _NAME)
+        self._run_command("stop", run, _NAME)
 
     def follow_log(
         self, run: int, write: Callable[[str], None], deadline: float, note: Callable[[str], None] = lambda line: None
     ) -> str:
-        """Write the lines of the run's log as they come, until it ends; its status then.
+        """Write the lines of a run's log as they appear until the run ends; return its final status.
 
-        A server that is started again meanwhile interrupts nothing; ``note`` gets a line when it has gone, and one when
-        it is back.
+        A restart of the server does not interrupt this.
+
+        Args:
+            run: The number of the run.
+            write: Is called with each line of the log.
+            deadline: The time limit in seconds.
+            note: Is called with a line when the server stops answering, and when it answers again.
 
         Raises:
-            PerfedError: the run has not ended after ``deadline`` seconds, or the server does not answer for a minute.
+            PerfedError: The run has not ended after ``deadline`` seconds, or the server does not answer for a minute.
         """
-        ends, heard, gone = time.monotonic() + deadline, time.monotonic(), False
-        lines = _Lines(build_command("flwr", "log", run, _NAME, "--stream"), self._home)
+        ends, last_answer, is_silent = time.monotonic() + deadline, time.monotonic(), False
+        lines = _FollowedLog(build_command("flwr", "log", run, _NAME, "--stream"), self._home)
         try:
             while True:
-                lines.write_until(time.monotonic() + (_LOOK if gone else _SELDOM), write)  # or until the log ends
+                lines.write_until(
+                    time.monotonic() + (_SHORT_PAUSE if is_silent else _LONG_PAUSE), write
+                )  # or until the log ends
                 try:
-                    status, heard = self.read_status(run), time.monotonic()
-                    if gone:
+                    status, last_answer = self.read_status(run), time.monotonic()
+                    if is_silent:
                         note("the SuperLink answers again")
-                    gone = False
+                    is_silent = False
                 except PerfedError as error:
-                    if time.monotonic() - heard > MAX_SILENCE:
-                        raise PerfedError(f"no answer for {MAX_SILENCE:.0f} seconds: {error}; {_AGAIN}") from None
-                    if not gone:
+                    if time.monotonic() - last_answer > MAX_SILENCE:
+                        raise PerfedError(f"no answer for {MAX_SILENCE:.0f} seconds: {error}; {_RESUBMIT}") from None
+                    if not is_silent:
                         note(f"the SuperLink does not answer; waiting for it, {MAX_SILENCE:.0f} seconds at most")
-                    status, gone = "", True
+                    status, is_silent = "", True
                 lines.resume()
                 if status.startswith("finished"):
-                    lines.write_until(time.monotonic() + _LOOK, write)
+                    lines.write_until(time.monotonic() + _SHORT_PAUSE, write)
                     return status
                 if time.monotonic() > ends:
-                    raise PerfedError(f"run {run} has not ended after {deadline:.0f} seconds; it goes on")
+                    raise PerfedError(f"run {run} has not ended after {deadline:.0f} seconds; it continues")
         finally:
             lines.close()
 
-    def _ask(self, *arguments: object) -> Any:
+    def _run_command(self, *arguments: object) -> Any:
+        """Run one of Flower's commands and return its output, which is JSON.
+
+        Raises:
+            PerfedError: The command fails or does not end in time.
+        """
         process = FlowerProcess(build_command("flwr", *arguments, "--format", "json"), self._home)
         timer = threading.Timer(TIMEOUT, process.stop)
         timer.start()
@@ -118,44 +134,49 @@ class Submitter:
         finally:
             timer.cancel()
             process.stop()
-        found = _last_json(text)
-        if found is None or not found.get("success"):
-            said = (found or {}).get("error-message") or text or f"no answer for {TIMEOUT:.0f} seconds"
-            last = str(said).strip().rpartition("\n\n")[2]  # behind what the command says of itself
+        response = _parse_last_json(text)
+        if response is None or not response.get("success"):
+            error = (response or {}).get("error-message") or text or f"no answer for {TIMEOUT:.0f} seconds"
+            last = str(error).strip().rpartition("\n\n")[2]  # the part after the command's own preface
             raise PerfedError(f"server {self._address}: {' '.join(last.split())}")
-        return found
+        return response
 
 
-class _Lines:
-    """A log that a command follows; what was written is not written again by a second command."""
+class _FollowedLog:
+    """The log of a run, which is read by a command that may be restarted; no line is written twice.
 
-    def __init__(self, following: list[str], home: Path) -> None:
-        self._following, self._home = following, home
+    Args:
+        arguments: The command line.
+        home: The folder of Flower's own files.
+    """
+
+    def __init__(self, arguments: list[str], home: Path) -> None:
+        self._arguments, self._home = arguments, home
         self._written = 0
-        self._open()
+        self._start_command()
 
-    def _open(self) -> None:
-        self._process = FlowerProcess(self._following, self._home)
+    def _start_command(self) -> None:
+        self._process = FlowerProcess(self._arguments, self._home)
         self._queue: queue.Queue[str | None] = queue.Queue()
         self._skip, self._ended = self._written, False
-        threading.Thread(target=_read, args=(self._process, self._queue), daemon=True).start()
+        threading.Thread(target=_read_lines, args=(self._process, self._queue), daemon=True).start()
 
     def resume(self) -> None:
-        """Start the command again if it has failed, as it does when the server goes away."""
+        """Start the command again if it has failed, as it does when the server stops."""
         if self._ended and self._process.exit_code() != 0:
-            self._open()
+            self._start_command()
 
     def write_until(self, ends: float, write: Callable[[str], None]) -> None:
-        """Write what comes, until ``ends`` or until the command ends."""
-        while not self._ended and (left := ends - time.monotonic()) > 0:
+        """Write the lines of the log as they appear, until the time ``ends`` or until the command ends."""
+        while not self._ended and (seconds := ends - time.monotonic()) > 0:
             try:
-                line = self._queue.get(timeout=left)
+                line = self._queue.get(timeout=seconds)
             except queue.Empty:
                 return
             if line is None:
                 self._ended = True
                 self.close()
-            elif any(sign in line for sign in _OWN):
+            elif any(sign in line for sign in _COMMAND_LINES):
                 continue
             elif self._skip:
                 self._skip -= 1
@@ -164,24 +185,26 @@ class _Lines:
                 write(line)
 
     def close(self) -> None:
-        """End the command that follows the log."""
+        """Stop the command that reads the log."""
         self._process.stop()
 
 
-def _read(process: FlowerProcess, into: queue.Queue[str | None]) -> None:
+def _read_lines(process: FlowerProcess, lines: queue.Queue[str | None]) -> None:
+    """Put each line of a process's output into a queue, and ``None`` at the end."""
     with process.output as output:
         for line in output:
-            into.put(line.decode(errors="replace").rstrip("\n"))
-    into.put(None)
+            lines.put(line.decode(errors="replace").rstrip("\n"))
+    lines.put(None)
 
 
-def _last_json(text: str) -> dict[str, Any] | None:
+def _parse_last_json(text: str) -> dict[str, Any] | None:
+    """Return the JSON object at the end of a text; ``None`` if there is none."""
     start = text.find("{")
     while start >= 0:
         try:
-            found = json.loads(text[start:])
+            value = json.loads(text[start:])
         except ValueError:
             start = text.find("{", start + 1)
             continue
-        return found if isinstance(found, dict) else None
+        return value if isinstance(value, dict) else None
     return None

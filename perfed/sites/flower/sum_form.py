@@ -1,4 +1,4 @@
-"""What is summed in an exchange whose replies are masked: the order and shapes of a vector's parts."""
+"""The layout of the vector that is summed in an exchange with masked replies."""
 
 from __future__ import annotations
 
@@ -18,51 +18,55 @@ EMPTY_REPLY: TreeSpec = {
     name: entry._replace(finite=False)
     for name, entry in make_spec({"reply": {}, LOSS: torch.zeros((), dtype=torch.float64)}).items()
 }
-"""What a reply holds of which no sum is needed."""
+"""The entries of a reply of which no sum is needed: only the loss, which may be NaN."""
 
 
 class SumFailed(PerfedError):
-    """Too few sites are left: nothing comes of the sum."""
+    """The error of a secure sum that cannot be opened because too few sites are left."""
 
 
 @dataclass(frozen=True)
 class SumLayout:
-    """What is summed in an exchange.
+    """The layout of the vector in which a site sends its masked values.
 
     Attributes:
-        terms: products of entries, in the order of the vector.
-        shapes: of each, without the clients' axis.
+        terms: The products of entries that are summed, in the order of the vector.
+        shapes: The shape of each product, without the axis of the clients.
     """
 
     terms: tuple[Term, ...]
     shapes: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, terms: tuple[Term, ...], spec: TreeSpec) -> SumLayout:
-        """That of replies with the entries of ``spec``.
+    def from_spec(cls, terms: tuple[Term, ...], spec: TreeSpec) -> SumLayout:
+        """Return the layout for replies with the entries of ``spec``.
+
+        Args:
+            terms: The products of entries that are summed.
+            spec: The entries of a reply without masks.
 
         Raises:
-            PerfedError: an entry that they do not have.
+            PerfedError: A product has a factor that the replies do not contain.
         """
         shapes = []
         for term in terms:
             if lacking := [path for path in term if term not in ALWAYS and REPLY + path not in spec]:
-                raise PerfedError(f"secure aggregation: the replies hold no '{lacking[0]}' to sum")
+                raise PerfedError(f"secure aggregation: the replies contain no '{lacking[0]}' to sum")
             factors = [() if term in ALWAYS else spec[REPLY + path].shape for path in term]
             shapes.append(max(factors, key=len))
         return cls(terms, tuple(tuple(int(n or 0) for n in shape) for shape in shapes))
 
     @property
     def length(self) -> int:
-        """Numbers in the vector."""
+        """The number of values in the vector."""
         return sum(prod(shape) for shape in self.shapes)
 
-    def totals(self, vector: Tensor, numbers: FixedPoint) -> dict[Term, Tensor]:
-        """The sums by their terms, float64."""
+    def decode_totals(self, vector: Tensor, numbers: FixedPoint) -> dict[Term, Tensor]:
+        """Return the sum of each product, in float64, from the opened vector of fixed-point numbers."""
         parts = numbers.decode(vector).split([prod(shape) for shape in self.shapes])
         return {term: part.view(shape) for term, part, shape in zip(self.terms, parts, self.shapes, strict=True)}
 
 
-def make_masked_spec(form: SumLayout) -> TreeSpec:
-    """What a masked reply holds."""
-    return {MASKED: TensorSpec((form.length,), torch.int64)}
+def make_masked_spec(layout: SumLayout) -> TreeSpec:
+    """Return the specification of a masked reply with this layout."""
+    return {MASKED: TensorSpec((layout.length,), torch.int64)}

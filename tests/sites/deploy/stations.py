@@ -70,7 +70,7 @@ class Stations:
         self.stop_after = -1
         self.note: Callable[[str], None] = print
 
-    def sites(self) -> list[str]:
+    def list_sites(self) -> list[str]:
         return sorted(set(self.at) - set(self.missing))
 
     def wait_for(self, names: list[str], seconds: float) -> list[str]:

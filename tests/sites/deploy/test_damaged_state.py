@@ -44,7 +44,7 @@ def test_a_whole_list_admits_each_exchange_with_three_payloads(asked):
 @DAMAGED
 def test_a_damaged_list_of_what_was_asked_is_refused(asked, damage):
     damage(asked)
-    with pytest.raises(PerfedError, match=r"asked: .*; exchanges could be asked more often") as error:
+    with pytest.raises(PerfedError, match=r"asked: .*; the server could repeat exchanges more often") as error:
         SiteStore(asked.parents[1], "run-1")
     assert "\n" not in str(error.value)
 

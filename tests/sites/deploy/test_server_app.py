@@ -84,7 +84,7 @@ def test_after_another_run_has_begun_the_first_ones_model_can_still_be_made(tabl
         with pytest.raises(KeyboardInterrupt):
             answer_all(tables, study(tables, seed=1), stations, "other")
         (at / "site.json").write_text(json.dumps({"name": "south", "data": str(tables / "south.csv")}))
-        assert "no model has been made yet" in perfed("site", "export", "--dir", at).err
+        assert "there is no model yet" in perfed("site", "export", "--dir", at).err
         made = load_site_model(at, "south", tables / "south.csv", run)
         np.testing.assert_array_equal(made.predict_proba(frame), expected)
         assert perfed("site", "export", "--dir", at, "--run", run).code == 0 and (at / "south.onnx").exists()
@@ -245,7 +245,7 @@ def test_bytes_that_are_no_message_are_refused_and_the_site_is_named(tables):
     ask = stations.exchange
     nonsense = lambda answer: replace(answer, body=b"nonsense" * 10) if answer.site == "west" else answer  # noqa: E731
     stations.exchange = lambda *given: map(nonsense, ask(*given))
-    with pytest.raises(PerfedError, match=r"^site 'west': these bytes are not of perfed"):
+    with pytest.raises(PerfedError, match=r"^site 'west': these bytes are not a message"):
         submit(tables, study(tables), stations)
 
 

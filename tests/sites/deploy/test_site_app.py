@@ -54,7 +54,7 @@ def test_another_study_has_another_hash(tables):
 def test_what_is_no_message_of_a_run_is_in_the_log_and_on_the_terminal(tables):
     notes: list[str] = []
     station = SiteAgent(tables / "site", "north", tables / "north.csv", study(tables), notes.append)
-    line = "a message is refused, and the server is told: a message of type 'train'"
+    line = "a message is refused, and the server receives: a message of type 'train'"
     station.log_event(line)
     station.close()
     assert notes == [line] and line in [entry.get("note") for entry in read_log(tables / "site" / LOG)]

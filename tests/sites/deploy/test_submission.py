@@ -28,7 +28,7 @@ class Flower:
         self.submitted += 1
         return self.submitted
 
-    def follow(self, run: int, write: Callable[[str], None], deadline: float, note: Callable[[str], None]) -> str:
+    def follow_log(self, run: int, write: Callable[[str], None], deadline: float, note: Callable[[str], None]) -> str:
         self.followed.append(run)
         return self.ends.pop(0)
 
@@ -71,12 +71,10 @@ def test_a_run_that_goes_on_is_followed_and_not_begun_twice(tables, monkeypatch)
 
 
 def test_who_follows_a_run_whose_superlink_has_gone_is_told_to_submit_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(flower_submission, "command", lambda *words: ["false"])
+    monkeypatch.setattr(flower_submission, "build_command", lambda *words: ["false"])
     monkeypatch.setattr(flower_submission, "MAX_SILENCE", 0.0)
     submitter = flower_submission.Submitter(tmp_path, "127.0.0.1:9")
-    with pytest.raises(
-        PerfedError, match=r"no answer for 0 seconds: .*; when the SuperLink is there again, submit again"
-    ):
+    with pytest.raises(PerfedError, match=r"no answer for 0 seconds: .*; submit again when the SuperLink is available"):
         submitter.follow_log(8, print, 60.0)
 
 
@@ -87,7 +85,7 @@ class Stoppable(Flower):
         super().__init__("finished:failed")
         self.submitted, self.stopped = 7, threading.Event()
 
-    def status(self, run: int) -> str:
+    def read_status(self, run: int) -> str:
         assert run == 8
         return "finished:stopped" if self.stopped.is_set() else "running"
 

@@ -53,11 +53,11 @@ class Direct:
         self.sent: list[tuple[str, bytes]] = []
         self.came: list[tuple[str, bytes]] = []
 
-    def sites(self) -> list[str]:
+    def list_sites(self) -> list[str]:
         return sorted(set(self.at) - self.silent)
 
     def wait_for(self, names: list[str], seconds: float) -> list[str]:
-        return sorted(set(names) - set(self.sites()))
+        return sorted(set(names) - set(self.list_sites()))
 
     def exchange(self, messages: Mapping[str, bytes], deadline: float, least: int = 0) -> Iterator[Answer]:
         order = sorted(messages, key=lambda name: (name not in self.first, name))
@@ -80,7 +80,7 @@ class Free:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
-    def noise(self, message: bytes) -> Noise:
+    def make_noise(self, message: bytes) -> Noise:
         return Noise(self._secret, message)
 
     def accept_message(self, exchange: str, message: bytes) -> None:

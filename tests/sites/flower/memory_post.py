@@ -1,4 +1,4 @@
-"""A post office in memory: every site is a thread with a handler, and can be told to delay, fail, drop or be away."""
+"""A message queue in memory: every site is a thread with a handler and can delay, fail, drop or be disconnected."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Handler = Callable[[bytes], bytes]
 
 
 class MemoryQueue:
-    """Sites by name; one message at a time at each, as sites have it.
+    """A message queue whose sites work on one message at a time, as real sites do.
 
     Attributes:
-        delay: seconds that a site takes for each message.
-        fail: what a site's error replies say.
-        gone: sites that the office says are gone, for each of their messages.
-        drop: sites that never reply.
-        away: sites that are not connected.
-        hang: while it is set, every call of the office hangs, as Flower's do while the server is away.
-        got: the messages that each site has begun to work on.
+        delay: The seconds that a site takes for each message, by site.
+        fail: The error with which a site replies, by site.
+        gone: The sites whose messages the queue answers with the error that the site is gone.
+        drop: The sites that never reply.
+        away: The sites that are not connected.
+        hang: An event; while it is set, every call of the queue hangs, as Flower's calls do without a server.
+        got: The messages that each site has begun to work on.
     """
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
@@ -36,8 +36,8 @@ class MemoryQueue:
         self.got: dict[str, list[bytes]] = {site: [] for site in handlers}
         self.extra: list[Connection] = []
         self.numbers = {site: number for number, site in enumerate(sorted(handlers), start=1)}
-        self._letters = count(1)
-        self._came: dict[str, ReceivedMessage] = {}
+        self._ids = count(1)
+        self._replies: dict[str, ReceivedMessage] = {}
         self._queues: dict[str, queue.Queue[tuple[str, bytes]]] = {}
         for site, handler in handlers.items():
             self._queues[site] = queue.Queue()
@@ -50,15 +50,15 @@ class MemoryQueue:
 
     def send(self, node: int, body: bytes, seconds: float) -> str:
         self.wait_while_hung()
-        letter = str(next(self._letters))
+        message_id = str(next(self._ids))
         sites = {number: site for site, number in self.numbers.items()}
         sites |= {extra.number: extra.site for extra in self.extra}
-        self._queues[sites[node]].put((letter, body))
-        return letter
+        self._queues[sites[node]].put((message_id, body))
+        return message_id
 
     def collect_replies(self, message_ids: Sequence[str]) -> list[ReceivedMessage]:
         self.wait_while_hung()
-        return [self._came.pop(letter) for letter in message_ids if letter in self._came]
+        return [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
 
     def wait_while_hung(self) -> None:
         while self.hang.is_set():
@@ -66,12 +66,12 @@ class MemoryQueue:
 
     def work(self, site: str, handler: Handler) -> None:
         while True:
-            letter, body = self._queues[site].get()
+            message_id, body = self._queues[site].get()
             self.got[site].append(body)
             time.sleep(self.delay.get(site, 0))
             if site in self.fail:
-                self._came[letter] = ReceivedMessage(letter, None, self.fail[site])
+                self._replies[message_id] = ReceivedMessage(message_id, None, self.fail[site])
             elif site in self.gone:
-                self._came[letter] = ReceivedMessage(letter, None, "it is gone", may_retry=True)
+                self._replies[message_id] = ReceivedMessage(message_id, None, "it is gone", may_retry=True)
             elif site not in self.drop:
-                self._came[letter] = ReceivedMessage(letter, handler(body))
+                self._replies[message_id] = ReceivedMessage(message_id, handler(body))

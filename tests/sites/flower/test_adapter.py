@@ -73,7 +73,7 @@ def open_transport(monkeypatch):
 def test_bytes_go_to_the_sites_and_back(open_transport):
     grid = Grid({1: "north", 2: "south"}, by_sites({1: "", 2: ""}))
     transport = open_transport(grid)
-    assert transport.sites() == ["north", "south"]
+    assert transport.list_sites() == ["north", "south"]
     long = bytes(range(97, 123)) * 10_000
     found = {answer.site: answer for answer in transport.exchange({"north": long, "south": b"bad"}, 5)}
     assert found["north"].body == long.upper()
@@ -112,7 +112,7 @@ def test_an_error_reply_says_what_it_means(open_transport, code, words):
 def test_a_message_that_the_server_does_not_take_is_said(open_transport):
     grid = Grid({1: "north"}, lambda message: None)
     grid.full = True
-    with pytest.raises(PerfedError, match="the SuperLink does not take a message"):
+    with pytest.raises(PerfedError, match="the SuperLink does not accept a message"):
         list(open_transport(grid).exchange({"north": b"n"}, 5))
 
 

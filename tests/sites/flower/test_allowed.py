@@ -171,7 +171,7 @@ ODD: list[tuple[dict[str, Any], str]] = [
     ({"scoring": None}, "scoring is None"),
     ({"run": "other"}, "run is 'other'; 'run' is expected"),
     ({"kind": "study"}, "kind is 'study'; 'work' is expected"),
-    ({"more": 1}, "has 'more', which nobody needs"),
+    ({"more": 1}, "has 'more', which is not expected"),
 ]
 
 
@@ -196,7 +196,7 @@ Change = Callable[[dict[str, Any]], object]
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda tree: tree["shared"].update(more=torch.zeros(0)), "'shared/more', which nobody asked for"),
+        (lambda tree: tree["shared"].update(more=torch.zeros(0)), "'shared/more', which is not expected"),
         (lambda tree: tree["row"].update(shared=torch.zeros(2)), "nobody asked for|bytes of tensors"),
         (lambda tree: tree["shared"]["shared"].popitem(), "lacks 'shared/shared/"),
         (lambda tree: tree["shared"]["shared"]["head.bias"].fill_(torch.nan), "3 values that are not finite"),
@@ -224,7 +224,7 @@ def test_an_exchange_is_not_done_with_any_number_of_payloads(asked, tmp_path):
     for number in range(1, MAX_PAYLOADS):
         site.answer(message(number))
     site.answer(pack({**header, "keep": [10_000]}, tree))  # the first one, though other states are to be kept
-    with pytest.raises(PerfedError, match="exchange 10001 was asked with 3 payloads already"):
+    with pytest.raises(PerfedError, match="exchange 10001 was already requested with 3 payloads"):
         site.answer(message(MAX_PAYLOADS))
     site.answer(message(1))
     sites.close()

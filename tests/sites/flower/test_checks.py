@@ -98,7 +98,7 @@ def test_a_site_that_was_not_asked_is_refused_by_name():
         ({name: value for name, value in TREE.items() if name != "num_samples"}, "lacks 'num_samples'"),
         ({name: value for name, value in TREE.items() if name != "none"}, "lacks 'none///empty'"),
         ({}, "lacks 'none///empty', 'num_samples', 'present', 'shared/scale', 'shared/weight'"),
-        ({**shared(weight=torch.ones(1)), "rows": torch.ones(1)}, "has 'rows', which nobody asked for"),
+        ({**shared(weight=torch.ones(1)), "rows": torch.ones(1)}, "has 'rows', which is not expected"),
         (shared(weight=weight(math.nan)), "entry 'shared/weight' has 1 value that is not finite"),
         (shared(weight=weight(math.inf, 0, -math.inf)), "entry 'shared/weight' has 2 values that are not finite"),
         (
@@ -159,7 +159,7 @@ def test_numbers_of_samples_are_some_that_the_site_has(numbers, odd):
     spec = {"counts": TensorSpec((2,), torch.float64, counts=True)}
     expected = replace(EXPECTED, spec=spec, most_bytes=100, samples=12)
     tree = {"counts": torch.tensor(numbers, dtype=torch.float64)}
-    said = f"the reply of site 'north': entry 'counts' is {odd}; its facts say 12 training samples"
+    said = f"the reply of site 'north': entry 'counts' is {odd}; the site has announced 12 training samples"
     assert answer(tree, expected=expected) == said
     assert answer({"counts": tree["counts"].clamp(0, 12)}, expected=expected) is None
 

@@ -133,20 +133,20 @@ BAD = {
     other_shape: "has shape",
     other_type: "is float32; float64 is expected",
     one_less: "lacks 'reply/num_samples'",
-    ten_times: "'more', which nobody asked for",
+    ten_times: "'more', which is not expected",
     old_sequence: "sequence is 1; 10001 is expected",
     other_site: "site is 'c0'; 'c1' is expected",
     no_metrics: "metrics is missing from the header",
-    metrics_of_text: "metrics are names with numbers",
+    metrics_of_text: "metrics must be a table of numbers by name",
     accuracy_of_seven: "metric 'accuracy' is 7.0; a number from 0 to 1 is needed",
     negative_auc: "metric 'auc_all' is -3; a number from 0 to 1 is needed",
     loss_without_a_number: "metric 'loss' is nan; a number from 0 to inf is needed",
     loss_that_is_no_float: "metric 'loss' is 1000000000000000000000000000000000000000; a number from 0 to inf",
     unknown_metric: "metric 'good",
-    fewer_than_none: "entry 'reply/num_samples' is -7; its facts say 7 training samples",
-    very_many: "entry 'reply/num_samples' is 8; its facts say 7 training samples",
+    fewer_than_none: "entry 'reply/num_samples' is -7; the site has announced 7 training samples",
+    very_many: "entry 'reply/num_samples' is 8; the site has announced 7 training samples",
     large_weight: "is 1e+30; at most ",
-    garbage: "these bytes are not of perfed",
+    garbage: "these bytes are not a message",
 }
 
 
@@ -256,7 +256,7 @@ def test_a_site_whose_state_is_lost_says_so(tmp_path):
     train(going.server, 1)
     for file in (tmp_path / "c1" / RUN).glob("*.exchange"):
         file.unlink()
-    with pytest.raises(PerfedError, match="the state after exchange 10001 is not here"):
+    with pytest.raises(PerfedError, match="the state after exchange 10001 is missing"):
         going.server.round(2)
 
 

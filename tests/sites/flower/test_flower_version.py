@@ -54,5 +54,5 @@ def test_a_flower_without_what_a_site_needs_of_it_is_refused_in_one_line(monkeyp
     monkeypatch.delitem(sys.modules, "perfed.sites.flower.node", raising=False)
     with pytest.raises(PerfedError) as error:
         import_module("perfed.sites.flower.node")
-    line = "the installed flwr lacks what a site needs of it: import of flwr.supernode.fleet_http_client halted; "
+    line = "the installed flwr lacks a part that a site needs: import of flwr.supernode.fleet_http_client halted; "
     assert str(error.value) == f"{line}None in sys.modules"

@@ -53,4 +53,5 @@ def test_what_leaves_a_site_is_its_trees_and_nothing_else(survival):
     allowed = derive_allow_list(
         east, initialiser.info(federation), initialiser, ExchangeSettings(2, 3, 0, Participation())
     )
-    assert set(allowed.entries) == {f"forest/{entry}" for entry in ("feature", "left", "right", "threshold", "value")}
+    entries = ("feature", "left", "right", "threshold", "value")
+    assert set(allowed.entry_names) == {f"forest/{entry}" for entry in entries}

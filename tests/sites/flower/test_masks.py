@@ -111,7 +111,7 @@ def test_nobody_gives_both_shares_of_one_member():
     held = Round(4, 3, {4: "masked"})
     first = held.at[1].reveal_shares([1, 2, 3])
     assert sorted(first) == [1, 2, 3, 4]
-    with pytest.raises(PerfedError, match="has opened a sum already"):
+    with pytest.raises(PerfedError, match="has already revealed its shares"):
         held.at[1].reveal_shares([1, 2, 3, 4])
     other = Round(4, 3)
     assert other.at[1].reveal_shares([1, 2, 3, 4]).keys() == first.keys()
@@ -127,10 +127,10 @@ def test_what_is_not_of_the_protocol_gets_nothing():
         fresh.share_secrets(1, {1: fresh.keys, 2: held.keys[2]})
     with pytest.raises(PerfedError, match="two members have one key"):
         fresh.share_secrets(1, {**keys, 4: held.keys[3]})
-    with pytest.raises(PerfedError, match="no shares of the others"):
+    with pytest.raises(PerfedError, match="no shares of the other members"):
         fresh.mask_values(np.zeros(1, np.uint64), {})
     fresh.share_secrets(1, keys)
-    with pytest.raises(PerfedError, match="what member 2 has sealed was changed"):
+    with pytest.raises(PerfedError, match="the sealed shares of member 2 were changed"):
         fresh.mask_values(np.zeros(1, np.uint64), {2: held.to[1][2], 3: held.to[1][3]})
     with pytest.raises(PerfedError, match="are needed"):
         held.at[1].reveal_shares([1, 2])
@@ -190,5 +190,5 @@ def test_members_that_were_shown_other_members_do_not_share_masks():
     keys = {n: member.keys for n, member in members.items()}
     shown = dict.fromkeys(keys, keys) | {1: {**keys, 4: Member(SUM, 3).keys}}
     sealed = {n: member.share_secrets(n, shown[n]) for n, member in members.items()}
-    with pytest.raises(PerfedError, match="what member 1 has sealed was changed"):
+    with pytest.raises(PerfedError, match="the sealed shares of member 1 were changed"):
         members[2].mask_values(np.zeros(1, np.uint64), {other: of[2] for other, of in sealed.items() if other != 2})

@@ -59,8 +59,8 @@ def test_every_damage_is_refused_in_one_line():
     [
         (b"", "truncated: 0 bytes"),
         (b"perfed", "truncated: 6 bytes"),
-        (b"GET / HTTP/1.1\r\n\r\n" + bytes(99), "not of perfed, or of another version"),
-        (pack(HEADER, TREE).replace(b"perfed\x00\x01", b"perfed\x00\x02"), "another version"),
+        (b"GET / HTTP/1.1\r\n\r\n" + bytes(99), "not a message or file of this version"),
+        (pack(HEADER, TREE).replace(b"perfed\x00\x01", b"perfed\x00\x02"), "of this version of perfed"),
         (pack(HEADER, TREE)[:-1], "truncated: .* bytes, where .* were written"),
         (pack(HEADER, TREE) + b"x", "oversized: .* bytes, where .* were written"),
     ],
@@ -124,7 +124,7 @@ def test_a_body_made_by_hand_gives_a_tree_or_one_line():
 
 @pytest.mark.parametrize("header", [{"a": torch.ones(1)}, {"a": {1, 2}}, {"a": b"x"}, {1: 2, "a": 3}])
 def test_only_json_is_a_header(header):
-    with pytest.raises(PerfedError, match="a header holds JSON values only"):
+    with pytest.raises(PerfedError, match="a header must contain JSON values only"):
         pack(header, {})
 
 

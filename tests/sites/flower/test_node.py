@@ -196,7 +196,7 @@ def test_what_is_no_message_of_perfed_is_refused_with_a_fixed_sentence(link, con
         assert read_error(link.reply(link.post(content, kind))) == said
         assert read_body(link.reply(link.post(make_record(b"next")))) == b"NEXT"
     assert notes == [CONNECTED, why]
-    assert link.logged == [f"a message is refused, and the server is told: {said}"]
+    assert link.logged == [f"a message is refused, and the server receives: {said}"]
 
 
 METHODS = ["PullMessages", "GetRun", "PullObject", "ConfirmMessageReceived", "PushMessages", "PushObject"]
@@ -249,7 +249,7 @@ def test_a_connection_that_is_still_held_is_waited_for(link):
     link.faults["ActivateNode"] = [refused(412, 2004)] * 3
     with site(link) as (notes, _):
         assert read_body(link.reply(link.post(make_record(b"n")))) == b"N"
-    assert len(notes) == 2 and notes[0].startswith("the server still holds a connection with this site's key")
+    assert len(notes) == 2 and notes[0].startswith("the server still has a connection with this site's key")
 
 
 def test_a_server_that_will_never_take_the_site_ends_it(link, monkeypatch):

@@ -142,12 +142,13 @@ def test_lines_removed_at_the_end_show_to_who_knows_the_head(path, five):
 def test_a_torn_last_line_is_mended_and_noted(path, five):
     for length in (*range(1, len(five[4]), 41), len(five[4]) - 1):
         path.write_bytes(b"".join(five[:4]) + five[4][:length])
-        assert "line 5 is torn, as a crash leaves it" in verify_log(path)
+        assert "line 5 is incomplete after a crash" in verify_log(path)
         assert len(read_log(path)) == 4
         with OutgoingLog(path) as log:
             log.append(message(6))
         assert verify_log(path) is None
-        assert notes(path) == [f"a line that a crash had torn was removed ({length} bytes); its message has not left"]
+        line = f"a line that a crash left incomplete was removed ({length} bytes); its message has not left"
+        assert notes(path) == [line]
         assert [line.get("round") for line in read_log(path)] == [1, 2, 3, 4, None, 6]
 
 

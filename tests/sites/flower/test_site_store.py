@@ -64,12 +64,12 @@ def test_a_state_has_the_history_that_it_was_stored_with(store):
     store.save_exchange(30_001, state(3), b"")
     assert store.load_history(0) == b"" and store.load_history(10_001) == b"history"
     assert len({store.load_history(number) for number in (0, 10_001, 20_001, 30_001)}) == 4
-    with pytest.raises(PerfedError, match="the state after exchange 40001 is not here"):
+    with pytest.raises(PerfedError, match="the state after exchange 40001 is missing"):
         store.load_history(40_001)
 
 
 def test_a_state_that_is_not_there_is_named(store):
-    with pytest.raises(PerfedError, match=r"10001\.exchange: the state after exchange 10001 is not here"):
+    with pytest.raises(PerfedError, match=r"10001\.exchange: the state after exchange 10001 is missing"):
         store.load_state(10_001)
 
 
@@ -105,14 +105,14 @@ def test_what_is_neither_kept_nor_the_newest_is_forgotten(store):
     "run", ["", "..", ".", "../other", "a/b", "/etc", "a\0", "a\n", ".hidden", "-x", "é", "a" * 101]
 )
 def test_a_run_that_is_no_name_is_refused(tmp_path, run):
-    with pytest.raises(PerfedError, match="cannot name a run"):
+    with pytest.raises(PerfedError, match="is not a valid id of a run"):
         SiteStore(tmp_path / "north", run)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "north").write_text("a file")
-    with pytest.raises(PerfedError, match=r"north/flic-1: a site's states cannot be kept there: Not a directory"):
+    with pytest.raises(PerfedError, match=r"north/flic-1: a site's states cannot be stored there: Not a directory"):
         SiteStore(tmp_path / "north", "flic-1")
 
 

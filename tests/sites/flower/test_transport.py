@@ -17,17 +17,17 @@ ALL = {name: name.encode() for name in NAMES}
 
 
 @pytest.fixture
-def office():
+def message_queue():
     return MemoryQueue(dict.fromkeys(NAMES, bytes.upper))
 
 
 @pytest.fixture
-def transport(office, monkeypatch):
+def transport(message_queue, monkeypatch):
     monkeypatch.setattr(module, "POLL_SECONDS", 0.005)
     monkeypatch.setattr(module, "REFRESH_SECONDS", 0.02)
-    transport = QueueTransport(office)
+    transport = QueueTransport(message_queue)
     yield transport
-    office.hang.clear()
+    message_queue.hang.clear()
     transport.close()
 
 
@@ -36,17 +36,17 @@ def errors(answers):
     return {a.site: re.sub(r"\d\.\d", "N", a.error) for a in answers if a.body is None}
 
 
-def test_an_exchange_gives_every_reply_as_it_comes(office, transport):
-    office.delay = {"north": 0.3, "south": 0.1}
-    assert transport.sites() == NAMES
+def test_an_exchange_gives_every_reply_as_it_comes(message_queue, transport):
+    message_queue.delay = {"north": 0.3, "south": 0.1}
+    assert transport.list_sites() == NAMES
     answers = list(transport.exchange(ALL, 5))
     assert [answer.site for answer in answers] == ["west", "south", "north"]
     assert all(answer.body == answer.site.upper().encode() and not answer.error for answer in answers)
     assert 0.3 <= answers[-1].seconds < 1
 
 
-def test_who_is_missing_at_the_deadline_is_named_with_why(office, transport):
-    office.drop, office.away, office.fail = {"north"}, {"south"}, {"west": "no memory"}
+def test_who_is_missing_at_the_deadline_is_named_with_why(message_queue, transport):
+    message_queue.drop, message_queue.away, message_queue.fail = {"north"}, {"south"}, {"west": "no memory"}
     began = time.monotonic()
     answers = list(transport.exchange(ALL, 0.5))
     assert 0.5 <= time.monotonic() - began < 0.8
@@ -57,9 +57,9 @@ def test_who_is_missing_at_the_deadline_is_named_with_why(office, transport):
     }
 
 
-def test_with_enough_answers_who_is_not_connected_is_not_waited_for(office, transport):
+def test_with_enough_answers_who_is_not_connected_is_not_waited_for(message_queue, transport):
     """A site that is connected is, and with too few answers everybody."""
-    office.away, office.delay = {"south"}, {"west": 0.3}
+    message_queue.away, message_queue.delay = {"south"}, {"west": 0.3}
     answers = list(transport.exchange(ALL, 10, 2))
     assert [answer.site for answer in answers] == ["north", "west", "south"] and answers[-1].seconds < 2
     assert errors(answers) == {"south": "site 'south': not connected within N seconds"}
@@ -67,30 +67,30 @@ def test_with_enough_answers_who_is_not_connected_is_not_waited_for(office, tran
         assert list(transport.exchange(ALL, 0.6, least))[-1].seconds >= 0.6
 
 
-def test_who_is_waited_for_is_said_before_the_deadline(office, transport, monkeypatch):
+def test_who_is_waited_for_is_said_before_the_deadline(message_queue, transport, monkeypatch):
     monkeypatch.setattr(module, "REMINDER_SECONDS", 0.1)
     notes = []
     transport.note = notes.append
-    office.drop, office.away = {"north"}, {"south"}
+    message_queue.drop, message_queue.away = {"north"}, {"south"}
     answers = list(transport.exchange(ALL, 0.8))
     assert [answer.site for answer in answers] == ["west", "north", "south"]
     reasons = "site 'north': no answer within N seconds, site 'south': not connected within N seconds"
     assert [re.sub(r"\d\.\d", "N", note) for note in notes] == [f"still waiting: {reasons}"] * 3  # at 0.1, 0.3, 0.7 s
-    office.drop, office.away = set(), set()
+    message_queue.drop, message_queue.away = set(), set()
     assert not errors(transport.exchange({"south": b"s"}, 5)) and len(notes) == 3
 
 
-def test_a_site_that_connects_before_the_deadline_gets_its_message(office, transport):
-    office.away = {"south"}
+def test_a_site_that_connects_before_the_deadline_gets_its_message(message_queue, transport):
+    message_queue.away = {"south"}
     answers = transport.exchange(ALL, 5)
     first = [next(answers), next(answers)]
-    office.away = set()
+    message_queue.away = set()
     assert next(answers).body == b"SOUTH"
     assert {answer.site for answer in first} == {"north", "west"}
 
 
-def test_a_straggler_gets_its_next_message_after_its_late_reply_which_is_dropped(office, transport):
-    office.delay = {"west": 0.6}
+def test_a_straggler_gets_its_next_message_after_its_late_reply_which_is_dropped(message_queue, transport):
+    message_queue.delay = {"west": 0.6}
     answers = transport.exchange(ALL, 5)
     first = [next(answers).site, next(answers).site]
     answers.close()
@@ -100,146 +100,146 @@ def test_a_straggler_gets_its_next_message_after_its_late_reply_which_is_dropped
     }
     (answer,) = transport.exchange({"west": b"third"}, 5)
     assert answer.body == b"THIRD"
-    assert office.got["west"] == [b"west", b"third"]  # what was not sent in time is never sent
+    assert message_queue.got["west"] == [b"west", b"third"]  # what was not sent in time is never sent
 
 
-def test_a_server_that_hangs_is_named_at_the_deadline(office, transport, monkeypatch):
+def test_a_server_that_hangs_is_named_at_the_deadline(message_queue, transport, monkeypatch):
     monkeypatch.setattr(module, "HANG_SECONDS", 0.2)
-    assert transport.sites() == NAMES
-    office.hang.set()
+    assert transport.list_sites() == NAMES
+    message_queue.hang.set()
     began = time.monotonic()
     found = errors(transport.exchange(ALL, 0.6))
     assert time.monotonic() - began < 0.9
     assert found == {name: f"site '{name}': the server has not answered for N seconds" for name in NAMES}
-    office.hang.clear()
+    message_queue.hang.clear()
     assert not errors(transport.exchange(ALL, 5))
 
 
-def test_what_was_on_its_way_is_sent_once_more_after_the_server_was_away(office, transport, monkeypatch):
+def test_what_was_on_its_way_is_sent_once_more_after_the_server_was_away(message_queue, transport, monkeypatch):
     monkeypatch.setattr(module, "HANG_SECONDS", 0.2)
-    office.drop = {"west"}  # as if the server had been killed while it handed the message over
+    message_queue.drop = {"west"}  # as if the server had been killed while it handed the message over
     answers = transport.exchange(ALL, 5)
     first = [next(answers), next(answers)]
-    office.hang.set()
+    message_queue.hang.set()
     time.sleep(0.4)
-    office.drop = set()
-    office.hang.clear()
+    message_queue.drop = set()
+    message_queue.hang.clear()
     (last,) = answers
     assert last.body == b"WEST" and {answer.site for answer in first} == {"north", "south"}
-    assert [len(office.got[name]) for name in NAMES] == [1, 1, 2]
+    assert [len(message_queue.got[name]) for name in NAMES] == [1, 1, 2]
 
 
-def test_a_site_that_is_silent_and_connected_is_asked_again(office, transport, monkeypatch):
+def test_a_site_that_is_silent_and_connected_is_asked_again(message_queue, transport, monkeypatch):
     """Its message or its reply was lost by a server that was killed."""
     monkeypatch.setattr(module, "RESEND_SECONDS", 0.2)
-    office.drop = {"west"}
+    message_queue.drop = {"west"}
     answers = transport.exchange({"west": b"lost"}, 10)
-    while not office.got["west"]:
+    while not message_queue.got["west"]:
         time.sleep(0.01)
-    office.drop = set()
+    message_queue.drop = set()
     (answer,) = answers
-    assert answer.body == b"LOST" and office.got["west"] == [b"lost", b"lost"]
+    assert answer.body == b"LOST" and message_queue.got["west"] == [b"lost", b"lost"]
     assert not errors(transport.exchange(ALL, 5))  # and what was lost keeps nobody busy
 
 
-def test_a_message_that_is_lost_again_and_again_is_sent_until_the_deadline(office, transport, monkeypatch):
+def test_a_message_that_is_lost_again_and_again_is_sent_until_the_deadline(message_queue, transport, monkeypatch):
     monkeypatch.setattr(module, "RESEND_SECONDS", 0.1)
-    office.drop = {"west"}
+    message_queue.drop = {"west"}
     answers = transport.exchange({"west": b"lost"}, 10)
-    while len(office.got["west"]) < 3:
+    while len(message_queue.got["west"]) < 3:
         time.sleep(0.01)
-    office.drop = set()
+    message_queue.drop = set()
     (answer,) = answers
-    times = len(office.got["west"])
+    times = len(message_queue.got["west"])
     assert answer.body == b"LOST" and times in (3, 4)  # the third may have come when nothing was lost any more
     assert sum(0.1 * 2**wait for wait in range(times - 1)) <= answer.seconds < 5  # each is twice the one before
 
 
-def test_a_slow_site_is_asked_again_ever_more_seldom_and_answers_once(office, transport, monkeypatch):
+def test_a_slow_site_is_asked_again_ever_more_seldom_and_answers_once(message_queue, transport, monkeypatch):
     """With what it has kept, where it is a site; its next message waits until it has."""
     monkeypatch.setattr(module, "RESEND_SECONDS", 0.2)
-    office.delay = {"west": 0.5}
+    message_queue.delay = {"west": 0.5}
     (answer,) = transport.exchange({"west": b"slow"}, 10)
     assert answer.body == b"SLOW"
     monkeypatch.setattr(module, "RESEND_SECONDS", 10)
     (answer,) = transport.exchange({"west": b"next"}, 10)
-    assert answer.body == b"NEXT" and office.got["west"] == [b"slow", b"slow", b"next"]
+    assert answer.body == b"NEXT" and message_queue.got["west"] == [b"slow", b"slow", b"next"]
 
 
-def test_a_copy_that_is_lost_keeps_no_site_busy(office, transport, monkeypatch):
+def test_a_copy_that_is_lost_keeps_no_site_busy(message_queue, transport, monkeypatch):
     monkeypatch.setattr(module, "RESEND_SECONDS", 0.25)
-    office.delay = {"west": 0.4}
+    message_queue.delay = {"west": 0.4}
     answers = transport.exchange({"west": b"slow"}, 10)
-    while not office.got["west"]:
+    while not message_queue.got["west"]:
         time.sleep(0.001)
     lost = []
-    monkeypatch.setattr(office, "send", lambda *letter: lost.append(letter) or "nowhere")
+    monkeypatch.setattr(message_queue, "send", lambda *message: lost.append(message) or "nowhere")
     assert [answer.body for answer in answers] == [b"SLOW"]
     monkeypatch.undo()
     (answer,) = transport.exchange({"west": b"next"}, 2)
     assert answer.body == b"NEXT" and len(lost) == 1
 
 
-def test_a_server_that_never_answered_ends_the_question_for_sites(office, transport, monkeypatch):
+def test_a_server_that_never_answered_ends_the_question_for_sites(message_queue, transport, monkeypatch):
     monkeypatch.setattr(module, "HANG_SECONDS", 0.1)
-    office.hang.set()
+    message_queue.hang.set()
     with pytest.raises(PerfedError, match="the server has not answered"):
-        transport.sites()
+        transport.list_sites()
     assert transport.wait_for(NAMES, 0.1) == NAMES
 
 
-def test_waiting_for_sites_says_who_is_missing(office, transport):
-    office.away = {"south", "north"}
+def test_waiting_for_sites_says_who_is_missing(message_queue, transport):
+    message_queue.away = {"south", "north"}
     began = time.monotonic()
     assert transport.wait_for(NAMES, 0.3) == ["north", "south"]
     assert time.monotonic() - began < 0.6
-    office.away = set()
+    message_queue.away = set()
     assert transport.wait_for(NAMES, 5) == []
 
 
-def test_a_site_that_was_started_again_is_asked_again_under_its_new_number(office, transport):
-    office.drop = {"west"}
+def test_a_site_that_was_started_again_is_asked_again_under_its_new_number(message_queue, transport):
+    message_queue.drop = {"west"}
     answers = transport.exchange({"west": b"lost"}, 10)
-    while not office.got["west"]:
+    while not message_queue.got["west"]:
         time.sleep(0.01)
-    office.drop = set()
-    office.numbers["west"] = 77
+    message_queue.drop = set()
+    message_queue.numbers["west"] = 77
     (answer,) = answers
-    assert answer.body == b"LOST" and office.got["west"] == [b"lost", b"lost"]
+    assert answer.body == b"LOST" and message_queue.got["west"] == [b"lost", b"lost"]
 
 
 @pytest.mark.long
-def test_a_site_that_is_gone_is_asked_again_until_the_deadline_and_named_then(office, transport):
-    office.gone = {"west", "south"}
+def test_a_site_that_is_gone_is_asked_again_until_the_deadline_and_named_then(message_queue, transport):
+    message_queue.gone = {"west", "south"}
     answers = transport.exchange({"west": b"here?", "south": b"here?"}, 4)
-    while not (office.got["west"] and office.got["south"]):
+    while not (message_queue.got["west"] and message_queue.got["south"]):
         time.sleep(0.01)
-    office.gone = {"west"}
+    message_queue.gone = {"west"}
     back, lost = answers
     assert (back.site, back.body) == ("south", b"HERE?") and back.seconds < 4
     assert lost.error.startswith("site 'west': it is gone, and has not answered within 4.")
 
 
-def test_of_two_connections_of_one_site_the_later_counts(office, transport):
-    office.extra = [Connection(77, "west", "here", "2")]
-    assert transport.sites() == NAMES
+def test_of_two_connections_of_one_site_the_later_counts(message_queue, transport):
+    message_queue.extra = [Connection(77, "west", "here", "2")]
+    assert transport.list_sites() == NAMES
     (answer,) = transport.exchange({"west": b"again"}, 5)
     assert answer.body == b"AGAIN"
 
 
-@pytest.mark.parametrize("place", ["elsewhere", ""])
-def test_two_sites_with_one_name_are_refused(office, transport, place):
-    office.extra = [Connection(77, "west", place, "2")]
+@pytest.mark.parametrize("location", ["elsewhere", ""])
+def test_two_sites_with_one_name_are_refused(message_queue, transport, location):
+    message_queue.extra = [Connection(77, "west", location, "2")]
     with pytest.raises(PerfedError, match="two sites are called 'west'; every site needs a name of its own"):
-        transport.sites()
+        transport.list_sites()
 
 
-def test_what_breaks_the_office_is_raised_where_answers_are_awaited(office, transport, monkeypatch):
-    assert transport.sites() == NAMES
+def test_what_breaks_the_queue_is_raised_where_answers_are_awaited(message_queue, transport, monkeypatch):
+    assert transport.list_sites() == NAMES
 
-    def broken(letters):
+    def broken(message_ids):
         raise RuntimeError("the run was stopped")
 
-    monkeypatch.setattr(office, "collect", broken)
+    monkeypatch.setattr(message_queue, "collect_replies", broken)
     with pytest.raises(RuntimeError, match="the run was stopped"):
         list(transport.exchange(ALL, 5))

@@ -154,7 +154,7 @@ class Remote:
     def __init__(self, federation: Loopback) -> None:
         self.note, self.wait_for, self._federation = print, federation.missing, federation
 
-    def sites(self) -> list[str]:
+    def list_sites(self) -> list[str]:
         return NAMES
 
     def exchange(self, messages, deadline, least=0):
@@ -374,7 +374,7 @@ def test_an_app_that_is_submitted_runs_at_no_site(federation, folder):
     sources = [path for path in app.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     files = {path.relative_to(app).as_posix(): path.read_text() for path in sources}
     for site in federation.sites.values():
-        assert site.heard[-4:] == [f"a message is refused, and the server is told: {RefusalReason.MESSAGE}"] * 4
+        assert site.heard[-4:] == [f"a message is refused, and the server receives: {RefusalReason.MESSAGE}"] * 4
         kinds = [f"a message of type '{kind}'" for kind in ("train", "evaluate", "query")]
         assert [note.partition(";")[0] for note in site.notes[-4:]] == [*kinds, "a message without a body"]
     assert all(site.apps[-1] == hash_bundle(files) != site.apps[0] for site in federation.sites.values())

@@ -1,4 +1,4 @@
-"""The step of rounds in which time is real: which replies are waited for, and which came too late or not at all."""
+"""The step of real-time rounds that decides which replies are waited for, and counts missing replies."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from perfed.participation.invitation import Invitation
 
 
 class NobodyReplied(Exception):
-    """No reply of an exchange can be used, so that the round changes nothing."""
+    """The error of an exchange without usable replies; the round then changes nothing."""
 
 
 @dataclass
 class ReplyTimes:
-    """When the replies of the latest exchange came.
+    """The arrival times of the replies in the latest exchange.
 
     Attributes:
-        seconds: seconds after which each reply came, by site.
-        lost: sites whose replies could not be used, by what happened to them.
+        seconds: The seconds until the reply of each site arrived, by site.
+        lost: The sites without a usable reply, by the reason ("refused" or "no_reply").
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -28,18 +28,19 @@ class ReplyTimes:
 
 
 class LateReplies(ExchangeStep):
-    """Lets a round continue without the sites that do not reply in time.
+    """The step that lets a round continue without the sites that do not reply in time.
 
-    The first exchange needs the replies that the invitation asks for, later ones those of the sites used so far.
+    The first exchange needs the replies that the invitation asks for, later exchanges the replies of the sites that
+    have replied so far.
 
     Args:
-        invitation: the policy's invitation to the round.
-        record: the record of the round, in which sites are counted whose replies are lost.
-        times: when the replies of the latest exchange came.
+        invitation: The policy's invitation to the round.
+        record: The record of the round, which counts the sites without usable replies.
+        times: The arrival times of the replies in the latest exchange.
 
     Attributes:
-        arrived: seconds after which the replies of the first exchange came, by site.
-        seconds: the time of all exchanges so far.
+        arrived: The seconds until the replies of the first exchange arrived, by site.
+        seconds: The total time of all exchanges so far.
     """
 
     def __init__(self, invitation: Invitation, record: RoundRecord, times: ReplyTimes) -> None:
@@ -54,10 +55,10 @@ class LateReplies(ExchangeStep):
         return replace(task, invitation=Invitation.of_all(task.ids, strict=self._invitation.strict))
 
     def collect(self, replies: Replies) -> Replies:
-        """Add the time of the exchange, and count the sites whose replies are lost.
+        """Add the time of the exchange, count the sites without usable replies, and return the replies unchanged.
 
         Raises:
-            NobodyReplied: there is no reply.
+            NobodyReplied: There is no reply.
         """
         if self._record.exchanges == 0:
             self.arrived = dict(self._times.seconds)

@@ -1,4 +1,4 @@
-"""The step of secure aggregation at real sites: replies of which the server has opened only the sums."""
+"""The step of secure aggregation at real sites, in which the server knows only the sums of replies."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from perfed.sites.flower.wire import REPLY
 
 
 class MaskedSums(ExchangeStep):
-    """Replaces masked replies by entries of which the server knows the opened sums.
+    """The step that replaces masked replies by entries whose sums over sites are known, and whose values are not.
 
     Attributes:
-        spec: the entries that the replies of the latest exchange would have without masks.
-        totals: the opened sums of that exchange by term.
+        spec: The entries that the replies of the latest exchange would have without masks.
+        totals: The opened sums of that exchange, by product of entries.
     """
 
     def __init__(self) -> None:
@@ -27,16 +27,16 @@ class MaskedSums(ExchangeStep):
         self.totals: Mapping[Term, Tensor] = {}
 
     def send(self, task: ExchangeTask) -> ExchangeTask:
-        """Return the task, if its replies are not folded.
+        """Return the task unchanged, if it does not fold single replies.
 
         Raises:
-            SingleReplies: they are.
+            SingleReplies: The task folds single replies.
         """
         refuse_folds(task)
         return task
 
     def collect(self, replies: Replies) -> Replies:
-        """Return replies with the sums of the entries."""
+        """Return replies whose entries give only the opened sums."""
         if not replies.ids:
             return replies
         entries = {name.removeprefix(REPLY): entry for name, entry in self.spec.items() if name.startswith(REPLY)}
