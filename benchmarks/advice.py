@@ -93,8 +93,13 @@ def fold(sites: Callable[[], Sites], seed: int) -> perfed.Federation:
     for name, x, y in sites():
         test = np.random.default_rng(len(x)).permutation(len(x)) % FOLDS == seed
         mean, scale = (np.nan_to_num(of(x[~test], axis=0)) for of in (np.nanmean, np.nanstd))
-        filled = np.nan_to_num((x - mean) / np.where(scale > 1e-6, scale, 1.0)).astype(np.float32)
-        clients[name] = {"x_train": filled[~test], "y_train": y[~test], "x_test": filled[test], "y_test": y[test]}
+        fill_template = np.nan_to_num((x - mean) / np.where(scale > 1e-6, scale, 1.0)).astype(np.float32)
+        clients[name] = {
+            "x_train": fill_template[~test],
+            "y_train": y[~test],
+            "x_test": fill_template[test],
+            "y_test": y[test],
+        }
     return perfed.Federation.from_arrays(clients)
 
 

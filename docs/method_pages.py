@@ -18,7 +18,7 @@ from perfed.experiment.published import find_board
 from perfed.method.method import Method
 from perfed.method.registry import Entry, entry
 from perfed.privacy.mechanisms import list_disclosures
-from perfed.sites.deploy.trial import entries_sent
+from perfed.sites.deploy.trial import list_sent_entries
 
 DOCS = Path(__file__).parent
 _COMMON = next(item for item in index()["methods"] if item["name"] == "fedavg")["settings"]
@@ -122,7 +122,7 @@ def sent(item: Mapping[str, Any]) -> list[str]:
     training = {"optimizer": "sgd"} if "SGD as the optimiser" in item["needs"] else {}
     model = {"embedding": body, "body": body, "head": "linear"}
     table = {"method": name, "rounds": 2, "data": data, "model": model, "training": training}
-    paths = [path.split("/") for path in entries_sent(validate(table))]
+    paths = [path.split("/") for path in list_sent_entries(validate(table))]
     return list(dict.fromkeys("/".join(path[: 3 if path[0] == "extensions" else 1]) for path in paths))
 
 

@@ -105,7 +105,7 @@ def deploy_command(
 def _extend(folder: Path, sites: list[str]) -> None:
     """Add sites to a deployment."""
     from perfed.experiment.config import read
-    from perfed.sites.deploy.server_files import STUDY_FILE, app_hash
+    from perfed.sites.deploy.server_files import STUDY_FILE, hash_app
     from perfed.sites.deploy.write import extend
 
     deployment = extend(folder, sites)
@@ -113,7 +113,7 @@ def _extend(folder: Path, sites: list[str]) -> None:
         say_where(f"for {site}", folder / "sites" / site)
     if deployment.tls:
         say_whole(f"to be known to the SuperLink: sh {folder / 'server' / 'register.sh'} {' '.join(sites)}")
-    if submitted := app_hash(read((folder / STUDY_FILE).read_text(encoding="utf-8"), str(folder / STUDY_FILE))):
+    if submitted := hash_app(read((folder / STUDY_FILE).read_text(encoding="utf-8"), str(folder / STUDY_FILE))):
         say_whole(f"tell the other sites the SHA-256 of what is submitted from now on: {submitted}")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from perfed.cli.console import print_json, say_whole
 from perfed.errors import PerfedError, shorten_list
-from perfed.sites.deploy.candidates import title_of
+from perfed.sites.deploy.candidates import format_title
 from perfed.sites.deploy.preview import ANY, Preview, consent, consented
 from perfed.sites.deploy.site_agent import SiteSettings
 
@@ -130,7 +130,7 @@ def _metrics(shown: Preview) -> str:
 
 def _head(shown: Preview) -> str:
     study = shown.experiment
-    return f"what would leave site {shown.site} in study {study.name} ({title_of(study)}, {study.rounds} rounds):"
+    return f"what would leave site {shown.site} in study {study.name} ({format_title(study)}, {study.rounds} rounds):"
 
 
 def _inputs(shown: Preview) -> str:

@@ -201,9 +201,9 @@ def _verify(file: Path, key: Path | None) -> None:
         said = "it does not end with its last hash" if broken is None else broken.partition(": ")[2]
         raise PerfedError(f"{file}: {said}")
     if key is not None:
-        from perfed.sites.deploy.tls import is_signed
+        from perfed.sites.deploy.tls import is_signature_valid
 
-        if signed is None or not is_signed(key, str(signed), _canonical(content)):
+        if signed is None or not is_signature_valid(key, str(signed), _canonical(content)):
             raise PerfedError(f"{file}: is not signed with the key of {key}")
     by = "its signature was not looked at (--key)" if key is None else f"signed with the key of {key}"
     say_whole(f"site {site}: {len(lines)} lines; the chain is whole; its last hash is {head}; {by}")
@@ -260,14 +260,14 @@ def site_key_command(
 @site_app.command("leave", epilog="Example: perfed site leave --dir perfed-site-north")
 def site_leave_command(folder: SiteFolder = None) -> None:
     """Leave the study: the log says when, the server is told, and the site does not start again."""
-    from perfed.sites.deploy.leaving import MARK, leave
+    from perfed.sites.deploy.leaving import MARKER, leave_study
 
     place = site_folder(folder)
-    if leave(place):
+    if leave_study(place):
         say_whole("the site has left; its process tells the server at the next message. Stop it then")
     else:
         say_whole("the site has left, and nothing runs here that could tell the server; its log says so")
-    say_whole(f"to take part again, remove {place / MARK}")
+    say_whole(f"to take part again, remove {place / MARKER}")
 
 
 @site_app.command("export", epilog="Example: perfed site export --data north.csv --format onnx")
@@ -289,7 +289,7 @@ def site_export_command(
     """Write the site's own model, which the server does not have, and a model card."""
     from perfed.cli.sites import check_format, write_model
     from perfed.experiment.config import readable
-    from perfed.sites.deploy.own_model import site_model
+    from perfed.sites.deploy.own_model import load_site_model
 
     check_format(format_)
     place = site_folder(folder)
@@ -299,7 +299,7 @@ def site_export_command(
     target = out or place / f"{file_name(name)}.{format_}"
     check_new(target)
     with refuse_modules(place, trust):
-        write_model(site_model(place, name, data or table, run), target, format_)
+        write_model(load_site_model(place, name, data or table, run), target, format_)
 
 
 def site_folder(folder: Path | None) -> Path:

@@ -1,4 +1,4 @@
-"""A site leaves: a mark in its folder, by which it answers nothing more and does not start again."""
+"""Leaving a study: a marker file in the site's folder, with which the site refuses all messages and does not start."""
 
 from __future__ import annotations
 
@@ -10,48 +10,51 @@ from perfed.sites.flower.audit_log import OutgoingLog
 from perfed.sites.flower.hash_chain import LOG
 from perfed.system import create_private_files, lock_folder, write_atomic
 
-MARK = "left"
-"""File of a site's folder that says since when it has left; without it the site may start again."""
+MARKER = "left"
+"""File in the folder of a site that has left, with the time; the site can start again once the file is removed."""
 
 
-def left(folder: Path) -> str:
-    """Since when the site in ``folder`` has left; empty where it has not."""
+def read_leaving_time(folder: Path) -> str:
+    """Return when the site in ``folder`` has left, or an empty text if it has not."""
     try:
-        return (folder / MARK).read_text(encoding="utf-8").strip()
+        return (folder / MARKER).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return ""
 
 
 @create_private_files()
-def leave(folder: Path) -> bool:
-    """Let the site in ``folder`` leave; whether a process is the site now, which writes that into the log itself.
+def leave_study(folder: Path) -> bool:
+    """Mark the site in ``folder`` as having left, and log it.
+
+    Returns:
+        Whether a process acts as the site at present. If so, that process writes the log entry.
 
     Raises:
-        PerfedError: it has left already, or its log is broken.
+        PerfedError: the site has already left, or its log is damaged.
     """
-    if since := left(folder):
+    if since := read_leaving_time(folder):
         raise PerfedError(f"{folder}: this site has left already, at {since}")
-    write_atomic(folder / MARK, f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n")
+    write_atomic(folder / MARKER, f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n")
     try:
         with lock_folder(folder):
             pass
     except BlockingIOError:
         return True
     with OutgoingLog(folder / LOG) as log:
-        log.add_note(said(folder))
+        log.add_note(format_leaving_note(folder))
     return False
 
 
-def said(folder: Path) -> str:
-    """What the log says of a site that has left."""
-    return f"the site has left, at {left(folder)}"
+def format_leaving_note(folder: Path) -> str:
+    """Return the log entry for a site that has left."""
+    return f"the site has left, at {read_leaving_time(folder)}"
 
 
-def check_stays(folder: Path) -> None:
-    """Do nothing where the site has not left.
+def check_not_left(folder: Path) -> None:
+    """Check that the site in ``folder`` has not left.
 
     Raises:
-        PerfedError: it has; says how it may come back.
+        PerfedError: the site has left; the message says how it can take part again.
     """
-    if since := left(folder):
-        raise PerfedError(f"this site has left, at {since}; to take part again, remove {folder / MARK}")
+    if since := read_leaving_time(folder):
+        raise PerfedError(f"this site has left, at {since}; to take part again, remove {folder / MARKER}")

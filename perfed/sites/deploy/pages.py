@@ -9,12 +9,12 @@ from typing import Any
 
 from perfed.data.names import markdown_code, markdown_text
 from perfed.experiment.config import Experiment
-from perfed.sites.deploy.candidates import entries_in, mixes, title_of
+from perfed.sites.deploy.candidates import format_title, is_blend, list_entries
 from perfed.sites.deploy.deployment import Deployment
-from perfed.sites.deploy.part import own_modules
+from perfed.sites.deploy.part import list_user_modules
 from perfed.sites.deploy.release import Release
-from perfed.sites.deploy.server_files import app_hash, filled, values_of
-from perfed.sites.deploy.study import settings_of, told_before
+from perfed.sites.deploy.server_files import fill_template, hash_app, make_template_values
+from perfed.sites.deploy.study import describe_metadata, list_column_settings
 from perfed.sites.flower.processes import VERSION_RANGE
 
 _COLUMNS = {
@@ -38,16 +38,16 @@ class Credentials:
     keys: Mapping[str, str]
 
 
-def readme(deployment: Deployment, study: Experiment, release: Release) -> str:
+def make_server_page(deployment: Deployment, study: Experiment, release: Release) -> str:
     """Return the page of the server's administrator."""
     values = _common(deployment, study, release) | {"rows": _rows(deployment.tls)}
     if deployment.tls:
-        steps, later = (filled(name, values) for name in ("steps-tls.md", "later-tls.md"))
+        steps, later = (fill_template(name, values) for name in ("steps-tls.md", "later-tls.md"))
         values |= {"steps": steps, "later": later, "protection": _PROTECTION, "logs": _LOGS}
     else:
-        values |= {"steps": filled("steps-trial.md", values), "later": "", "protection": _TRIAL_PROTECTION}
+        values |= {"steps": fill_template("steps-trial.md", values), "later": "", "protection": _TRIAL_PROTECTION}
         values |= {"logs": "* Logs are what the terminals show."}
-    return filled("README.md", values)
+    return fill_template("README.md", values)
 
 
 _PROTECTION = """\
@@ -84,7 +84,7 @@ def _rows(tls: bool) -> str:
     return "\n".join(f"| {name} | {what} |" for name, what in rows)
 
 
-def site_files(
+def make_site_files(
     deployment: Deployment, study: Experiment, site: str, credentials: Credentials | None, release: Release
 ) -> dict[str, str]:
     """Return a site's page and its systemd unit, by their paths in the deployment's directory."""
@@ -99,13 +99,13 @@ def site_files(
         "budget": "# epsilon = 6.0" if budget is None else f"epsilon = {budget!r}",
         "policy": "" if budget is None else _BUDGET.format(f"{budget:g}"),
         "preview": f"perfed site preview --data {site}.csv --study study.toml --name {site}",
-        "settings": "\n".join(f"* {markdown_code(line)}" for line in settings_of(study)),
+        "settings": "\n".join(f"* {markdown_code(line)}" for line in list_column_settings(study)),
         "columns": _COLUMNS[study.data.options["columns"]],
         "app": _app(study),
-        "told": markdown_text("; ".join(told_before(study))) or "nothing",
-        "sent": "\n".join(f"  * `{name}`" for name in entries_in(study)) or "  * nothing",
+        "told": markdown_text("; ".join(describe_metadata(study))) or "nothing",
+        "sent": "\n".join(f"  * `{name}`" for name in list_entries(study)) or "  * nothing",
         "masks": _describe_masks(study, site),
-        "mixed": _MIXED if mixes(study) else "",
+        "mixed": _MIXED if is_blend(study) else "",
         **(_PLAIN if study.privacy is None else _PRIVATE[study.privacy.unit]),
         **({} if study.privacy is None or study.privacy.metrics == "none" else {"measured": _noisy(study)}),
         "files": "" if credentials is None else _files(site, credentials),
@@ -113,8 +113,8 @@ def site_files(
         "tls_failures": "" if credentials is None else _TLS_FAILURES,
     }
     folder = f"sites/{site}"
-    unit = filled("perfed-site.service", values)
-    page, policy = filled("site.md", values), filled("policy.toml", values)
+    unit = fill_template("perfed-site.service", values)
+    page, policy = fill_template("site.md", values), fill_template("policy.toml", values)
     found = {"README.md": page, "perfed-site.service": unit, "study.toml": study.to_toml(), "policy.toml": policy}
     return {f"{folder}/{name}": content for name, content in found.items()}
 
@@ -190,7 +190,7 @@ def _calls(host: str) -> str:
 
 
 def _app(study: Experiment) -> str:
-    found = app_hash(study)
+    found = hash_app(study)
     made = f"made with {VERSION_RANGE}; with a further site the study is another one, and so is its hash"
     return f"\nThat of this study is `{found}` ({made}).\n" if found else ""
 
@@ -227,13 +227,13 @@ you another.
 
 
 def _common(deployment: Deployment, study: Experiment, release: Release) -> dict[str, Any]:
-    modules = own_modules(study)
+    modules = list_user_modules(study)
     named = (
         f"\nThe study uses modules of its own: {', '.join(f'`{name}`' for name in modules)}. They must be importable "
     )
-    return values_of(deployment, release) | {
+    return make_template_values(deployment, release) | {
         "purpose": markdown_text(study.description or f"A study called {study.name}."),
-        "method": title_of(study),
+        "method": format_title(study),
         "rounds": study.rounds,
         "sites_in_words": _in_words(list(deployment.sites)),
         "modules": f"{named} where perfed is installed, at the server and at every site.\n" if modules else "",

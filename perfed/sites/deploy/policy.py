@@ -1,4 +1,4 @@
-"""What a site's administrator allows at most, whatever a study needs: ``policy.toml``."""
+"""The limits that a site's administrator sets for all studies, in ``policy.toml``."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from perfed.errors import PerfedError, shorten_list, suggest_name, summarise_val
 from perfed.experiment.config import Experiment
 from perfed.privacy.apply import PrivateMethod
 from perfed.settings import LISTED, STRICT
-from perfed.sites.deploy.candidates import methods_of
-from perfed.sites.deploy.spending import check_planned
+from perfed.sites.deploy.candidates import list_methods
+from perfed.sites.deploy.spending import check_planned_run
 from perfed.sites.flower.allowed import AllowList
 from perfed.sites.flower.refusal import RefusalReason, Refused
 from perfed.tables.site_data import SiteData
 
 _Names = Annotated[tuple[str, ...], LISTED]
-_Lacking = tuple[str, Sequence[str], str]
-"""A key, what is needed beyond it, and what it allows."""
+_Violation = tuple[str, Sequence[str], str]
+"""A key of the policy, what exceeds it (nothing if the policy is met), and what it allows."""
 
 
 class Policy(BaseModel):
-    """It narrows what the study's own rehearsal gives, and never widens it: a key that is not there allows all.
+    """The limits of a site. They restrict what the rehearsal of a study permits, and never extend it.
+
+    A key that is missing sets no limit.
 
     Example:
         >>> Policy.model_validate({"programs": ["train", "personalise"], "rounds": 50}).rounds
@@ -35,26 +37,36 @@ class Policy(BaseModel):
 
     model_config = STRICT
 
-    methods: _Names | None = Field(None, description="methods that may run here; * stands for any characters")
-    programs: _Names | None = Field(None, description="programs that may run here; those of the engine begin with ':'")
-    entries: _Names | None = Field(None, description="what may be in replies, or in sums of them, as the page names it")
-    metrics: _Names | None = Field(None, description="metrics that may be told")
-    rounds: PositiveInt | None = Field(None, description="most rounds of a study")
-    bytes: PositiveInt | None = Field(None, description="most bytes of one reply's tensors")
-    rows: PositiveInt | None = Field(None, description="fewest rows to train on with which this site takes part")
-    rows_per_class: PositiveInt | None = Field(None, description="fewest of them of each class that has some")
-    epsilon: float | None = Field(None, gt=0, description="most that all runs here may spend of it, by [privacy]")
-    delta: float | None = Field(
-        None, gt=0, lt=1, description="at which that is counted; that of the study if not given"
+    methods: _Names | None = Field(None, description="methods that may run at this site; * stands for any characters")
+    programs: _Names | None = Field(
+        None, description="programs that may run at this site; those of the engine begin with ':'"
     )
-    secure_aggregation: bool = Field(False, description="whether replies may leave under masks alone")
+    entries: _Names | None = Field(
+        None, description="entries that replies, or sums of replies, may contain, named as on the site's page"
+    )
+    metrics: _Names | None = Field(None, description="metrics that may be sent")
+    rounds: PositiveInt | None = Field(None, description="maximum number of rounds of a study")
+    bytes: PositiveInt | None = Field(None, description="maximum size of the tensors of one reply in bytes")
+    rows: PositiveInt | None = Field(
+        None, description="minimum number of training rows with which this site takes part"
+    )
+    rows_per_class: PositiveInt | None = Field(
+        None, description="minimum number of training rows of each class that has any"
+    )
+    epsilon: float | None = Field(
+        None, gt=0, description="maximum epsilon of all runs of this site together, by [privacy]"
+    )
+    delta: float | None = Field(
+        None, gt=0, lt=1, description="delta at which epsilon is computed; by default that of the study"
+    )
+    secure_aggregation: bool = Field(False, description="whether replies may only be sent under masks")
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """The policy in ``file``.
+        """Read the policy from ``file``.
 
         Raises:
-            PerfedError: it cannot be read, is not TOML, or holds an unknown key or a value that is not allowed.
+            PerfedError: the file cannot be read, is not TOML, or has an unknown key or a value that is not allowed.
         """
         try:
             return cls.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
@@ -67,103 +79,116 @@ class Policy(BaseModel):
         except (OSError, ValueError) as error:
             raise PerfedError(f"--policy {file}: cannot be read: {error}") from None
 
-    def check(self, study: AllowList) -> None:
-        """Refuse a study whose rehearsal needs more than the policy allows.
+    def check(self, allow_list: AllowList) -> None:
+        """Check that the rehearsal of a study needs nothing beyond the policy.
 
         Raises:
-            Refused: it does; names what. The server is told the key.
+            Refused: the policy forbids something; the message names it, and the server is told the key of the policy.
         """
-        _refuse(self._beyond(study))
+        _refuse_violations(self._compare_allow_list(allow_list))
 
     def check_study(self, study: Experiment) -> None:
-        """Refuse a study that says itself that it needs more than the policy allows.
+        """Check that the settings of a study stay within the policy.
 
         Raises:
-            Refused: as :meth:`check`.
+            Refused: as in :meth:`check`.
         """
-        _refuse(self._said(study))
+        _refuse_violations(self._compare_settings(study))
 
     def check_budget(self, folder: Path, line: str, plan: PrivateMethod | None, data: SiteData, sites: int) -> None:
-        """Refuse a run that would spend more than the policy allows over all runs of the site in ``folder``.
+        """Check that a run stays within the epsilon that the policy allows for all runs of the site in ``folder``.
+
+        If the policy does not set delta, that of the study must be at most one over the number of protected units
+        (rows, or sites with ``unit = "client"``), because a larger one would allow a release to reveal one unit
+        completely.
 
         Args:
-            folder: of the site.
-            line: name of the ledger's line of the run; empty where the site has not joined it yet.
-            plan: of what it tells; ``None`` without a table ``[privacy]``.
-            data: of the site.
-            sites: how many the study has.
+            folder: folder of the site.
+            line: name of the ledger line of the run; empty if the site has not joined it yet.
+            plan: privacy plan of the run; ``None`` without a table ``[privacy]``.
+            data: data of the site.
+            sites: number of sites of the study.
 
         Raises:
-            Refused: as :meth:`check`; also for a delta that would give one of the rows (with ``unit = "client"``: the
-                reply of one of the sites) away whole, where the policy does not say at which delta epsilon is counted.
+            Refused: as in :meth:`check`.
         """
         if plan is None or self.epsilon is None:
             return
         if self.delta is None:
             count, units = (data.count_rows()[0], "rows") if plan.settings.unit == "sample" else (sites, "sites")
-            beyond = _above(plan.settings.delta * count, 1.0) and [f"{plan.settings.delta:g}, with {count} {units}"]
-            _refuse(iter([("delta", beyond, f"at most one over the number of {units}, or delta of the policy")]))
-        check_planned(folder, line, plan, self.epsilon, self.delta)
+            excess = _list_excess(plan.settings.delta * count, 1.0) and [
+                f"{plan.settings.delta:g}, with {count} {units}"
+            ]
+            _refuse_violations(
+                iter([("delta", excess, f"at most one over the number of {units}, or delta of the policy")])
+            )
+        check_planned_run(folder, line, plan, self.epsilon, self.delta)
 
     def check_data(self, data: SiteData) -> None:
-        """Refuse to take part with so few rows; how many there are is not told.
+        """Check that the site has enough rows; the server is not told how many rows there are.
 
         Raises:
-            Refused: as :meth:`check`.
+            Refused: as in :meth:`check`.
         """
-        _refuse(self._few(data))
+        _refuse_violations(self._compare_rows(data))
 
-    def _said(self, study: Experiment) -> Iterator[_Lacking]:
+    def _compare_settings(self, study: Experiment) -> Iterator[_Violation]:
+        """Yield how the settings of a study compare with the policy, for each key that is set."""
         if self.methods is not None:
-            yield "methods", _others(methods_of(study), self.methods), _list(self.methods)
+            yield "methods", _find_unmatched(list_methods(study), self.methods), _format_patterns(self.methods)
         if self.rounds is not None:
-            yield "rounds", _above(study.rounds, self.rounds), f"at most {self.rounds}"
+            yield "rounds", _list_excess(study.rounds, self.rounds), f"at most {self.rounds}"
         if self.epsilon is not None:
             privacy: Any = getattr(study, "privacy", None)
             spent = None if privacy is None else privacy.epsilon
-            beyond = ["the study bounds none"] if spent is None else _above(spent, self.epsilon)
-            yield "epsilon", beyond, f"at most {self.epsilon:g}"
+            excess = ["the study sets no bound"] if spent is None else _list_excess(spent, self.epsilon)
+            yield "epsilon", excess, f"at most {self.epsilon:g}"
         if self.secure_aggregation:
-            lacking = ["replies leave without masks"] if study.secure_aggregation is None else []
-            yield "secure_aggregation", lacking, "studies with the table [secure_aggregation]"
+            missing = ["replies leave without masks"] if study.secure_aggregation is None else []
+            yield "secure_aggregation", missing, "studies with the table [secure_aggregation]"
 
-    def _beyond(self, study: AllowList) -> Iterator[_Lacking]:
-        for key, needed, patterns in (
-            ("programs", study.programs, self.programs),
-            ("entries", [*study.entry_names, *([] if study.discreet else ["loss"])], self.entries),
-            ("metrics", study.reported_metrics, self.metrics),
+    def _compare_allow_list(self, allow_list: AllowList) -> Iterator[_Violation]:
+        """Yield how the requirements of a rehearsal compare with the policy, for each key that is set."""
+        for key, names, patterns in (
+            ("programs", allow_list.programs, self.programs),
+            ("entries", [*allow_list.entry_names, *([] if allow_list.discreet else ["loss"])], self.entry_names),
+            ("metrics", allow_list.reported_metrics, self.metrics),
         ):
             if patterns is not None:
-                yield key, _others(needed, patterns), _list(patterns)
+                yield key, _find_unmatched(names, patterns), _format_patterns(patterns)
         if self.bytes is not None:
-            yield "bytes", _above(study.max_reply_bytes, self.bytes), f"at most {self.bytes}"
+            yield "bytes", _list_excess(allow_list.max_reply_bytes, self.bytes), f"at most {self.bytes}"
 
-    def _few(self, data: SiteData) -> Iterator[_Lacking]:
+    def _compare_rows(self, data: SiteData) -> Iterator[_Violation]:
+        """Yield how the numbers of rows compare with the policy, for each key that is set."""
         if self.rows is None and self.rows_per_class is None:
             return
         rows, classes = data.count_rows()
         if self.rows is not None:
             yield "rows", [f"{rows} to train on"] if rows < self.rows else [], f"at least {self.rows}"
         if self.rows_per_class is not None:
-            fewest = self.rows_per_class
-            few = [f"{count} of class '{name}'" for name, count in (classes or {}).items() if count < fewest]
-            yield "rows_per_class", few, f"at least {self.rows_per_class} of each class that has some"
+            minimum = self.rows_per_class
+            small_classes = [f"{count} of class '{name}'" for name, count in (classes or {}).items() if count < minimum]
+            yield "rows_per_class", small_classes, f"at least {self.rows_per_class} of each class that has some"
 
 
-def _refuse(found: Iterator[_Lacking]) -> None:
-    for key, lacking, allowed in found:
-        if lacking:
-            said = "the policy of this site does not allow what the study needs"
-            raise Refused(RefusalReason.POLICY, f"{said}: {key}: {shorten_list(lacking)}; allowed: {allowed}", key)
+def _refuse_violations(comparisons: Iterator[_Violation]) -> None:
+    """Raise :class:`Refused` for the first key of the policy that is exceeded."""
+    for key, excess, allowed in comparisons:
+        if excess:
+            problem = "the policy of this site does not allow what the study needs"
+            raise Refused(RefusalReason.POLICY, f"{problem}: {key}: {shorten_list(excess)}; allowed: {allowed}", key)
 
 
-def _others(needed: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    return [name for name in needed if not any(fnmatchcase(name, pattern) for pattern in patterns)]
+def _find_unmatched(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """Return the names that match none of the patterns."""
+    return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-def _above(number: float, most: float) -> list[str]:
-    return [f"{number:g}" if isinstance(number, float) else str(number)] if number > most else []
+def _list_excess(number: float, maximum: float) -> list[str]:
+    """Return ``number`` as a text in a list if it exceeds ``most``, and an empty list otherwise."""
+    return [f"{number:g}" if isinstance(number, float) else str(number)] if number > maximum else []
 
 
-def _list(patterns: Sequence[str]) -> str:
+def _format_patterns(patterns: Sequence[str]) -> str:
     return ", ".join(patterns) or "none"

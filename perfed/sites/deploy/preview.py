@@ -13,8 +13,15 @@ from typing import Any
 
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
-from perfed.sites.deploy.candidates import all_allowed, candidate_runs, mixes, weights_allowed
-from perfed.sites.deploy.part import Part, asked, facts_by, make_schema_of_one_site, table_options, told_by
+from perfed.sites.deploy.candidates import is_blend, list_candidate_runs, rehearse_all_runs, rehearse_weights
+from perfed.sites.deploy.part import (
+    SiteRun,
+    create_site_facts,
+    create_site_metadata,
+    make_schema_of_one_site,
+    read_study_content,
+    read_table_options,
+)
 from perfed.sites.flower.allowed import AllowList
 from perfed.sites.flower.audit_log import OutgoingLog
 from perfed.sites.flower.checks import TensorSpec
@@ -65,16 +72,16 @@ class Preview:
         Raises:
             PerfedError: the data do not fit the study, or its method refuses such sites.
         """
-        own = read_site_data(site, data, options := table_options(read(study, "the study")))
-        told, facts, why = told_by(own), None, ""
+        own = read_site_data(site, data, options := read_table_options(read(study, "the study")))
+        told, facts, why = create_site_metadata(own), None, ""
         try:
             agreement = make_schema_of_one_site(site, told, options)
-            part = Part(site, data, "preview", study, agreement, "", "", own)
-            (client,) = part.federation
-            facts = facts_by(client, agreement, None if part.private is None else b"")
+            site_run = SiteRun(site, data, "preview", study, agreement, "", "", own)
+            (client,) = site_run.federation
+            facts = create_site_facts(client, agreement, None if site_run.private_method is None else b"")
         except PerfedError as error:
             why = str(error)
-        found = all_allowed(study, told["task"]) if facts is None else _allowed(part)
+        found = rehearse_all_runs(study, told["task"]) if facts is None else _allowed(site_run)
         entries = list(dict.fromkeys(of for allowed in found for of in allowed.reply_entries))
         measured, summed = (
             list(dict.fromkeys(name for names in of for name in names))
@@ -94,7 +101,7 @@ class Preview:
         """Hash of the study and of what would leave; numbers that change with every new row do not change it."""
         told = {name: value for name, value in self.told.items() if name not in _CHANGING}
         inputs = None if self.facts is None else self.facts["feature_names"]
-        form = {"site": self.site, "study": asked(self.study), "told": told, "inputs": inputs}
+        form = {"site": self.site, "study": read_study_content(self.study), "told": told, "inputs": inputs}
         form |= {"entries": list(self.entries), "metrics": list(self.metrics)}
         form |= {"summed": list(self.summed)} if self.summed else {}
         return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()[:16]
@@ -107,13 +114,17 @@ class Preview:
         return {**named, **left, **summed, "metrics": list(self.metrics), "consent": self.digest}
 
 
-def _allowed(part: Part) -> list[AllowList]:
+def _allowed(site_run: SiteRun) -> list[AllowList]:
     """What the site answers in each run of its study."""
-    study, task = part.experiment, part.agreement.task
-    if not mixes(study):
-        return [part.allowed]
-    runs = [replace(part, study=run.study.to_toml()).allowed for run in candidate_runs(study) if run.fold is None]
-    return [*runs, weights_allowed(study, task, len(part.agreement.classes or (0,)))]
+    study, task = site_run.experiment, site_run.agreement.task
+    if not is_blend(study):
+        return [site_run.allow_list]
+    runs = [
+        replace(site_run, study=run.study.to_toml()).allow_list
+        for run in list_candidate_runs(study)
+        if run.fold is None
+    ]
+    return [*runs, rehearse_weights(study, task, len(site_run.agreement.classes or (0,)))]
 
 
 def _plain(name: str, entry: TensorSpec) -> dict[str, Any]:

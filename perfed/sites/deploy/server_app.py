@@ -34,18 +34,18 @@ from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
 from perfed.sites.deploy.candidates import (
     CandidateRun,
-    blending_of,
-    candidate_runs,
-    mixes,
-    outputs_alone,
-    unused_model,
-    weights_allowed,
-    weights_evaluation,
+    build_blending,
+    build_weights_evaluation,
+    drop_inputs,
+    is_blend,
+    list_candidate_runs,
+    make_placeholder_model,
+    rehearse_weights,
 )
-from perfed.sites.deploy.opening import AGREED, Opening, made
-from perfed.sites.deploy.spending import secret_in
+from perfed.sites.deploy.opening import AGREED, Opening, make_folder
+from perfed.sites.deploy.spending import load_or_create_secret
 from perfed.sites.deploy.submit import JOURNAL, LINE
-from perfed.sites.deploy.trial import allowed_in
+from perfed.sites.deploy.trial import rehearse_study
 from perfed.sites.flower.allowed import AllowList
 from perfed.sites.flower.engine import MAX_RATIO, FlowerEngine, Limits, RealTimeServer
 from perfed.sites.flower.journal import Journal
@@ -120,9 +120,9 @@ def _main(transport: Transport, settings: Settings, study: str) -> None:
     sites: list[str] = sorted(experiment.data.options["files"])
     submitted = Submitted(transport, settings, out, sites)
     try:
-        with lock_folder(made(out / JOURNAL)):
+        with lock_folder(make_folder(out / JOURNAL)):
             tell(stage=f"waiting for {len(sites)} sites, {settings.wait:g} seconds at most (--wait)")
-            done = (submitted.blend if mixes(experiment) else submitted.run)(experiment, study, out)
+            done = (submitted.blend if is_blend(experiment) else submitted.run)(experiment, study, out)
     except BlockingIOError:
         raise PerfedError(
             f"{out}: this run is going on already; 'perfed submit' follows it once it has begun"
@@ -155,7 +155,7 @@ class Submitted:
         """
         clients, agreement, doubts = self._opened(experiment, study, out)
         federation = federation_of(clients, agreement, experiment.data.name, notes={"doubts": doubts})
-        allowed = None if experiment.secure_aggregation is None else allowed_in(study, federation.task)
+        allowed = None if experiment.secure_aggregation is None else rehearse_study(study, federation.task)
         journal = Journal(out / JOURNAL, _id(study, out))
         server = self._server(study, out, journal, allowed)
         going = _run(experiment, federation, out, partial(_with_noise, experiment, out / JOURNAL, server))
@@ -163,7 +163,7 @@ class Submitted:
 
     def blend(self, experiment: Experiment, study: str, out: Path) -> int:
         """Do the run of each candidate, on all training rows and in each fold; then learn the weights."""
-        runs = candidate_runs(experiment)
+        runs = list_candidate_runs(experiment)
         places = [(run, _place(run, experiment, out)) for run in runs]
         for number, (run, place) in enumerate(places, 1):
             if not (place / REPORT).exists():
@@ -179,22 +179,22 @@ class Submitted:
     def _weights(self, experiment: Experiment, study: str, out: Path) -> int:
         """Learn the pooled weights, a round for each set of them that sites are asked about; the last round."""
         clients, agreement, _ = self._opened(experiment, study, out)
-        federation = federation_of(clients, outputs_alone(agreement), experiment.data.name)
+        federation = federation_of(clients, drop_inputs(agreement), experiment.data.name)
         secure, journal = experiment.secure_aggregation, Journal(out / JOURNAL, _id(study, out))
-        allowed = None if secure is None else weights_allowed(experiment, federation.task, federation.num_outputs)
+        allowed = None if secure is None else rehearse_weights(experiment, federation.task, federation.num_outputs)
         going = Run(
             federation,
-            blending_of(experiment, federation.task),
-            unused_model(federation.num_outputs),
+            build_blending(experiment, federation.task),
+            make_placeholder_model(federation.num_outputs),
             name=BLEND,
             rounds=EXCHANGES,
             seed=experiment.seed,
             dtype=torch.float64,
-            evaluation=weights_evaluation(experiment),
+            evaluation=build_weights_evaluation(experiment),
             plan=experiment.plan.build(),
             server=self._server(study, out, journal, allowed),
             secure=secure,
-            callbacks=[Learnt()],
+            callbacks=[StopWhenConverged()],
         )
         text = experiment.model_copy(update={"method": BLEND}).to_toml()
         begun = (out / "config.toml").exists()
@@ -218,7 +218,7 @@ class Submitted:
         deadline = self.settings.deadline
         opening = Opening(self.transport, there, experiment, study, _id(study, out), self.place, deadline)
         try:
-            clients, agreement = opening.clients(out / AGREED)
+            clients, agreement = opening.collect_clients(out / AGREED)
         except PerfedError:
             if not begun and opening.sent_agreement:
                 _count_failed_opening(out)
@@ -254,7 +254,7 @@ class Submitted:
         return going.done
 
 
-class Learnt(Callback):
+class StopWhenConverged(Callback):
     """Ends the run when the weights of a blend are learnt."""
 
     def after_round(self, run: Running, record: dict[str, Any]) -> bool:
@@ -279,7 +279,7 @@ def _failed_openings(out: Path) -> int:
 
 
 def _count_failed_opening(out: Path) -> None:
-    write_atomic(made(out / JOURNAL) / _FAILED_OPENINGS, str(_failed_openings(out) + 1))
+    write_atomic(make_folder(out / JOURNAL) / _FAILED_OPENINGS, str(_failed_openings(out) + 1))
 
 
 def _place(run: CandidateRun, study: Experiment, out: Path) -> Path:
@@ -339,7 +339,7 @@ def _with_noise(
 ) -> RealTimeServer:
     """The run's server; its noise, if any, is made with what is in ``secret`` and in nothing that leaves it."""
     if experiment.privacy is not None and experiment.privacy.unit == "client":
-        initialiser.method = set_noise_secret(initialiser.method, secret_in(secret))
+        initialiser.method = set_noise_secret(initialiser.method, load_or_create_secret(secret))
     return server(federation, initialiser, *args, **options)
 
 

@@ -15,7 +15,7 @@ from perfed.sites.deploy.release import LOCK, Release
 from perfed.sites.flower.processes import FLOWER_SETTINGS
 
 
-def filled(template: str, values: Mapping[str, object]) -> str:
+def fill_template(template: str, values: Mapping[str, object]) -> str:
     """A file of ``perfed/sites/deploy/templates`` with its placeholders filled; every one needs a value."""
     text = (resources.files("perfed.sites.deploy") / "templates" / template).read_text(encoding="utf-8")
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"@\{(\w+)\}", lambda found: str(values[found[1]]), text))
@@ -43,17 +43,17 @@ STUDY_FILE = "app/perfed_app/study.toml"
 """Where the study is in a deployment's directory."""
 
 
-def app_files(study: Experiment) -> dict[str, str]:
+def make_app_files(study: Experiment) -> dict[str, str]:
     """The app's files by their paths in the deployment's directory; the same study gives the same bytes."""
     return {
-        "app/pyproject.toml": filled("pyproject.toml", {"app": app_name(study.name)}),
+        "app/pyproject.toml": fill_template("pyproject.toml", {"app": app_name(study.name)}),
         "app/perfed_app/__init__.py": _INIT,
         "app/perfed_app/server.py": _SERVER,
         STUDY_FILE: study.to_toml(),
     }
 
 
-def app_hash(study: Experiment) -> str:
+def hash_app(study: Experiment) -> str:
     """SHA-256 of the bundle that Flower makes of the app; empty where there is no Flower.
 
     The same study gives the same hash with the versions of Flower that perfed is made for.
@@ -62,7 +62,7 @@ def app_hash(study: Experiment) -> str:
         from perfed.sites.flower.adapter import hash_bundle
     except PerfedError:
         return ""
-    return hash_bundle({name.removeprefix("app/"): text for name, text in app_files(study).items()})
+    return hash_bundle({name.removeprefix("app/"): text for name, text in make_app_files(study).items()})
 
 
 BAR = "bar.sh"
@@ -75,7 +75,7 @@ _NO_IPV6 = "# Where sites reach it by an IPv6 address, the same is needed for [:
 _HOMES = ("/home/", "/root/", "/run/user/")
 
 
-def values_of(deployment: Deployment, release: Release) -> dict[str, Any]:
+def make_template_values(deployment: Deployment, release: Release) -> dict[str, Any]:
     """Return the values of the templates' placeholders that do not depend on the study."""
     here = '"$here/tls/{}"'.format
     tls, ca = deployment.tls, f"{deployment.directory}/server/tls/ca.crt"
@@ -98,7 +98,7 @@ def values_of(deployment: Deployment, release: Release) -> dict[str, Any]:
         "superlink_tls": f"\\\n    {files} --enable-supernode-auth" if tls else "--insecure",
         "superexec_tls": f"--root-certificates {here('ca.crt')}" if tls else "--insecure",
         "connection_tls": f'root-certificates = "{ca}"' if tls else "insecure = true",
-        "hardening": filled("hardening.conf", {}).rstrip(),
+        "hardening": fill_template("hardening.conf", {}).rstrip(),
         "protect_home": "read-only" if deployment.directory.startswith(_HOMES) else "yes",
         "switches": "\n".join(f"export {key}={value}" for key, value in FLOWER_SETTINGS.items()),
         "switches_systemd": "\n".join(f"Environment={key}={value}" for key, value in FLOWER_SETTINGS.items()),
@@ -108,7 +108,7 @@ def values_of(deployment: Deployment, release: Release) -> dict[str, Any]:
 
 def server_files(deployment: Deployment, release: Release) -> dict[str, str]:
     """Return the server's files by their paths in the deployment's directory; proxy and containers only with TLS."""
-    values = values_of(deployment, release)
+    values = make_template_values(deployment, release)
     names = (*_SCRIPTS, *_UNITS, *(_PUBLIC if deployment.tls else ()))
-    files = {f"server/{name}": filled(name, values) for name in names}
-    return {**files, "server/flwr/config.toml": filled("flwr-config.toml", values)}
+    files = {f"server/{name}": fill_template(name, values) for name in names}
+    return {**files, "server/flwr/config.toml": fill_template("flwr-config.toml", values)}

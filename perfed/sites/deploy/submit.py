@@ -61,7 +61,7 @@ def submit(folder: Path, config: Mapping[str, Any], show: Callable[[dict[str, An
         return submitter.follow_log(run, line, _LONGEST, lambda text: show({"stage": text}))
 
     status, run = "", _submitted(folder).get(out)
-    if run is not None and goes_on(Path(out)):
+    if run is not None and is_running(Path(out)):
         show({"stage": "this run goes on already; what it has said so far:"})
         status = followed(run)
     if status in ("", "finished:failed") and not reasons:  # there was none, or its SuperLink was killed
@@ -87,13 +87,13 @@ def stop(folder: Path, out: Path) -> int:
     submitter, known = _submitter(folder), _submitted(folder)
     run = known.get(str(out))
     if run is None or submitter.read_status(run).startswith("finished"):
-        others = [other for other in known if goes_on(Path(other))]
+        others = [other for other in known if is_running(Path(other))]
         raise PerfedError(
             f"{out}: no run goes on there" + (f"; one does in {shorten_list(others)} (--out)" if others else "")
         )
     submitter.stop(run)
     ends = time.monotonic() + MAX_SILENCE
-    while goes_on(out):
+    while is_running(out):
         if time.monotonic() > ends:
             raise PerfedError(f"{out}: the run was told to end, and is still at work {MAX_SILENCE:.0f} seconds later")
         time.sleep(_LOOK)
@@ -102,7 +102,7 @@ def stop(folder: Path, out: Path) -> int:
     return max(CheckpointFiles(out).newest()[0], 0)
 
 
-def goes_on(out: Path) -> bool:
+def is_running(out: Path) -> bool:
     """Whether a server's program on this machine is at work on the run in ``out``."""
     try:
         with lock_folder(out / JOURNAL):

@@ -110,7 +110,7 @@ def check_private(file: Path, option: str) -> None:
         raise PerfedError(f"{option} {file}: others can read or write this private key; {mended}")
 
 
-def certificate_fingerprint(file: Path) -> str:
+def hash_certificate(file: Path) -> str:
     """SHA-256 of a certificate as ``openssl x509 -fingerprint -sha256`` says it."""
     from cryptography import x509
     from cryptography.hazmat.primitives.hashes import SHA256
@@ -119,7 +119,7 @@ def certificate_fingerprint(file: Path) -> str:
     return found.hex(":").upper()
 
 
-def key_fingerprint(public_file: Path) -> str:
+def hash_public_key(public_file: Path) -> str:
     """SHA-256 of a public key as ``ssh-keygen -l`` says it."""
     blob = base64.b64decode(_read(public_file).split()[1])
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
@@ -146,7 +146,7 @@ def signature(key_file: Path, content: bytes) -> tuple[str, str]:
     return base64.b64encode(signed).decode(), public.decode()
 
 
-def is_signed(public_file: Path, signed: str, content: bytes) -> bool:
+def is_signature_valid(public_file: Path, signed: str, content: bytes) -> bool:
     """Whether ``signed`` is the signature of ``content`` with the key whose public half is in ``public_file``.
 
     Raises:

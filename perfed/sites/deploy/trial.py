@@ -1,4 +1,4 @@
-"""What a study's server asks of sites and what they reply, found by rehearsing it on made-up tables."""
+"""Rehearsals of a study on synthetic tables, which determine what the server may request and the sites may reply."""
 
 from __future__ import annotations
 
@@ -21,87 +21,92 @@ from perfed.sites.flower.dry_run import ExchangeSettings, derive_allow_list
 _ROWS, _COLUMNS = 40, 4
 
 
-def private_in(study: Experiment) -> PrivateMethod | None:
-    """The study's method under ``[privacy]``, as real sites run it; ``None`` without that table.
+def build_private_method(study: Experiment) -> PrivateMethod | None:
+    """Return the study's method as it runs under ``[privacy]`` at real sites, or ``None`` without that table.
 
     Raises:
-        PerfedError: something leaves that has no mechanism, or the server would choose by metrics, which do not leave.
+        PerfedError: the method sends something that has no privacy mechanism, or the server would have to select by
+            metrics, which stay at the sites.
     """
     if study.privacy is None:
         return None
-    for key, given in (
+    for key, is_set in (
         ("stop = 'validated'", study.evaluation.stop == "validated"),
         ("targets", study.evaluation.targets),
     ):
-        if given:
+        if is_set:
             raise PerfedError(f"evaluation.{key}: under [privacy] losses and metrics stay at the sites; leave it out")
     if study.privacy.metrics == "noisy":
-        _check_noisy(study)
+        _check_noisy_metrics(study)
     return study.in_private(len(study.data.options["files"]))
 
 
-def _check_noisy(study: Experiment) -> None:
-    """Refuse metrics with noise that are of other models or rows than is counted, or of no rows one by one."""
-    evaluation, said = study.evaluation, "privacy.metrics = 'noisy'"
-    if task_of(study) == "survival":
-        raise PerfedError(f"{said}: no metric of survival is a mean over rows; leave it out")
-    allowed = [("split", "test", "training and validation rows are counted in training")]
-    allowed += [("when", "before", "models of a site's own are measured before the next round")]
+def _check_noisy_metrics(study: Experiment) -> None:
+    """Refuse settings under which noisy metrics are not means over the test rows that the privacy plan counts."""
+    evaluation, setting = study.evaluation, "privacy.metrics = 'noisy'"
+    if get_task(study) == "survival":
+        raise PerfedError(f"{setting}: no metric of survival is a mean over rows; leave it out")
+    requirements = [("split", "test", "training and validation rows are counted in training")]
+    requirements += [("when", "before", "models of a site's own are measured before the next round")]
     if study.secure_aggregation is not None:
-        allowed += [("weights", "uniform", "under masks each site has the same weight")]
-    for key, value, why in allowed:
-        if getattr(evaluation, key) != value:
-            given = getattr(evaluation, key)
-            raise PerfedError(f"evaluation.{key} = '{given}': with {said} {why}; allowed: {value}")
+        requirements += [("weights", "uniform", "under masks each site has the same weight")]
+    for key, expected, reason in requirements:
+        if getattr(evaluation, key) != expected:
+            actual = getattr(evaluation, key)
+            raise PerfedError(f"evaluation.{key} = '{actual}': with {setting} {reason}; allowed: {expected}")
 
 
-def method_of(study: Experiment) -> Method:
-    """The study's method as server and sites run it.
+def build_method(study: Experiment) -> Method:
+    """Return the study's method as the server and the sites run it.
 
     Raises:
-        PerfedError: as :func:`private_in`.
+        PerfedError: under the same conditions as in :func:`build_private_method`.
     """
-    private = private_in(study)
+    private = build_private_method(study)
     return study.built_method if private is None else private.method
 
 
-def entries_sent(study: Experiment) -> list[str]:
-    """Names of all that a site's replies hold, from the preparation to the end: ``entry``, or ``entry/part/...``.
+def list_sent_entries(study: Experiment) -> list[str]:
+    """Return the names of all entries in a site's replies during a study, as ``entry`` or ``entry/part/...``.
 
     Raises:
-        PerfedError: the method refuses such a federation or model.
+        PerfedError: the method does not support such a federation or model.
 
     Example:
         >>> from perfed import validate
         >>> data = {"name": "tables", "files": ["a", "b"], "target": "ill"}
-        >>> entries_sent(validate({"method": "fedavg", "rounds": 1, "data": data, "model": {"head": "linear"}}))
+        >>> list_sent_entries(validate({"method": "fedavg", "rounds": 1, "data": data, "model": {"head": "linear"}}))
         ['shared/head.weight', 'shared/head.bias', 'num_samples']
     """
-    return allowed_in(study.to_toml()).entry_names
+    return rehearse_study(study.to_toml()).entry_names
 
 
 @lru_cache(maxsize=4)
-def allowed_in(study: str, task: Task | None = None) -> AllowList:
-    """What a site answers in the study, a TOML text, where its table has four columns, and two classes if any.
+def rehearse_study(study: str, task: Task | None = None) -> AllowList:
+    """Rehearse a study on a synthetic table, and return what a site answers in it.
 
-    ``task``: in place of what the study says.
+    The table has four columns, and two classes if the task is classification.
+
+    Args:
+        study: the study as TOML.
+        task: the task; ``None`` for that of the study.
 
     Raises:
-        PerfedError: the method refuses such a federation or model.
+        PerfedError: the method does not support such a federation or model.
     """
     experiment = read(study, "the study")
-    federation = _made_up(experiment, task)
+    federation = _make_synthetic_federation(experiment, task)
     model, secure = experiment.model_for(federation), experiment.secure_aggregation
-    initialiser = Initialiser(method_of(experiment), model, experiment.seed, experiment.torch_dtype, secure=secure)
-    protocol = protocol_of(experiment, federation.num_domains)
+    initialiser = Initialiser(build_method(experiment), model, experiment.seed, experiment.torch_dtype, secure=secure)
+    protocol = build_exchange_settings(experiment, federation.num_domains)
     try:
         return derive_allow_list(federation.clients[0], initialiser.info(federation), initialiser, protocol)
     except PerfedError as error:
-        raise PerfedError(f"tried on made-up tables: {error}") from None
+        raise PerfedError(f"a rehearsal on synthetic tables failed: {error}") from None
 
 
-def protocol_of(study: Experiment, domains: int) -> ExchangeSettings:
-    """What the study says of exchanges besides its method, where there are so many domains."""
+def build_exchange_settings(study: Experiment, domains: int) -> ExchangeSettings:
+    """Return the study's settings of exchanges that do not depend on the method, for ``domains`` domains."""
     evaluation = study.evaluation
     return ExchangeSettings(
         rounds=study.rounds,
@@ -116,25 +121,27 @@ def protocol_of(study: Experiment, domains: int) -> ExchangeSettings:
     )
 
 
-def task_of(study: Experiment) -> Task | None:
-    """The task, where it is known before a table is read."""
+def get_task(study: Experiment) -> Task | None:
+    """Return the task of the study, or ``None`` if only the tables determine it."""
     data = study.data.options
-    given: Task = data["task"]
-    return "survival" if data["event"] else None if data["task"] == "auto" else given
+    task: Task = data["task"]
+    return "survival" if data["event"] else None if data["task"] == "auto" else task
 
 
-def _made_up(study: Experiment, task: Task | None) -> Federation:
-    """One site of the study."""
+def _make_synthetic_federation(study: Experiment, task: Task | None) -> Federation:
+    """Return a federation of one synthetic site that matches the data settings of the study."""
     data = study.data.options
-    made = made_up_site(task or task_of(study) or "classification", _COLUMNS, domains=bool(data["domain"]))
-    made = replace(made, scaled_inputs=data["columns"] != "own")
+    federation = make_synthetic_site(
+        task or get_task(study) or "classification", _COLUMNS, domains=bool(data["domain"])
+    )
+    federation = replace(federation, scaled_inputs=data["columns"] != "own")
     if data["columns"] != "named":
-        return made
-    return replace(made, clients=tuple(replace(client, held=(True,) * (_COLUMNS - 1)) for client in made))
+        return federation
+    return replace(federation, clients=tuple(replace(client, held=(True,) * (_COLUMNS - 1)) for client in federation))
 
 
-def made_up_site(task: Task, columns: int, classes: int = 2, *, domains: bool = False) -> Federation:
-    """One site with so many columns, and so many classes if any."""
+def make_synthetic_site(task: Task, columns: int, classes: int = 2, *, domains: bool = False) -> Federation:
+    """Return a federation of one synthetic site with ``columns`` columns, and ``classes`` classes if there are any."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(_ROWS, columns)).astype(np.float32)
     y: Any = {

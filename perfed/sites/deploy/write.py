@@ -13,10 +13,10 @@ from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read, readable
 from perfed.sites.deploy import tls
 from perfed.sites.deploy.deployment import FILE, Deployment
-from perfed.sites.deploy.pages import Credentials, readme, site_files
+from perfed.sites.deploy.pages import Credentials, make_server_page, make_site_files
 from perfed.sites.deploy.release import FOLDER, Release
-from perfed.sites.deploy.server_files import STUDY_FILE, app_files, server_files
-from perfed.sites.deploy.study import study_of
+from perfed.sites.deploy.server_files import STUDY_FILE, make_app_files, server_files
+from perfed.sites.deploy.study import make_deployed_study
 from perfed.system import create_private_files, write_atomic
 
 DAYS = 365
@@ -41,7 +41,7 @@ def deploy(
     """
     if out.exists():
         raise PerfedError(f"{out} is there already; name another directory with --out")
-    study = study_of(experiment, deployment.sites)
+    study = make_deployed_study(experiment, deployment.sites)
     release = release or Release.to_be_added()
     if deployment.tls:
         tls.check_installed()
@@ -50,10 +50,10 @@ def deploy(
     making.mkdir()
     try:
         credentials = _credentials(making, deployment, days) if deployment.tls else None
-        files = {FILE: deployment.to_toml(), **app_files(study), **server_files(deployment, release)}
-        files["README.md"] = readme(deployment, study, release)
+        files = {FILE: deployment.to_toml(), **make_app_files(study), **server_files(deployment, release)}
+        files["README.md"] = make_server_page(deployment, study, release)
         for site in deployment.sites:
-            files |= site_files(deployment, study, site, credentials, release)
+            files |= make_site_files(deployment, study, site, credentials, release)
         _write(making, files)
         for folder in (FOLDER, *(f"sites/{site}" for site in deployment.sites)):
             _write_release(making / folder, release)
@@ -87,7 +87,7 @@ def extend(folder: Path, names: Sequence[str]) -> Deployment:
     if not names:
         raise PerfedError("--extend: the new sites are given with --sites, e.g. --sites east")
     deployment, release = before.with_sites(names), Release.of_deployment(folder)
-    study = study_of(study_in(folder), deployment.sites)
+    study = make_deployed_study(study_in(folder), deployment.sites)
     for site in names:
         if (folder / "sites" / site).exists():
             raise PerfedError(f"{folder / 'sites' / site} is there already; choose another name")
@@ -96,7 +96,7 @@ def extend(folder: Path, names: Sequence[str]) -> Deployment:
     try:
         credentials = _site_credentials(folder, names) if deployment.tls else None
         for site in names:
-            _write(folder, site_files(deployment, study, site, credentials, release))
+            _write(folder, make_site_files(deployment, study, site, credentials, release))
             _write_release(folder / "sites" / site, release)
     except BaseException:
         for site in names:
@@ -154,9 +154,9 @@ def rotate(folder: Path, site: str) -> str:
     with tempfile.TemporaryDirectory(dir=folder) as made:
         key, public = Path(made) / "key", Path(made) / "pub"
         tls.make_site_key(key, public, site)
-        found = Credentials(tls.certificate_fingerprint(authority), {site: tls.key_fingerprint(public)})
+        found = Credentials(tls.hash_certificate(authority), {site: tls.hash_public_key(public)})
         page = f"sites/{site}/README.md"
-        text = site_files(deployment, study, site, found, Release.of_deployment(folder))[page]
+        text = make_site_files(deployment, study, site, found, Release.of_deployment(folder))[page]
         key.replace(own / f"{site}.key")
         public.replace(folder / f"server/keys/{site}.pub")
     write_atomic(folder / page, text)
@@ -187,8 +187,8 @@ def _site_credentials(folder: Path, sites: Sequence[str]) -> Credentials:
         own.mkdir(parents=True)
         tls.make_site_key(own / f"{site}.key", public, site)
         shutil.copyfile(folder / "tls/ca.crt", own / "ca.crt")
-        keys[site] = tls.key_fingerprint(public)
-    return Credentials(tls.certificate_fingerprint(folder / "tls/ca.crt"), keys)
+        keys[site] = tls.hash_public_key(public)
+    return Credentials(tls.hash_certificate(folder / "tls/ca.crt"), keys)
 
 
 def _write_release(folder: Path, release: Release) -> None:

@@ -17,9 +17,9 @@ from perfed.experiment.config import validate
 from perfed.experiment.start import start
 from perfed.sites.deploy import server_app
 from perfed.sites.deploy.policy import Policy
-from perfed.sites.deploy.site_agent import Station
+from perfed.sites.deploy.site_agent import SiteAgent
 from perfed.sites.deploy.spending import SECRET
-from perfed.sites.deploy.study import study_of
+from perfed.sites.deploy.study import make_deployed_study
 from perfed.sites.flower.transport import Answer
 
 PUBLIC = {"ill": ["ill", "well"], "smoker": ["no", "yes"], **{name: [-6, 6] for name in ("age", "sugar", "pulse")}}
@@ -51,7 +51,7 @@ def study(path: Path, known: Mapping[str, object] = PUBLIC, **changes: object) -
     files = [str(path / f"{site}.csv") for site in COLUMNS]
     public = {"public": known} if "privacy" in changes else {}
     table = {**TABLE, "data": {"name": "tables", "files": files, "target": "ill", **public}, **changes}
-    return study_of(validate(table), list(COLUMNS)).to_toml()
+    return make_deployed_study(validate(table), list(COLUMNS)).to_toml()
 
 
 class Stations:
@@ -64,7 +64,7 @@ class Stations:
         policy: Policy | None = None,
         note: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.at = {s: Station(path / f"at-{s}", s, path / f"{s}.csv", study, note, policy) for s in COLUMNS}
+        self.at = {s: SiteAgent(path / f"at-{s}", s, path / f"{s}.csv", study, note, policy) for s in COLUMNS}
         self.left: dict[str, list[bytes]] = {site: [] for site in COLUMNS}
         self.missing: list[str] = []
         self.stop_after = -1

@@ -14,7 +14,7 @@ from perfed.data.column import Column
 from perfed.data.federation_schema import SiteMetadata
 from perfed.errors import PerfedError
 from perfed.privacy.before import DISCLOSED_BEFORE_ROUND_1, UNCOUNTED_NOTE
-from perfed.sites.deploy.part import Part, facts_by, table_options, told_by
+from perfed.sites.deploy.part import SiteRun, create_site_facts, create_site_metadata, read_table_options
 from perfed.tables.agreement import agree_on_schema
 from perfed.tables.options import TableOptions
 from perfed.tables.site_data import read_site_data
@@ -57,12 +57,12 @@ def told(path, frame: pd.DataFrame, y, **data: object) -> tuple[dict, dict, np.n
     given = {"name": "tables", "files": ["site"], "target": "y", "dates": ["born"], "validation_fraction": 0.2, **data}
     budget = BUDGET if "public" in data else {}
     study = validate({"method": "fedavg", "rounds": 1, "model": {"head": "linear"}, "data": given, **budget})
-    options = table_options(study)
+    options = read_table_options(study)
     own = read_site_data("site", path / "site.csv", options)
-    left = told_by(own)
+    left = create_site_metadata(own)
     schema = agree_on_schema({site: SiteMetadata.of_plain(left, site) for site in ("site", "other")}, options)
-    (client,) = Part("site", path / "site.csv", "run", study.to_toml(), schema, "", "", own).rows
-    facts = facts_by(client, schema, b"secret")
+    (client,) = SiteRun("site", path / "site.csv", "run", study.to_toml(), schema, "", "", own).site_federation
+    facts = create_site_facts(client, schema, b"secret")
     assert facts.pop("mark") != client.facts().mark
     return left, facts, client.train.x.numpy()
 
@@ -99,12 +99,12 @@ def test_arrays_tell_what_the_study_says(tmp_path):
     for name, y in (("one", [0, 1] * 10), ("two", [2] * 20)):
         np.savez(tmp_path / f"{name}.npz", x_train=np.eye(20), y_train=np.array(y))
         own = read_site_data("site", tmp_path / f"{name}.npz", options)
-        facts = facts_by(
+        facts = create_site_facts(
             own.client(agree_on_schema({"site": own.create_metadata()}, options)),
             agree_on_schema({"site": own.create_metadata()}, options),
             b"",
         )
-        found.append((told_by(own), {**facts, "mark": 0}))
+        found.append((create_site_metadata(own), {**facts, "mark": 0}))
     assert found[0] == found[1] and found[0][0]["numbers"] == [0, 1, 2]
 
 

@@ -18,12 +18,12 @@ from perfed.errors import PerfedError
 from perfed.experiment.blended_models import opened_models
 from perfed.experiment.config import read as read_study
 from perfed.experiment.config import validate
-from perfed.sites.deploy.candidates import blending_of, candidate_runs, entries_in
-from perfed.sites.deploy.mixing import SAID
-from perfed.sites.deploy.own_model import site_model
+from perfed.sites.deploy.candidates import build_blending, list_candidate_runs, list_entries
+from perfed.sites.deploy.mixing import CANDIDATE_FILE
+from perfed.sites.deploy.own_model import load_site_model
 from perfed.sites.deploy.policy import Policy
 from perfed.sites.deploy.preview import Preview
-from perfed.sites.deploy.study import study_of
+from perfed.sites.deploy.study import make_deployed_study
 from perfed.sites.flower.hash_chain import LOG, read_log
 from perfed.sites.flower.message import unpack
 from perfed.sites.flower.wire import hash_payload
@@ -42,7 +42,7 @@ def table(path, target="ill", candidates=CANDIDATES, data=None, **changes):
 
 
 def study(path, **changes):
-    return study_of(validate(table(path, **changes)), list(COLUMNS)).to_toml()
+    return make_deployed_study(validate(table(path, **changes)), list(COLUMNS)).to_toml()
 
 
 def deployed(path, text, **kwargs):
@@ -52,7 +52,7 @@ def deployed(path, text, **kwargs):
 
 
 def own(path, site):
-    return site_model(path / f"at-{site}", site, path / f"{site}.csv")
+    return load_site_model(path / f"at-{site}", site, path / f"{site}.csv")
 
 
 def simulated(path, **changes):
@@ -107,9 +107,9 @@ def test_weights_and_mixtures_are_those_of_a_simulation(ran):
 def test_what_the_candidates_say_of_a_row_does_not_leave(ran):
     """Sums alone do, of a size that has nothing to do with the number of rows; each is declared, and in the log."""
     path, stations = ran
-    declared = {"loss", *(f"reply/{name}" for name in entries_in(read_study(study(path), "the study")))}
+    declared = {"loss", *(f"reply/{name}" for name in list_entries(read_study(study(path), "the study")))}
     for site in COLUMNS:
-        held = dict(np.load(next((path / f"at-{site}/runs").glob(f"*/{SAID}"))))
+        held = dict(np.load(next((path / f"at-{site}/runs").glob(f"*/{CANDIDATE_FILE}"))))
         assert len(held["x_train"]) == pd.read_csv(path / f"{site}.csv").shape[0] - len(held["x_test"]) > 20
         said = {float(value) for value in held["x_train"][:, :-1].ravel()}
         sent = of_weights(stations, site)
@@ -169,7 +169,7 @@ def test_a_policy_that_forbids_it_is_told_in_one_line(policy, key, tables):
     text, said = study(tables), []
     with pytest.raises(PerfedError, match=rf"the policy of this site does not allow .*\({key}\)"):
         deployed(tables, text, policy=Policy.model_validate(policy), note=said.append)
-    assert not list(tables.glob(f"at-*/runs/*/{SAID}"))
+    assert not list(tables.glob(f"at-*/runs/*/{CANDIDATE_FILE}"))
 
 
 def test_a_site_takes_part_in_the_runs_of_its_study_and_in_no_other(tables):
@@ -185,8 +185,8 @@ def test_a_site_takes_part_in_the_runs_of_its_study_and_in_no_other(tables):
     [
         ({"candidates": ["local"]}, "at least two, each once, are needed (given: local)"),
         ({"candidates": ["local", "Local"]}, "at least two, each once"),
-        ({"candidates": ["local", "blend"]}, "'blend' is no model of a single site"),
-        ({"candidates": ["local", "pooled:logistic"]}, "'pooled:logistic' is no model of a single site"),
+        ({"candidates": ["local", "blend"]}, "'blend' cannot be trained within single sites"),
+        ({"candidates": ["local", "pooled:logistic"]}, "'pooled:logistic' cannot be trained within single sites"),
         ({"candidates": ["local", "sklearn:sklearn.svm.SVC"]}, "in a deployment models of scikit-learn's are named"),
         ({"candidates": ["local", "fedrep-tsne"]}, "fedrep-tsne cannot be deployed"),
         ({"candidates": ["local", "fedpak"]}, "unknown method 'fedpak'"),
@@ -211,8 +211,8 @@ def test_a_deployment_is_written_with_its_candidates(tables):
     assert done.code == 0, done.err
     made = read_study((out / "app/perfed_app/study.toml").read_text(), "it")
     assert made.blend.candidates == ("flic-hl", "sklearn:logistic") and made.blend.folds == 5
-    assert [run.title for run in candidate_runs(made)] == ["flic-hl", *(f"flic-hl, fold {i}" for i in range(1, 6))]
-    weights = blending_of(made, "classification")
+    assert [run.title for run in list_candidate_runs(made)] == ["flic-hl", *(f"flic-hl, fold {i}" for i in range(1, 6))]
+    weights = build_blending(made, "classification")
     assert weights.own == (1, 2)
     page = (out / "sites/north/README.md").read_text()
     assert "* `blend/hessian`" in page and "`blend of flic-hl, sklearn:logistic`" in page

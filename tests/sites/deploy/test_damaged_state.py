@@ -11,7 +11,7 @@ from damage import DAMAGES
 
 from perfed.data.reading import check_seal, read_json, seal
 from perfed.errors import PerfedError
-from perfed.sites.deploy.spending import LEDGER, RUNS, SECRET, Told, ledger
+from perfed.sites.deploy.spending import LEDGER, RUNS, SECRET, LedgerLine, read_ledger
 from perfed.sites.flower.journal import Journal
 from perfed.sites.flower.store import SiteStore
 from perfed.sites.flower.transport import Answer
@@ -68,13 +68,14 @@ def test_a_damaged_ledger_is_refused(asked, tmp_path, damage):
     (asked.parent / SECRET).write_bytes(bytes(32))
     answers = {str(number): content for number, content in ADMITTED}
     lines = [
-        vars(Told(run, "x", "study", "sample", 1e-3, 2.0, 1, {"1": 3}, answers=answers)) for run in ("run-0", "run-1")
+        vars(LedgerLine(run, "x", "study", "sample", 1e-3, 2.0, 1, {"1": 3}, answers=answers))
+        for run in ("run-0", "run-1")
     ]
     (tmp_path / LEDGER).write_text(json.dumps([seal(line) for line in lines], indent=1) + "\n")
-    assert [line.run for line in ledger(tmp_path)] == ["run-0", "run-1"]
+    assert [line.run for line in read_ledger(tmp_path)] == ["run-0", "run-1"]
     damage(tmp_path / LEDGER)
     with pytest.raises(PerfedError, match=LEDGER) as error:
-        ledger(tmp_path)
+        read_ledger(tmp_path)
     assert "\n" not in str(error.value)
 
 

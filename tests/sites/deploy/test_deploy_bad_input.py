@@ -49,15 +49,15 @@ def test_options(tmp_path, options, said):
     [
         ((TARGET, TARGET + '\nsite_column = "site"'), "data.site_column: in a deployment each site has a file"),
         ((TARGET, TARGET + '\ntest_files = ["t.csv"]'), "data.test_files: in a deployment each site tests"),
-        ((FLIC, FLIC + '[clock]\nspeeds = "fixed"\n'), "clock.speeds = 'fixed' is of virtual time"),
-        ((FLIC, FLIC + "[clock]\ncommunication = 1.0\n"), "clock.communication = 1.0 is of virtual time"),
+        ((FLIC, FLIC + '[clock]\nspeeds = "fixed"\n'), "clock.speeds = 'fixed' applies to virtual time"),
+        ((FLIC, FLIC + "[clock]\ncommunication = 1.0\n"), "clock.communication = 1.0 applies to virtual time"),
         (
             (FLIC, FLIC + '[participation]\npolicy = "deadline"\ndeadline = { seconds = 2.5 }\n'),
             "participation.deadline.seconds = 2.5: these are real seconds",
         ),
         ((FLIC, FLIC + '[participation]\npolicy = "deadline"\n'), "participation.deadline.seconds = None"),
         ((FLIC, FLIC + "[snapshots]\nrounds = [5]\n"), "snapshots.rounds: embedded samples would leave"),
-        ((FLIC, FLIC + "[snapshots]\nlosses = true\n"), "snapshots.losses: losses of single sites would leave"),
+        ((FLIC, FLIC + "[snapshots]\nlosses = true\n"), "snapshots.losses: the losses of single sites would leave"),
         ((FLIC, FLIC + '[evaluation]\nmetrics = ["generalisation-gap"]\n'), "own models, which stay there"),
         (('"flic-hl"', '"fedrep-tsne"'), "fedrep-tsne cannot be deployed"),
         (
@@ -65,7 +65,7 @@ def test_options(tmp_path, options, said):
             "aggregation.kind = 'median' cannot replace the mean here: in the extension 'anchors', anchors are means",
         ),
         ((FLIC, FLIC + '[aggregation]\nkind = "krum"\n'), "there is no such kind; allowed: mean, median"),
-        (('"flic-hl"', '"fedbn"'), "tried on made-up tables: fedbn keeps batch-norm personal"),
+        (('"flic-hl"', '"fedbn"'), "a rehearsal on synthetic tables failed: fedbn keeps batch-norm personal"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

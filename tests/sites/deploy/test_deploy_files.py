@@ -13,7 +13,7 @@ from command_line import contents, perfed
 from deployments import SITES, deploy, deployed, study
 
 from perfed.experiment.config import Experiment, find_experiment, read, validate
-from perfed.sites.deploy.trial import entries_sent
+from perfed.sites.deploy.trial import list_sent_entries
 from perfed.sites.flower.processes import FLOWER_SETTINGS
 
 
@@ -160,14 +160,14 @@ def test_what_is_said_to_be_sent_is_sent(tmp_path, method, sent):
     table = find_experiment(
         str(study(tmp_path, ('"flic-hl"', f'"{method}"'), ("[methods.flic-hl]\npretrain_epochs = 1\n", "")))
     )
-    names = entries_sent(validate(table))
+    names = list_sent_entries(validate(table))
     assert {name.split("/")[1].split(".")[0] for name in names if name.startswith("shared/")} == sent
 
 
 @pytest.mark.parametrize("more", ['event = "died"', 'task = "regression"', 'domain = "sex"'])
 def test_all_kinds_of_targets_and_domains_can_be_tried(tmp_path, more):
     target = 'target = "disease"'
-    assert "num_samples" in entries_sent(
+    assert "num_samples" in list_sent_entries(
         experiment(tmp_path, ('"flic-hl"', '"hetfedrep"'), (target, f"{target}\n{more}"))
     )
 
@@ -202,4 +202,4 @@ def test_without_tls_nothing_is_for_other_machines(tmp_path):
 def test_what_mixed_sends_of_named_columns_is_found_where_a_linear_head_is_all_of_the_model():
     data = {"name": "tables", "files": ["a", "b"], "target": "ill", "columns": "named"}
     table = {"method": "mixed", "rounds": 1, "data": data, "model": {"head": "linear"}}
-    assert entries_sent(validate(table)) == ["hessian", "target", "constant", "freedom", "outputs"]
+    assert list_sent_entries(validate(table)) == ["hessian", "target", "constant", "freedom", "outputs"]

@@ -15,8 +15,8 @@ from perfed.experiment.config import validate
 from perfed.report import load_runs, verdict
 from perfed.sites.deploy.policy import Policy
 from perfed.sites.deploy.preview import Preview
-from perfed.sites.deploy.spending import Told, ledger, total
-from perfed.sites.deploy.study import study_of
+from perfed.sites.deploy.spending import LedgerLine, compute_ledger_epsilon, read_ledger
+from perfed.sites.deploy.study import make_deployed_study
 from perfed.sites.flower.message import unpack
 from perfed.sites.flower.site import METRICS
 
@@ -58,12 +58,12 @@ def test_a_site_tells_its_metrics_with_noise_and_each_evaluated_round_counts(tab
     assert all(values.keys() == {"accuracy", "log-loss"} for values in found.values())
     assert {"accuracy", "log-loss", "auc", "loss"} <= exact[3].keys()
     assert all(found[n]["accuracy"] != exact[n]["accuracy"] for n in found)
-    (line,) = ledger(tables / "at-north")
+    (line,) = read_ledger(tables / "at-north")
     assert line.metrics == {"2": 2, "3": 2} and 0 < line.metrics_noise < line.noise * 2
     said = summary(tables / "run")
     sd = said["privacy"]["noisy_metrics"]["sd"]["accuracy"]
     assert sd["north"] == pytest.approx(line.metrics_noise / 8)  # of 40 rows 8 are tested on
-    assert said["privacy"]["spent"]["north"] == pytest.approx(total([line], "sample", 1e-3), rel=5e-3)
+    assert said["privacy"]["spent"]["north"] == pytest.approx(compute_ledger_epsilon([line], "sample", 1e-3), rel=5e-3)
     means = [json.loads(reading)["metrics"]["accuracy"]["mean"] for reading in _evaluated(tables / "run")]
     assert len(means) == 2 and said["metrics"]["accuracy"]["mean"] == means[-1]
     shown = Preview.of("north", tables / "north.csv", text)
@@ -75,12 +75,14 @@ def _evaluated(run: Path) -> list[str]:
 
 
 def test_what_a_row_has_spent_is_the_larger_and_over_runs_the_larger_ones_add_up():
-    one = Told("a", "x", "s", "sample", 1e-3, 2.0, 0, {"1": 8}, {"1": 1}, 1.0)  # 2 of training, 1 of the test
-    other = Told("b", "y", "s", "sample", 1e-3, 2.0, 0, {"1": 2}, {"1": 3}, 1.0)  # 0.5 and 3
-    assert (one.squares, other.squares) == (2.0, 3.0)
-    assert total([one, other], "sample", 1e-3) == total([Told("", "", "", "sample", 1e-3, 1.0, 5)], "sample", 1e-3)
-    both = Told("c", "z", "s", "client", 1e-3, 1.0, 0, {"1": 2}, {"1": 3}, 1.0)
-    assert both.squares == 5.0
+    one = LedgerLine("a", "x", "s", "sample", 1e-3, 2.0, 0, {"1": 8}, {"1": 1}, 1.0)  # 2 of training, 1 of the test
+    other = LedgerLine("b", "y", "s", "sample", 1e-3, 2.0, 0, {"1": 2}, {"1": 3}, 1.0)  # 0.5 and 3
+    assert (one.squared_mu, other.squared_mu) == (2.0, 3.0)
+    assert compute_ledger_epsilon([one, other], "sample", 1e-3) == compute_ledger_epsilon(
+        [LedgerLine("", "", "", "sample", 1e-3, 1.0, 5)], "sample", 1e-3
+    )
+    both = LedgerLine("c", "z", "s", "client", 1e-3, 1.0, 0, {"1": 2}, {"1": 3}, 1.0)
+    assert both.squared_mu == 5.0
 
 
 @pytest.mark.long
@@ -99,7 +101,7 @@ def test_a_run_that_was_interrupted_tells_the_same_and_counts_once(more, tables)
         submit(tables, text, Stations(tables, text))
         if not more:  # a sum that was cut under masks is void, and training goes on otherwise
             assert summary(tables / "run")["metrics"]["accuracy"]["mean"] == first
-        (line,) = ledger(tables / "at-north")
+        (line,) = read_ledger(tables / "at-north")
         assert line.metrics == {"2": 2, "3": 2}
 
 
@@ -142,7 +144,7 @@ def test_runs_of_several_methods_end_with_a_verdict(more, tables):
     said = str(found)
     assert "Metrics left the clients with noise" in said and "Privacy of each row" in said
     assert ("Only the mean over all clients is known" in said) == bool(more) == (not found.sites)
-    assert len(ledger(tables / "at-north")) == 3
+    assert len(read_ledger(tables / "at-north")) == 3
 
 
 def test_a_policy_s_metrics_refuse_it_in_one_line(tables):
@@ -171,5 +173,5 @@ def test_what_cannot_leave_with_noise_is_refused_in_one_line(changes, said):
     privacy = {"privacy": {"epsilon": 6.0, "delta": 1e-3, "metrics": "noisy"}}
     table = {"method": "fedavg", "rounds": 2, "data": data, "model": {"head": "linear"}, **privacy, **changes}
     with pytest.raises(PerfedError, match=said) as error:
-        study_of(validate(table), ["a", "b"])
+        make_deployed_study(validate(table), ["a", "b"])
     assert "\n" not in str(error.value)

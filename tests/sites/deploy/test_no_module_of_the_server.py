@@ -13,7 +13,7 @@ import tomli_w
 from stations import Stations, study, submit
 
 from perfed.errors import PerfedError
-from perfed.sites.deploy.site_agent import Station
+from perfed.sites.deploy.site_agent import SiteAgent
 from perfed.sites.flower.message import pack, unpack
 from perfed.sites.flower.refusal import RefusalReason
 
@@ -63,7 +63,9 @@ def test_a_module_that_the_server_names_is_not_imported(place, pinned, tables, w
     text, notes = study(tables), list[str]()
     theirs = tomli_w.dumps({**tomllib.loads(text), **place})
     fields = {"run": "r", "study": theirs, "place": "/srv/run", "opening": "o"}
-    with closing(Station(tables / "at", "north", tables / "north.csv", text if pinned else None, notes.append)) as site:
+    with closing(
+        SiteAgent(tables / "at", "north", tables / "north.csv", text if pinned else None, notes.append)
+    ) as site:
         unpack(site.answer(pack({"kind": "study", **fields}, {})))
         told = unpack(site.answer(pack({"kind": "study", **fields, "study": text}, {})))[0]["told"]
         agreement = {"agreement": agreement_of(told), "kind": "agreement", **fields}
@@ -76,11 +78,11 @@ def agreement_of(told: dict[str, Any]) -> dict[str, Any]:
     """What would hold if there were no other site."""
     from perfed.data.federation_schema import SiteMetadata
     from perfed.experiment.config import validate
-    from perfed.sites.deploy.part import table_options
+    from perfed.sites.deploy.part import read_table_options
     from perfed.tables.agreement import agree_on_schema
 
     data = {"name": "tables", "files": ["x"], "target": "ill"}
-    options = table_options(validate({"method": "fedavg", "rounds": 1, "data": data, "model": {"head": "linear"}}))
+    options = read_table_options(validate({"method": "fedavg", "rounds": 1, "data": data, "model": {"head": "linear"}}))
     return agree_on_schema({"north": SiteMetadata.of_plain(told, "north")}, options).plain()
 
 

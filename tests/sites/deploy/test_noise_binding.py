@@ -21,11 +21,11 @@ from perfed import rng
 from perfed.data.federation_schema import FederationSchema
 from perfed.errors import PerfedError
 from perfed.experiment.config import read
-from perfed.sites.deploy.own_model import site_model
-from perfed.sites.deploy.part import Part
+from perfed.sites.deploy.own_model import load_site_model
+from perfed.sites.deploy.part import SiteRun
 from perfed.sites.deploy.policy import Policy
-from perfed.sites.deploy.site_agent import SiteSettings, Station, check_site
-from perfed.sites.deploy.spending import LEDGER, ledger, total
+from perfed.sites.deploy.site_agent import SiteAgent, SiteSettings, check_site
+from perfed.sites.deploy.spending import LEDGER, compute_ledger_epsilon, read_ledger
 from perfed.sites.deploy.study import study_of
 from perfed.sites.flower.message import pack, unpack
 from perfed.sites.flower.probe import ServerAddress
@@ -69,7 +69,7 @@ def finished(tables):
 
 def replies_of(path: Path, text: str | None, *messages: bytes, policy: Policy | None = None) -> list[dict[str, Any]]:
     """Headers of what the site north replies to messages, after it was started again."""
-    with closing(Station(path / "at-north", "north", path / "north.csv", text, policy=policy)) as site:
+    with closing(SiteAgent(path / "at-north", "north", path / "north.csv", text, policy=policy)) as site:
         return [unpack(site.answer(message))[0] for message in messages]
 
 
@@ -121,13 +121,13 @@ def test_an_agreement_that_is_not_what_data_public_says_is_refused_before_the_ru
     told = pack({**header, "kind": "study", "run": "another"}, {})
     _, refused, accepted = replies_of(tables, private, told, pack(other, {}), plain)
     assert refused["error"] == RefusalReason.DATA and accepted["kind"] == "facts"
-    assert ledger(tables / "at-north") == []
+    assert read_ledger(tables / "at-north") == []
 
 
 def test_one_run_id_for_several_studies_is_answered_for_the_first_only(finished):
     """A site whose administrator agrees to each; the ledger would have counted four studies as one."""
     path, text, stations = finished
-    spent = total(ledger(path / "at-north"), "sample", 1e-3)
+    spent = compute_ledger_epsilon(read_ledger(path / "at-north"), "sample", 1e-3)
     told, agreement = stations.first("study"), stations.first("agreement")
     for rate in ("0.2", "0.3", "0.4"):
         other = text.replace("lr = 0.1", f"lr = {rate}")
@@ -135,7 +135,7 @@ def test_one_run_id_for_several_studies_is_answered_for_the_first_only(finished)
         messages = [pack({**unpack(data)[0], "study": other}, {}) for data in (told, agreement)]
         found = replies_of(path, other, *messages, policy=Policy(epsilon=100.0))
         assert [reply["error"] for reply in found] == [RefusalReason.JOINED, RefusalReason.JOINED]
-    assert total(ledger(path / "at-north"), "sample", 1e-3) == spent
+    assert compute_ledger_epsilon(read_ledger(path / "at-north"), "sample", 1e-3) == spent
 
 
 def test_other_studies_under_other_run_ids_add_up(finished):
@@ -143,8 +143,8 @@ def test_other_studies_under_other_run_ids_add_up(finished):
     other = text.replace("lr = 0.1", "lr = 0.2")
     with closing(Stations(path, other)) as again:
         answer_all(path, other, again, "other")
-    one, two = ledger(path / "at-north")
-    assert one.run != two.run and one.noise_of != two.noise_of and one.squares == two.squares
+    one, two = read_ledger(path / "at-north")
+    assert one.run != two.run and one.noise_of != two.noise_of and one.squared_mu == two.squared_mu
     refused = replies_of(path, text, stations.first("study"), policy=Policy(epsilon=7.0))
     assert refused[0]["error"].startswith(RefusalReason.POLICY)  # the other study counts, whatever the run id
 
@@ -188,7 +188,7 @@ def test_rows_that_change_end_a_private_run_at_the_site(finished):
     assert (path / "at-north" / LEDGER).read_bytes() == before
     with closing(Stations(path, text)) as again:
         answer_all(path, text, again, "run-2")
-    assert len(ledger(path / "at-north")) == 2
+    assert len(read_ledger(path / "at-north")) == 2
 
 
 @pytest.mark.parametrize("package", ["perfed", "torch"])
@@ -201,7 +201,7 @@ def test_a_private_run_does_not_go_on_with_other_versions(package, finished, mon
         monkeypatch.setattr(torch, "__version__", "9.9")
     else:
         monkeypatch.setattr("perfed.sites.deploy.part.installed_version", lambda: "9.9")
-    with closing(Station(path / "at-north", "north", path / "north.csv", text, noted.append)) as site:
+    with closing(SiteAgent(path / "at-north", "north", path / "north.csv", text, noted.append)) as site:
         told, agreed, worked = (unpack(site.answer(message))[0] for message in messages)
     assert (
         told["kind"] == "told" and agreed["error"] == RefusalReason.VERSION and worked["error"] == RefusalReason.VERSION
@@ -210,8 +210,8 @@ def test_a_private_run_does_not_go_on_with_other_versions(package, finished, mon
     assert (path / "at-north" / LEDGER).read_bytes() == before
     with closing(Stations(path, text)) as again:
         answer_all(path, text, again, "run-2")
-    one, two = ledger(path / "at-north")
-    assert one.squares == two.squares
+    one, two = read_ledger(path / "at-north")
+    assert one.squared_mu == two.squared_mu
 
 
 @pytest.mark.parametrize(("method", "refused"), [("fedrod", False), ("fedavg-ft", True)])
@@ -222,10 +222,12 @@ def test_a_model_fine_tuned_with_noise_is_not_made_again_by_other_versions(metho
     monkeypatch.setattr(torch, "__version__", "9.9")
     model = (tables / "at-north", "north", tables / "north.csv")
     if refused:
-        with pytest.raises(PerfedError, match=r"this model is fine-tuned with noise, by perfed .* install the former"):
-            site_model(*model)
+        with pytest.raises(
+            PerfedError, match=r"this model was fine-tuned with noise by perfed .* install the earlier versions"
+        ):
+            load_site_model(*model)
     else:
-        assert site_model(*model).facts["privacy"]["spent"] > 0
+        assert load_site_model(*model).facts["privacy"]["spent"] > 0
 
 
 def change_a_cell(column: str, value: object) -> Callable[[pd.DataFrame], None]:
@@ -255,14 +257,14 @@ def test_rows_that_do_not_fit_are_said_at_the_start_and_not_to_the_server(change
     stations = Recorder(tables, text)
     submit(tables, text, stations)
     folder, file, asked = tables / "other", tables / "north.csv", stations.asked
-    with closing(Station(folder, "north", file, text)) as site:
+    with closing(SiteAgent(folder, "north", file, text)) as site:
         table = pd.read_csv(file)
         change(table)
         table.to_csv(file, index=False)
         kinds = [unpack(site.answer(message))[0]["kind"] for message in asked]
     assert kinds == [unpack(reply)[0]["kind"] for reply in stations.left["north"]]
     settings = SiteSettings("north", file, ServerAddress("127.0.0.1:9"), tables / "new", text)
-    for start in (lambda: check_site(settings), lambda: Station(folder, "north", file, text)):
+    for start in (lambda: check_site(settings), lambda: SiteAgent(folder, "north", file, text)):
         with pytest.raises(PerfedError, match=r"age|ill") as error:
             start()
         assert "\n" not in str(error.value)
@@ -271,7 +273,7 @@ def test_rows_that_do_not_fit_are_said_at_the_start_and_not_to_the_server(change
 def test_few_rows_of_a_class_are_said_at_the_start_and_not_to_the_server(finished):
     path, text, _ = finished
     with pytest.raises(PerfedError, match=r"rows_per_class: .*allowed: at least 30"):
-        Station(path / "other", "north", path / "north.csv", text, policy=Policy(rows_per_class=30))
+        SiteAgent(path / "other", "north", path / "north.csv", text, policy=Policy(rows_per_class=30))
 
 
 @pytest.mark.parametrize("kind", ["study", "agreement"])
@@ -284,20 +286,20 @@ def test_where_a_policy_bounds_epsilon_no_row_is_read_for_a_study_that_bounds_no
     (tables / "north.csv").write_text("nothing of the kind\n1\n")
     policy = Policy(epsilon=3.0, rows_per_class=30)
     folder = tables / "other"
-    with closing(Station(folder, "north", tables / "north.csv", policy=policy)) as site:
+    with closing(SiteAgent(folder, "north", tables / "north.csv", policy=policy)) as site:
         reply = unpack(site.answer(pack({**header, "run": "another"}, {})))[0]
     assert reply["error"] == f"{RefusalReason.POLICY} (epsilon)"
     with pytest.raises(PerfedError, match=r"--any-study: a policy with epsilon allows studies with .privacy. only"):
         check_site(SiteSettings("north", tables / "north.csv", ServerAddress("127.0.0.1:9"), folder, None, policy))
 
 
-def part_of(path: Path, text: str, schema: FederationSchema, run: str = "run") -> Part:
-    return Part("north", path / "north.csv", run, text, schema, "", "")
+def part_of(path: Path, text: str, schema: FederationSchema, run: str = "run") -> SiteRun:
+    return SiteRun("north", path / "north.csv", run, text, schema, "", "")
 
 
-def noise_of(part: Part, folder: Path, message: bytes = b"") -> torch.Tensor:
+def noise_of(part: SiteRun, folder: Path, message: bytes = b"") -> torch.Tensor:
     """The noise that does not depend on the message, such as that of class counts, or that of a message's answer."""
-    budget = part.budget(folder)
+    budget = part.make_budget(folder)
     assert budget is not None
     return budget.make_noise(message).draw(rng.key(0, "counts"), 8, torch.float64, once=not message)
 
@@ -353,5 +355,7 @@ def test_deployments_that_share_a_ledger_add_up(finished):
     with closing(Stations(second, text)) as stations:
         answer_all(second, text, stations)
     assert (second / "at-south" / LEDGER).is_symlink()
-    assert len(ledger(path / "at-north")) == len(ledger(second / "at-south")) == 2
-    assert total(ledger(path / "at-north"), "sample", 1e-3) > 1.2 * total(ledger(second / "at-west"), "sample", 1e-3)
+    assert len(read_ledger(path / "at-north")) == len(read_ledger(second / "at-south")) == 2
+    assert compute_ledger_epsilon(read_ledger(path / "at-north"), "sample", 1e-3) > 1.2 * compute_ledger_epsilon(
+        read_ledger(second / "at-west"), "sample", 1e-3
+    )

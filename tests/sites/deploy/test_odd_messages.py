@@ -16,7 +16,7 @@ from stations import COLUMNS, Stations, answer_all, study
 from perfed.errors import PerfedError
 from perfed.experiment.config import read as read_study
 from perfed.sites.deploy.opening import Opening
-from perfed.sites.deploy.site_agent import Station
+from perfed.sites.deploy.site_agent import SiteAgent
 from perfed.sites.flower.hash_chain import LOG, read_log, verify_log
 from perfed.sites.flower.message import pack, unpack
 from perfed.sites.flower.refusal import RefusalReason
@@ -75,7 +75,7 @@ def test_every_odd_message_has_a_reply_and_its_lines_and_says_nothing_of_the_tab
     notes: list[str] = []
     kinds, said = set[str](), set[str]()
     forbidden, log = secrets(tables), tables / "odd" / LOG
-    with closing(Station(tables / "odd", "south", tables / "south.csv", study(tables), notes.append)) as station:
+    with closing(SiteAgent(tables / "odd", "south", tables / "south.csv", study(tables), notes.append)) as station:
         before = len(read_log(log))
         for number, message in enumerate(odd_messages(sent, 200)):
             reply = station.answer(message)
@@ -102,7 +102,7 @@ def test_forged_classes_are_no_oracle(tables, sent):
     assert header["kind"] == "agreement"
     notes: list[str] = []
     forged = {**header, "agreement": {**header["agreement"], "classes": ["dead", "well"]}}
-    with closing(Station(tables / "odd", "south", tables / "south.csv", None, notes.append)) as station:
+    with closing(SiteAgent(tables / "odd", "south", tables / "south.csv", None, notes.append)) as station:
         reply = unpack(station.answer(pack(forged, {})))[0]
     assert reply["error"] == str(RefusalReason.DATA) and "ill" in notes[-1]
 
@@ -117,7 +117,7 @@ def test_whatever_fails_the_server_is_told_a_fixed_sentence(error, tables, sent,
 
     monkeypatch.setattr(Site, "answer", failing)
     notes: list[str] = []
-    with closing(Station(tables / "at-south", "south", tables / "south.csv", None, notes.append)) as station:
+    with closing(SiteAgent(tables / "at-south", "south", tables / "south.csv", None, notes.append)) as station:
         reply = unpack(station.answer(sent[-1]))[0]
         assert reply["error"] in set(RefusalReason) and "row 3 is 61.25" in notes[-1]
         assert [("arrived" in line, "header" in line) for line in read_log(tables / "at-south" / LOG)[-2:]] == [
@@ -127,7 +127,7 @@ def test_whatever_fails_the_server_is_told_a_fixed_sentence(error, tables, sent,
 
 
 def test_what_cannot_be_logged_does_not_leave(tables, sent, monkeypatch):
-    with closing(Station(tables / "at-south", "south", tables / "south.csv")) as station:
+    with closing(SiteAgent(tables / "at-south", "south", tables / "south.csv")) as station:
         monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(PerfedError) as said:
             station.answer(sent[0])

@@ -11,7 +11,7 @@ from stations import COLUMNS, Stations, answer_all, interrupted_by, same_as_simu
 
 from perfed.errors import PerfedError
 from perfed.sites.deploy import site_agent
-from perfed.sites.deploy.site_agent import Station
+from perfed.sites.deploy.site_agent import SiteAgent
 from perfed.sites.flower.message import unpack
 from perfed.sites.flower.transport import Answer
 
@@ -68,7 +68,7 @@ def test_a_run_that_is_refused_by_one_site_takes_no_other(tables):
     def other() -> None:
         for site in ("north", "south"):
             first.at[site].close()
-            first.at[site] = Station(tables / f"free-{site}", site, tables / f"{site}.csv", None)
+            first.at[site] = SiteAgent(tables / f"free-{site}", site, tables / f"{site}.csv", None)
         with pytest.raises(PerfedError, match=r"^site 'west': busy since"):
             answer_all(tables, text, first, "other")
         assert not list(tables.glob("free-*/run.json"))

@@ -9,7 +9,7 @@ from documents import blocks
 
 from perfed import validate
 from perfed.experiment.config import find_experiment
-from perfed.sites.deploy.part import own_modules
+from perfed.sites.deploy.part import list_user_modules
 
 NAME = "my_policies:large-clients"
 
@@ -25,4 +25,4 @@ def test_a_deployment_names_the_module_of_a_policy(changes, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_policies.py").write_text(blocks("docs/howto/policy.md", "python")[0])
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    assert own_modules(validate({**find_experiment("digits-label-skew"), **changes})) == ["my_policies"]
+    assert list_user_modules(validate({**find_experiment("digits-label-skew"), **changes})) == ["my_policies"]

@@ -9,7 +9,7 @@ from stations import Stations, answer_all, study, submit
 
 from perfed.errors import PerfedError
 from perfed.sites.deploy.policy import Policy
-from perfed.sites.deploy.site_agent import SiteSettings, Station, check_site
+from perfed.sites.deploy.site_agent import SiteAgent, SiteSettings, check_site
 from perfed.sites.flower.message import unpack
 from perfed.sites.flower.probe import ServerAddress
 from perfed.sites.flower.refusal import RefusalReason
@@ -76,7 +76,7 @@ def test_a_site_that_starts_again_with_less_does_not_go_on_with_more(tables, cha
     submit(tables, text, Heard(tables, text))
     given = study(tables, rounds=2) if change == "study" else text
     narrow = policy(tables, "rounds = 2" if change == "policy" else "")
-    again = Station(tables / "at-north", "north", tables / "north.csv", given, policy=narrow)
+    again = SiteAgent(tables / "at-north", "north", tables / "north.csv", given, policy=narrow)
     header = unpack(again.answer(asked[-1]))[0]
     again.close()
     said = {"nothing": None, "study": RefusalReason.STUDY, "policy": f"{RefusalReason.POLICY} (rounds)"}[change]
@@ -106,7 +106,7 @@ OF_STUDY_OR_DATA = [
     ("methods = ['fedavg', 'ditto*']", "methods", "methods: flic-hl; allowed: fedavg, ditto*"),
     ("rows = 1000", "rows", "rows: 32 to train on; allowed: at least 1000"),
     ("rows_per_class = 25", "rows_per_class", "allowed: at least 25 of each class that has some"),
-    ("epsilon = 3.0", "epsilon", "epsilon: the study bounds none; allowed: at most 3"),
+    ("epsilon = 3.0", "epsilon", "epsilon: the study sets no bound; allowed: at most 3"),
     ("secure_aggregation = true", "secure_aggregation", "allowed: studies with the table [secure_aggregation]"),
 ]
 
@@ -145,7 +145,7 @@ def test_epsilon_at_most_is_that_of_the_study(tables):
             self.privacy = type("Privacy", (), {"epsilon": epsilon})()
 
     policy(tables, "epsilon = 3.0").check_study(Spends(2.5))
-    for epsilon, said in ((6.0, "epsilon: 6; allowed: at most 3"), (None, "epsilon: the study bounds none")):
+    for epsilon, said in ((6.0, "epsilon: 6; allowed: at most 3"), (None, "epsilon: the study sets no bound")):
         with pytest.raises(PerfedError, match=said):
             policy(tables, "epsilon = 3.0").check_study(Spends(epsilon))
 

@@ -17,12 +17,12 @@ from stations import PUBLIC, Stations, answer_all, secrets_of, study, submit, te
 from perfed.client_model.card import card
 from perfed.errors import PerfedError
 from perfed.experiment.config import validate
-from perfed.sites.deploy.own_model import site_model
+from perfed.sites.deploy.own_model import load_site_model
 from perfed.sites.deploy.policy import Policy
 from perfed.sites.deploy.preview import Preview
 from perfed.sites.deploy.site_agent import SiteSettings, check_site
-from perfed.sites.deploy.spending import LEDGER, SECRET, Told, ledger, secret_in, total
-from perfed.sites.deploy.study import study_of
+from perfed.sites.deploy.spending import LEDGER, SECRET, LedgerLine, compute_ledger_epsilon, load_or_create_secret, read_ledger
+from perfed.sites.deploy.study import make_deployed_study
 from perfed.sites.flower.message import pack, unpack
 from perfed.sites.flower.probe import ServerAddress
 from perfed.sites.flower.refusal import RefusalReason
@@ -68,7 +68,7 @@ def test_noise_is_of_a_secret_and_a_run_that_was_interrupted_has_the_same(privac
     submit(tables, text, Stations(tables, text))
     again = tensors(tables / "run")
     assert again.keys() == first.keys() and all(torch.equal(first[name], again[name]) for name in first)
-    (line,) = ledger(tables / "at-north")
+    (line,) = read_ledger(tables / "at-north")
     assert sum(name.isdecimal() for name in line.releases) == 3  # and each round is counted once
 
 
@@ -128,7 +128,7 @@ def test_a_message_that_comes_again_gets_the_same_and_another_one_of_the_exchang
         refused = [unpack(north.answer(other))[0] for other in (payload, measured)]
     assert first == second and unpack(first)[0]["kind"] == "done"
     assert [found.get("error") for found in refused] == [RefusalReason.MESSAGE, RefusalReason.MESSAGE]
-    assert any("exchange 10001 was asked with another payload already" in line for line in noted)
+    assert any("exchange 10001 was requested with another payload before" in line for line in noted)
     assert (tables / "at-north" / LEDGER).read_text() == before
 
 
@@ -155,12 +155,12 @@ def test_a_reply_that_no_site_has_cut_is_refused_by_the_server(tables):
 def test_epsilon_on_the_card_is_the_accountant_s_and_of_each_contributor(tables):
     text = quick(tables, ROWS)
     submit(tables, text, Stations(tables, text))
-    (told,) = ledger(tables / "at-north")
+    (told,) = read_ledger(tables / "at-north")
     of_rounds = {"10001": 2, "20001": 2, "30001": 2}  # head and body
     assert told.releases == {"number of rows": 1, **of_rounds}
     expected = closed_form(7 / told.noise**2, 1e-3)
     assert 0.99 * 6 < expected <= 6.01
-    facts = site_model(tables / "at-north", "north", tables / "north.csv").facts
+    facts = load_site_model(tables / "at-north", "north", tables / "north.csv").facts
     assert facts["privacy"]["spent"] == pytest.approx(expected, rel=5e-3)
     summary = json.loads((tables / "run/summary.json").read_text())
     assert summary["privacy"]["spent"]["north"] == pytest.approx(expected, rel=5e-3)
@@ -179,14 +179,14 @@ def test_runs_add_up_and_a_policy_s_epsilon_ends_them_at_both_ends(tables):
             answer_all(tables, text, stations, "second")
         assert [unpack(reply)[0]["kind"] for reply in stations.left["north"]] == ["error"]
     said = noted[0].partition("would make epsilon ")[2]
-    (told,) = ledger(tables / "at-north")
-    both = closed_form(2 * told.squares, 1e-3)
+    (told,) = read_ledger(tables / "at-north")
+    both = closed_form(2 * told.squared_mu, 1e-3)
     assert float(said.split()[0]) == pytest.approx(both, rel=5e-3) and said.endswith("allowed: at most 8")
     assert "\n" not in str(error.value) and not (tables / "second/config.toml").exists()
     with closing(Stations(tables, text, Policy(epsilon=10.0))) as stations:
         answer_all(tables, text, stations, "second")
-    assert total(ledger(tables / "at-north"), "sample", 1e-3) == pytest.approx(both, rel=5e-3)
-    assert total(ledger(tables / "at-north"), "client", 1e-3) == 0
+    assert compute_ledger_epsilon(read_ledger(tables / "at-north"), "sample", 1e-3) == pytest.approx(both, rel=5e-3)
+    assert compute_ledger_epsilon(read_ledger(tables / "at-north"), "client", 1e-3) == 0
 
 
 @pytest.mark.parametrize(
@@ -230,21 +230,21 @@ def test_a_budget_with_noise_ends_the_run_and_no_site_answers_beyond_it(tables):
     summary = json.loads((tables / "run/summary.json").read_text())
     rounds = summary["rounds"]
     assert summary["stopped_by"] == "privacy" and 0 < rounds < 9
-    (told,) = ledger(tables / "at-north")
-    assert sum(name.isdecimal() for name in told.releases) == rounds and closed_form(told.squares, 1e-3) <= 4.0
-    assert closed_form(told.squares + 2 / 4.0, 1e-3) > 4.0  # another round
+    (told,) = read_ledger(tables / "at-north")
+    assert sum(name.isdecimal() for name in told.releases) == rounds and closed_form(told.squared_mu, 1e-3) <= 4.0
+    assert closed_form(told.squared_mu + 2 / 4.0, 1e-3) > 4.0  # another round
 
 
 def test_a_secret_that_others_may_read_or_that_is_cut_is_refused(tmp_path):
-    secret = secret_in(tmp_path)
-    assert secret_in(tmp_path) == secret
+    secret = load_or_create_secret(tmp_path)
+    assert load_or_create_secret(tmp_path) == secret
     (tmp_path / SECRET).chmod(0o644)
     with pytest.raises(PerfedError, match="others may read the secret of this run's noise; chmod 600"):
-        secret_in(tmp_path)
+        load_or_create_secret(tmp_path)
     (tmp_path / SECRET).chmod(0o600)
     (tmp_path / SECRET).write_bytes(secret[:5])
     with pytest.raises(PerfedError, match="is damaged: 5 bytes; 32 are needed"):
-        secret_in(tmp_path)
+        load_or_create_secret(tmp_path)
 
 
 @pytest.mark.long
@@ -252,22 +252,22 @@ def test_a_run_whose_secret_is_gone_counts_anew(tables):
     """Noise that is drawn again for the same rounds tells more of the same rows."""
     text = quick(tables, ROWS)
     submit(tables, text, Stations(tables, text))
-    (first,) = ledger(tables / "at-north")
+    (first,) = read_ledger(tables / "at-north")
     shutil.rmtree(tables / "at-north/runs")
     for site in ("south", "west"):
         shutil.rmtree(tables / f"at-{site}")
     shutil.rmtree(tables / "run")
     submit(tables, text, Stations(tables, text))
-    lines = ledger(tables / "at-north")
+    lines = read_ledger(tables / "at-north")
     assert [told.run for told in lines] == [first.run] * 2 and lines[0].noise_of != lines[1].noise_of
 
 
 def test_a_ledger_that_is_damaged_is_refused(tmp_path):
     (tmp_path / LEDGER).write_text('[{"run": 3}]')
     with pytest.raises(PerfedError, match=LEDGER):
-        ledger(tmp_path)
-    one = Told("run", "x", "study", "sample", 1e-3, 2.0, 1, {"1": 3})
-    assert total([one, one], "sample", 1e-3) == pytest.approx(closed_form(2.0, 1e-3), rel=5e-3)
+        read_ledger(tmp_path)
+    one = LedgerLine("run", "x", "study", "sample", 1e-3, 2.0, 1, {"1": 3})
+    assert compute_ledger_epsilon([one, one], "sample", 1e-3) == pytest.approx(closed_form(2.0, 1e-3), rel=5e-3)
 
 
 @pytest.mark.parametrize(
@@ -292,5 +292,5 @@ def test_what_cannot_be_private_at_sites_is_refused_in_one_line(changes, said):
     }
     table = {"method": "fedavg", "rounds": 2, "data": data, "model": {"head": "linear"}, **ROWS, **changes}
     with pytest.raises(PerfedError, match=said) as error:
-        study_of(validate(table), ["a", "b"])
+        make_deployed_study(validate(table), ["a", "b"])
     assert "\n" not in str(error.value)

@@ -17,11 +17,11 @@ from perfed.errors import PerfedError
 from perfed.experiment.config import read, validate
 from perfed.experiment.start import start
 from perfed.sites.deploy.deployment import Deployment
-from perfed.sites.deploy.own_model import site_model
+from perfed.sites.deploy.own_model import load_site_model
 from perfed.sites.deploy.part import hash_study
 from perfed.sites.deploy.preview import Preview
 from perfed.sites.deploy.site_agent import SiteSettings, check_site
-from perfed.sites.deploy.trial import entries_sent
+from perfed.sites.deploy.trial import list_sent_entries
 from perfed.sites.deploy.write import deploy
 from perfed.sites.flower.probe import ServerAddress
 from perfed.sites.flower.signing import SigningKey
@@ -116,7 +116,7 @@ def test_a_site_sees_beforehand_that_its_replies_leave_under_masks(tables):
     shown = Preview.of("north", tables / "north.csv", text)
     assert {entry["name"] for entry in shown.entries} == {"loss", "masked"}
     assert {"shared/body.0.weight", "extensions/anchors/mean x extensions/anchors/weight", ":loss"} <= {*shown.summed}
-    entries = entries_sent(read(text, "the study"))
+    entries = list_sent_entries(read(text, "the study"))
     assert "shared/body.0.weight" in entries and "num_samples" not in entries  # a plain mean, which needs no weights
     plain = Preview.of("north", tables / "north.csv", study(tables))
     assert not plain.summed and plain.digest != shown.digest
@@ -126,7 +126,7 @@ def test_a_method_that_needs_single_replies_is_refused_when_the_deployment_is_ma
     body = {"kind": "hidden-layer", "out": 4}
     changes = {"method": "fedpac", "model": {"body": body, "head": "linear"}, "methods": {}}
     with pytest.raises(PerfedError, match="secure aggregation: the server has sums over clients alone") as error:
-        entries_sent(read(study(tables, secure_aggregation={}, **changes), "the study"))
+        list_sent_entries(read(study(tables, secure_aggregation={}, **changes), "the study"))
     assert "\n" not in str(error.value)
 
 
@@ -174,6 +174,6 @@ def test_the_card_of_a_model_lists_the_sites_that_contributed(tables):
     assert "## Sites that contributed" in text and "| 003 | 2 |" in text
     text = study(tables)
     submit(tables, text, Stations(tables, text))
-    facts = site_model(tables / "at-north", "north", tables / "north.csv").facts
+    facts = load_site_model(tables / "at-north", "north", tables / "north.csv").facts
     assert [*facts["contributors"]] == ["north", "south", "west"]
     assert "| south | not known here |" in card(facts)

@@ -24,10 +24,10 @@ from perfed.experiment.config import validate
 from perfed.experiment.start import open_run
 from perfed.sites.deploy import server_app
 from perfed.sites.deploy import submit as submission
-from perfed.sites.deploy.own_model import site_model
-from perfed.sites.deploy.site_agent import Station
-from perfed.sites.deploy.study import study_of
-from perfed.sites.deploy.trial import entries_sent
+from perfed.sites.deploy.own_model import load_site_model
+from perfed.sites.deploy.site_agent import SiteAgent
+from perfed.sites.deploy.study import make_deployed_study
+from perfed.sites.deploy.trial import list_sent_entries
 from perfed.sites.flower import journal, store
 from perfed.sites.flower.hash_chain import LOG, read_log
 from perfed.sites.flower.message import pack, unpack
@@ -43,7 +43,7 @@ def test_what_leaves_is_what_was_declared_and_what_the_log_says(tables):
     lines = [(tables / name / "rounds.jsonl").read_text().splitlines()[-1] for name in ("simulated", "run")]
     simulated, run = map(json.loads, lines)
     assert run["metrics"] == simulated["metrics"] and run["virtual_time"] > 0
-    declared = {"loss", *(f"reply/{name}" for name in entries_sent(validate(tomllib.loads(text))))}
+    declared = {"loss", *(f"reply/{name}" for name in list_sent_entries(validate(tomllib.loads(text))))}
     for site, replies in sent.left.items():
         lines = [line for line in read_log(tables / f"at-{site}" / LOG) if "note" not in line and "arrived" not in line]
         assert [line["sha256"] for line in lines] == [hashlib.sha256(reply).hexdigest() for reply in replies]
@@ -64,7 +64,7 @@ def test_a_site_makes_its_own_model_of_what_it_has_kept_while_it_goes_on(tables)
     """Its process has the folder then: the model is made by another one."""
     with closing(Stations(tables)) as stations:
         answer_all(tables, study(tables), stations)
-        model = site_model(tables / "at-south", "south", tables / "south.csv")
+        model = load_site_model(tables / "at-south", "south", tables / "south.csv")
     frame = pd.read_csv(tables / "south.csv").drop(columns="ill")
     same_as_simulated(tables)
     expected = open_run(tables / "simulated").site("south").predict_proba(frame)
@@ -79,17 +79,17 @@ def test_after_another_run_has_begun_the_first_ones_model_can_still_be_made(tabl
     with closing(Stations(tables)) as stations:
         answer_all(tables, study(tables), stations)
         (run,) = [folder.name for folder in (at / "runs").iterdir()]
-        expected = site_model(at, "south", tables / "south.csv").predict_proba(frame)
+        expected = load_site_model(at, "south", tables / "south.csv").predict_proba(frame)
         stations.stop_after = 2
         with pytest.raises(KeyboardInterrupt):
             answer_all(tables, study(tables, seed=1), stations, "other")
         (at / "site.json").write_text(json.dumps({"name": "south", "data": str(tables / "south.csv")}))
         assert "there is no model yet" in perfed("site", "export", "--dir", at).err
-        made = site_model(at, "south", tables / "south.csv", run)
+        made = load_site_model(at, "south", tables / "south.csv", run)
         np.testing.assert_array_equal(made.predict_proba(frame), expected)
         assert perfed("site", "export", "--dir", at, "--run", run).code == 0 and (at / "south.onnx").exists()
         done = perfed("site", "export", "--dir", at, "--run", "another", "--out", tables / "a.onnx")
-    assert done.code == 2 and "nothing is kept of run 'another'; allowed: " in done.err and run in done.err
+    assert done.code == 2 and "no data of run 'another' are stored; allowed: " in done.err and run in done.err
 
 
 @pytest.mark.long
@@ -166,12 +166,12 @@ def test_what_does_not_fit_is_said_in_one_line(tables, capsys, monkeypatch):
 def test_a_site_joins_a_study_and_the_others_keep_what_they_were_given(tables):
     """North and south have the study from before there was west."""
     text = study(tables)
-    before = study_of(read_study(text, "the study"), ["north", "south"]).to_toml()
+    before = make_deployed_study(read_study(text, "the study"), ["north", "south"]).to_toml()
     assert before != text
     with closing(Stations(tables, text)) as stations:
         for site in ("north", "south"):
             stations.at[site].close()
-            stations.at[site] = Station(tables / f"at-{site}", site, tables / f"{site}.csv", before)
+            stations.at[site] = SiteAgent(tables / f"at-{site}", site, tables / f"{site}.csv", before)
         answer_all(tables, text, stations)
     same_as_simulated(tables)
 

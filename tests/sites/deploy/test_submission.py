@@ -121,7 +121,7 @@ def test_a_run_is_ended_by_one_word_and_the_same_command_goes_on_to_the_same_bit
     assert reached.wait(60)
     assert f"no run goes on there; one does in {out} (--out)" in ended().err
     done = ended("--out", out)
-    assert done.code == 0 and not submission.goes_on(out), done.err
+    assert done.code == 0 and not submission.is_running(out), done.err
     running.join()
     again = f"'perfed submit {place} --out {out}' goes on from there"
     assert done.out == f"the run in {out} was ended after round 2; {again}\n"

@@ -14,8 +14,8 @@ from perfed.errors import PerfedError
 from perfed.experiment.config import read
 from perfed.sites.deploy.policy import Policy
 from perfed.sites.deploy.site_agent import SiteSettings, check_site
-from perfed.sites.deploy.spending import LEDGER, ledger, total
-from perfed.sites.deploy.trial import private_in
+from perfed.sites.deploy.spending import LEDGER, compute_ledger_epsilon, read_ledger
+from perfed.sites.deploy.trial import build_private_method
 from perfed.sites.flower.message import pack, unpack
 from perfed.sites.flower.probe import ServerAddress
 from perfed.sites.flower.refusal import RefusalReason
@@ -39,7 +39,7 @@ def test_a_site_that_is_asked_to_settle_after_each_round_counts_what_it_trains(t
     onward = {**header, "round": 2, "sequence": 20_001, "base": 13_001}
     messages = [pack(settle, {"shared": shared, "row": {}}), pack(onward, tree)]
     settled, trained = replies_of(tables, text, *messages)
-    (line,) = ledger(tables / "at-north")
+    (line,) = read_ledger(tables / "at-north")
     assert settled["kind"] == "done"
     assert line.releases == {"number of rows": 1, "10001": 2, "13001": 1}  # head and body, then the head alone
     assert trained["error"] == RefusalReason.BUDGET  # of two rounds in all
@@ -51,7 +51,7 @@ def test_runs_that_protect_clients_count_to_what_is_told_of_a_row(tables):
     private = study(tables, **PRIVATE)
     with closing(Recorder(tables, private, policy)) as stations:
         answer_all(tables, private, stations)
-    before = total(ledger(tables / "at-north"), "sample", 1e-3)
+    before = compute_ledger_epsilon(read_ledger(tables / "at-north"), "sample", 1e-3)
     other = study(tables, **{**PRIVATE, **FEDREP, "privacy": {"unit": "client", "epsilon": 6.0, "delta": 1e-3}})
     told = pack({"kind": "study", "run": "another", "study": other, "site": "north"}, {})
     (refused,) = replies_of(tables, other, told, policy=policy)
@@ -69,8 +69,8 @@ def test_an_earlier_ledger_in_the_place_of_the_present_one_is_refused(tables):
     with closing(Recorder(tables, text)) as again:
         answer_all(tables, text, again)
     (tables / "at-north" / LEDGER).write_bytes(earlier)
-    with pytest.raises(PerfedError, match=r"lacks what run '.*' was told, whose exchanges this site has answered"):
-        ledger(tables / "at-north")
+    with pytest.raises(PerfedError, match=r"exchanges of run '.*' that this site has answered are missing"):
+        read_ledger(tables / "at-north")
 
 
 def test_a_ledger_from_before_an_evaluation_is_refused(tables):
@@ -83,9 +83,9 @@ def test_a_ledger_from_before_an_evaluation_is_refused(tables):
     earlier = (folder / "at-north" / LEDGER).read_bytes()
     assert all("error" not in reply for reply in replies_of(folder, text, *evaluations))
     (folder / "at-north" / LEDGER).write_bytes(earlier)
-    with pytest.raises(PerfedError, match=r"lacks what run '.*' was told"):
-        ledger(folder / "at-north")
-    with pytest.raises(PerfedError, match=r"lacks what run '.*' was told"):
+    with pytest.raises(PerfedError, match=r"exchanges of run '.*' that this site has answered are missing"):
+        read_ledger(folder / "at-north")
+    with pytest.raises(PerfedError, match=r"exchanges of run '.*' that this site has answered are missing"):
         check_site(SiteSettings("north", folder / "north.csv", ServerAddress("127.0.0.1:1"), folder / "at-north", text))
     assert [reply.get("metrics") for reply in replies_of(folder, text, *evaluations)] == [None, None]
 
@@ -135,12 +135,12 @@ def of_round(messages: list[bytes], round_: int, program: str, **changes: object
 
 def check_sum(folder: Path, gradients: GradientCounter, evaluations: int) -> None:
     """Compare the ledger with the closed form of what was computed and of the metrics that left."""
-    (line,) = ledger(folder / "at-north")
+    (line,) = read_ledger(folder / "at-north")
     counts = sum(name.startswith("number") for name in line.releases)
     training = (counts + gradients.passes) / 3.0**2
     assert line.metrics and sum(line.metrics.values()) == evaluations
     expected = closed_form(max(training, evaluations / line.metrics_noise**2), 1e-3)
-    assert total([line], "sample", 1e-3) == pytest.approx(expected, rel=5e-3)
+    assert compute_ledger_epsilon([line], "sample", 1e-3) == pytest.approx(expected, rel=5e-3)
 
 
 def test_training_from_an_earlier_state_of_the_round_is_counted(tables, monkeypatch):
@@ -177,7 +177,7 @@ def test_fine_tuning_of_evaluations_that_were_not_planned_is_counted(method, pas
 def test_models_that_stay_at_the_site_count_as_the_one_that_it_keeps(tables):
     text = noisy_study(tables, "fedavg-ft", privacy={"noise": 3.0, "delta": 1e-3}, evaluation={"every": 1})
     submit(tables, text, Stations(tables, text))
-    (line,) = ledger(tables / "at-north")
+    (line,) = read_ledger(tables / "at-north")
     rounds = {f"{round_}0001": 1 for round_ in range(1, 5)}
     assert line.releases == {"number of rows": 1, **rounds, SITE_MODEL: 10}
 
@@ -188,7 +188,7 @@ def test_what_sites_count_is_at_most_what_the_study_plans(method, tables):
     """The accountant's plan, from which the noise is found, and what is computed."""
     text = noisy_study(tables, method)
     submit(tables, text, Stations(tables, text))
-    plan = private_in(read(text, "the study"))
-    counted = sum(ledger(tables / "at-north")[0].releases.values())
+    plan = build_private_method(read(text, "the study"))
+    counted = sum(read_ledger(tables / "at-north")[0].releases.values())
     assert plan is not None and 0 < counted <= plan.sum_releases(4).full
     assert counted == plan.sum_releases(4).full or method in ("apfl", "flic-class")  # which train two parts in one pass

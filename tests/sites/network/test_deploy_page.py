@@ -22,7 +22,7 @@ from loopback import same_bits
 
 from perfed.experiment.config import find_experiment, validate
 from perfed.experiment.overrides import override
-from perfed.sites.deploy.submit import goes_on
+from perfed.sites.deploy.submit import is_running
 from perfed.sites.flower.hash_chain import read_log, verify_log
 
 pytestmark = [pytest.mark.network, pytest.mark.long]
@@ -165,7 +165,7 @@ def test_a_site_and_the_server_are_killed_and_brought_back_to_the_same_bits(plac
     done = place.rounds()
     assert done < ROUNDS
     ends = time.monotonic() + 60
-    while goes_on(place.path / "deployment/server/run") and time.monotonic() < ends:
+    while is_running(place.path / "deployment/server/run") and time.monotonic() < ends:
         time.sleep(0.2)  # until the server's program has noticed that nobody holds it
     place.serve()
     place.begin(SITES[0])

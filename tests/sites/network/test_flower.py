@@ -37,11 +37,11 @@ from perfed.errors import PerfedError
 from perfed.experiment.config import validate
 from perfed.report import load_runs, verdict
 from perfed.sites.deploy import server_app
-from perfed.sites.deploy.own_model import site_model
+from perfed.sites.deploy.own_model import load_site_model
 from perfed.sites.deploy.policy import Policy
-from perfed.sites.deploy.site_agent import Station
-from perfed.sites.deploy.spending import ledger, total
-from perfed.sites.deploy.study import study_of
+from perfed.sites.deploy.site_agent import SiteAgent
+from perfed.sites.deploy.spending import compute_ledger_epsilon, read_ledger
+from perfed.sites.deploy.study import make_deployed_study
 from perfed.sites.flower.adapter import hash_bundle
 from perfed.sites.flower.node import MessageHandler, serve_messages
 from perfed.sites.flower.probe import ServerAddress, Unreachable, probe_server
@@ -70,7 +70,7 @@ class Sites:
     """In the place of :func:`handle` while a method is run: one at a time, for they share this process."""
 
     def __init__(self) -> None:
-        self.at: dict[str, Station] = {}
+        self.at: dict[str, SiteAgent] = {}
         self.turn = threading.Lock()
 
     def answer(self, site: str, request: bytes) -> bytes:
@@ -172,7 +172,7 @@ def stations(folder, federation, sites):
         table = {column: (risk + generator.normal(size=40)).round(2) for column in ("age", "pulse", "sugar")}
         table |= {"sex": generator.choice(["f", "m"], 40), "ill": np.where(risk > 0, "ill", "well")}
         pd.DataFrame(table).drop(columns=["pulse"] * (name == "west")).to_csv(folder / f"{name}.csv", index=False)
-        sites.at[name] = Station(folder / f"site-{name}", name, folder / f"{name}.csv")
+        sites.at[name] = SiteAgent(folder / f"site-{name}", name, folder / f"{name}.csv")
     yield sites
     for station in sites.at.values():
         station.close()
@@ -200,7 +200,9 @@ def experiment(folder: Path, method: str):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_ends_with_the_bits_of_a_simulation(method, federation, folder, stations):
     study, run = experiment(folder, method), folder / f"run-{method}"
-    server_app.main(Remote(federation), {"out": str(run), "wait": PATIENT}, study=study_of(study, NAMES).to_toml())
+    server_app.main(
+        Remote(federation), {"out": str(run), "wait": PATIENT}, study=make_deployed_study(study, NAMES).to_toml()
+    )
     same_bits(run, study, folder / f"simulated-{method}")
 
 
@@ -209,7 +211,7 @@ def test_a_blend_ends_with_the_weights_of_a_simulation(federation, folder, stati
     candidates = ["fedavg-ft", "sklearn:logistic", "sklearn:gradient-boosting"]
     table = experiment(folder, "fedavg-ft").model_dump(mode="json", exclude_none=True)
     table |= {"baseline_tries": 1, "blend": {"folds": 2, "candidates": candidates}}
-    text, run = study_of(validate(table), NAMES).to_toml(), folder / "run-blend"
+    text, run = make_deployed_study(validate(table), NAMES).to_toml(), folder / "run-blend"
     server_app.main(Remote(federation), {"out": str(run), "wait": PATIENT}, study=text)
     (folder / "blend.toml").write_text(validate(table).to_toml())
     simulated = folder / "simulated-blend"
@@ -217,7 +219,7 @@ def test_a_blend_ends_with_the_weights_of_a_simulation(federation, folder, stati
     assert done.code == 0, done.err
     expected = json.loads((simulated / "blend/seed-0/blend.json").read_text())["sites"]
     for name in NAMES:
-        weights = site_model(folder / f"site-{name}", name, folder / f"{name}.csv").facts["weights"]
+        weights = load_site_model(folder / f"site-{name}", name, folder / f"{name}.csv").facts["weights"]
         assert weights == pytest.approx({n: weight for n, weight in expected[name].items() if weight > 0}, abs=2e-5)
 
 
@@ -233,7 +235,9 @@ def test_a_site_that_drops_out_under_masks_is_survived_and_comes_back(federation
         return west(message)
 
     monkeypatch.setattr(stations.at["west"], "answer", answer)
-    server_app.main(Remote(federation), {"out": str(run), "wait": PATIENT}, study=study_of(study, NAMES).to_toml())
+    server_app.main(
+        Remote(federation), {"out": str(run), "wait": PATIENT}, study=make_deployed_study(study, NAMES).to_toml()
+    )
     rounds = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     assert [line["participants"] for line in rounds] == [["north", "south"], NAMES]
     assert failed and rounds[0]["counts"] == {"no_reply": ["west"]}
@@ -242,21 +246,21 @@ def test_a_site_that_drops_out_under_masks_is_survived_and_comes_back(federation
 @pytest.mark.parametrize("unit", ["sample", "client"])
 def test_a_private_run_under_masks_with_a_policy_at_each_site(unit, federation, folder, stations):
     """The acceptance of the issue on privacy: what was spent is known at both ends, and no loss and no metric left."""
-    study = study_of(private(folder, "fedavg", unit=unit), NAMES).to_toml()
+    study = make_deployed_study(private(folder, "fedavg", unit=unit), NAMES).to_toml()
     run = folder / f"run-private-{unit}"
     policy = Policy(methods=("fedavg",), rows=20, epsilon=6.0, metrics=(), secure_aggregation=True)
     places = {name: folder / f"private-{unit}-{name}" for name in NAMES}
     for name in NAMES:
         stations.at[name].close()
-        stations.at[name] = Station(places[name], name, folder / f"{name}.csv", study, policy=policy)
+        stations.at[name] = SiteAgent(places[name], name, folder / f"{name}.csv", study, policy=policy)
     server_app.main(Remote(federation), {"out": str(run), "wait": PATIENT}, study=study)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["rounds"] == 1 and summary["metrics"] == {}
     for name in NAMES:
-        (told,) = ledger(places[name])
-        spent = total([told], unit, 1e-3)
+        (told,) = read_ledger(places[name])
+        spent = compute_ledger_epsilon([told], unit, 1e-3)
         assert 5.9 < spent <= 6.0 and summary["privacy"]["spent"][name] == pytest.approx(spent, rel=1e-6)
-        text = card(site_model(places[name], name, folder / f"{name}.csv").facts)
+        text = card(load_site_model(places[name], name, folder / f"{name}.csv").facts)
         assert f"| {name} | not known here | {spent:.4g} |" in text
     with pytest.raises(PerfedError, match=r"the policy of this site does not allow .* \(epsilon\)"):
         server_app.main(Remote(federation), {"out": f"{run}-again", "wait": PATIENT}, study=study)
@@ -267,10 +271,10 @@ def test_private_runs_under_masks_end_with_a_verdict(federation, folder, station
     places, runs = {name: folder / f"verdict-{name}" for name in NAMES}, []
     policy = Policy(rows=20, epsilon=12.0, metrics=("accuracy",), secure_aggregation=True)
     for method in ("local", "fedavg"):
-        study = study_of(private(folder, method, metrics="noisy"), NAMES).to_toml()
+        study = make_deployed_study(private(folder, method, metrics="noisy"), NAMES).to_toml()
         for name in NAMES:
             stations.at[name].close()
-            stations.at[name] = Station(places[name], name, folder / f"{name}.csv", study, policy=policy)
+            stations.at[name] = SiteAgent(places[name], name, folder / f"{name}.csv", study, policy=policy)
         runs.append(folder / f"verdict-{method}")
         server_app.main(Remote(federation), {"out": str(runs[-1]), "wait": PATIENT}, study=study)
     found = verdict(load_runs(runs))
@@ -280,7 +284,7 @@ def test_private_runs_under_masks_end_with_a_verdict(federation, folder, station
     assert gain.high - gain.mean == pytest.approx(wide, rel=1e-3) and "Metrics left the clients with noise" in str(
         found
     )
-    assert all(6.1 < total(ledger(places[name]), "sample", 1e-3) <= 12.0 for name in NAMES)
+    assert all(6.1 < compute_ledger_epsilon(read_ledger(places[name]), "sample", 1e-3) <= 12.0 for name in NAMES)
 
 
 class Rotating(Remote):
@@ -314,12 +318,12 @@ def test_a_run_in_which_a_key_is_rotated_ends_with_the_bits_of_a_simulation(fede
         (folder / "new").mkdir()
         private, public = site_key(folder / "new", "north")
         federation.register(public, "north")
-        stations.at["north"] = Station(folder / "site-north", "north", folder / "north.csv")
+        stations.at["north"] = SiteAgent(folder / "site-north", "north", folder / "north.csv")
         federation.add("north", partial(stations.answer, "north"), private, folder="north-again")
         assert federation.missing(NAMES, PATIENT) == []
 
     remote = Rotating(federation, rotate)
-    server_app.main(remote, {"out": str(run), "wait": PATIENT}, study=study_of(study, NAMES).to_toml())
+    server_app.main(remote, {"out": str(run), "wait": PATIENT}, study=make_deployed_study(study, NAMES).to_toml())
     assert said[0].splitlines()[-1] == "north: its key is barred"
     assert (run / "rounds.jsonl").read_text().count("\n") == 4
     same_bits(run, study, folder / "simulated-rotated")
