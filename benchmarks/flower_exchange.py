@@ -22,8 +22,8 @@ from tempfile import TemporaryDirectory
 from flower_server import superexec, superlink
 from usage import usage
 
-from perfed.sites.flower.node import Attendant, attend
-from perfed.sites.flower.probe import Server
+from perfed.sites.flower.node import MessageHandler, serve_messages
+from perfed.sites.flower.probe import ServerAddress
 from perfed.sites.flower.submission import Submitter
 
 SITES = ("north", "south", "west")
@@ -86,15 +86,15 @@ def measure(folder: Path, exchanges: int) -> list[float]:
         running.callback(superlink(folder, address).stop)
         running.callback(superexec(folder, address).stop)
         for site in SITES:
-            at = Attendant(site, str(folder / site), reverse, lambda app: None, print)
-            thread = threading.Thread(target=attend, args=(Server(address), at, stop))
+            at = MessageHandler(site, str(folder / site), reverse, lambda app: None, print)
+            thread = threading.Thread(target=serve_messages, args=(ServerAddress(address), at, stop))
             thread.start()
             running.callback(thread.join)
         running.callback(stop.set)
         submitter = Submitter(folder / "home", address)
         settings = {"times": str(folder / "times"), "exchanges": exchanges}
         run = submitter.submit(write_app(folder / "app"), settings)
-        status = submitter.follow(run, lambda line: None, 600)
+        status = submitter.follow_log(run, lambda line: None, 600)
         if status != "finished:completed":
             raise SystemExit(f"{status}: see {folder}")
         found: list[float] = json.loads((folder / "times").read_text())

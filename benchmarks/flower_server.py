@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfed.sites.flower.probe import Server
-from perfed.sites.flower.processes import Process, command, environment
+from perfed.sites.flower.probe import ServerAddress
+from perfed.sites.flower.processes import FlowerProcess, build_command, build_environment
 
 READY = 60.0
 """Seconds that a SuperLink may take to start."""
@@ -34,7 +34,7 @@ class Certificate:
     key: Path
 
 
-def superlink(folder: Path, address: str, certificate: Certificate | None = None) -> Process:
+def superlink(folder: Path, address: str, certificate: Certificate | None = None) -> FlowerProcess:
     """Start a SuperLink with its database and log in ``folder``, and wait until it answers.
 
     With a certificate it speaks TLS and takes only sites whose keys are registered. A run outlives it: it is started
@@ -45,7 +45,7 @@ def superlink(folder: Path, address: str, certificate: Certificate | None = None
         address: ``host:port`` to listen at.
         certificate: for TLS.
     """
-    server = Server(address)
+    server = ServerAddress(address)
     secure = ["--insecure"] if certificate is None else [
         *("--ssl-ca-certfile", certificate.ca, "--ssl-certfile", certificate.certificate),
         *("--ssl-keyfile", certificate.key, "--enable-supernode-auth"),
@@ -61,7 +61,7 @@ def superlink(folder: Path, address: str, certificate: Certificate | None = None
     raise RuntimeError((folder / "flower-superlink.log").read_text()[-2000:])
 
 
-def superexec(folder: Path, address: str, ca: Path | None = None) -> Process:
+def superexec(folder: Path, address: str, ca: Path | None = None) -> FlowerProcess:
     """Start what starts the server program of each run; it goes on while the SuperLink is away."""
     secure = ["--insecure"] if ca is None else ["--root-certificates", ca]
     return _started(folder, "flower-superexec", "--runtime-api-address", address, *secure)
@@ -69,11 +69,11 @@ def superexec(folder: Path, address: str, ca: Path | None = None) -> Process:
 
 def register(home: Path, connection: str, public_key: Path, name: str) -> None:
     """Let the site with this key take part under ``name``, at the SuperLink that ``config.toml`` in ``home`` names."""
-    words = command("flwr", "supernode", "register", public_key, connection, "--name", name)
-    subprocess.run(words, env=environment(home), check=True, capture_output=True)
+    words = build_command("flwr", "supernode", "register", public_key, connection, "--name", name)
+    subprocess.run(words, env=build_environment(home), check=True, capture_output=True)
 
 
-def _started(folder: Path, name: str, *arguments: object) -> Process:
+def _started(folder: Path, name: str, *arguments: object) -> FlowerProcess:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{name}.log").open("ab") as log:
-        return Process(command(name, *arguments), folder / "flwr", log)
+        return FlowerProcess(build_command(name, *arguments), folder / "flwr", log)

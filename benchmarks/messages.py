@@ -69,7 +69,7 @@ def measure(parameters: int) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         journal, answers = Journal(Path(folder) / "journal"), [Answer(site, data, "", 1.0) for site in SITES]
         found["write"] = seconds(lambda: journal.write(10_001, answers))
-        found["read"] = seconds(lambda: journal.answers(10_001))
+        found["read"] = seconds(lambda: journal.load_answers(10_001))
         found["checkpoint"] = seconds(lambda: write_atomic(Path(folder) / "server", encode(tree)))
     return found
 

@@ -184,7 +184,11 @@ def handle_interruption(directory: Path, how: Training, *, resumed: bool = False
 
 def _choose_executor(how: Training, work: Work) -> Execute:
     """Return the function that executes runs, one by one or in parallel, and records their progress."""
-    return partial(execute_in_turn, execute=work.execute) if how.jobs == 1 else Jobs(how.jobs, how.ray_address, work.update)
+    return (
+        partial(execute_in_turn, execute=work.execute)
+        if how.jobs == 1
+        else Jobs(how.jobs, how.ray_address, work.update)
+    )
 
 
 # What came of it -------------------------------------------------------------------------------------------

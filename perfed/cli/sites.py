@@ -94,7 +94,9 @@ def join(source: Source, file: Path) -> None:
         raise PerfedError(f"{folder}: site '{site}' has joined already")
     with refuse_modules(source.directory, source.trust):
         found = opened_models(source.directory, data_dir=source.data_dir)
-        run = open_run(source.directory) if isinstance(found, KeptModels) else found  # which says that nobody joins such
+        run = (
+            open_run(source.directory) if isinstance(found, KeptModels) else found
+        )  # which says that nobody joins such
     model = run.join(_build_newcomer(run.federation, site, file, run.seed))
     model.save(folder)
     write_atomic(folder / "card.md", card(model.facts))

@@ -192,7 +192,9 @@ class Evaluator:
             done.arrays |= self._outputs_to_arrays(done.outputs if outputs is None else outputs)
         domain_metrics: Metrics = {}
         if outputs and by_domains:
-            domain_metrics, totals.client_domains = compute_domain_metrics(outputs, self.federation, self.scoring.metrics)
+            domain_metrics, totals.client_domains = compute_domain_metrics(
+                outputs, self.federation, self.scoring.metrics
+            )
             domains = {"domains": self.with_extremes(domain_metrics)}
         totals.add_evaluation(chosen, domain_metrics, settings.last)
         if settings.when == "before" and done.after:

@@ -131,7 +131,7 @@ class PersonalModels:
                 support new clients (:func:`perfed.engine.joining.joined`).
         """
         rounds = self.done if rounds is None else rounds
-        site = self._build_site_model(joined(self.server, client, rounds), client.id)
+        site = self._build_site_model(add_client(self.server, client, rounds), client.id)
         budget = self._budget
         privacy = {"privacy": to_json_values(budget.describe_joined_client(client.id, rounds))} if budget else {}
         return replace(site, facts={**site.facts, "joined": rounds, **privacy})

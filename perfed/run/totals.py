@@ -24,7 +24,8 @@ class RunTotals:
         virtual_time: virtual seconds since the start.
         counts: numbers of clients that methods and policies count, by name of the event.
         recent: each client's metrics in the last evaluated rounds.
-        recent_domains: metrics of each domain in the same rounds (:func:`perfed.engine.evaluate.compute_domain_metrics`).
+        recent_domains: metrics of each domain in the same rounds
+            (:func:`perfed.engine.evaluate.compute_domain_metrics`).
         other: metrics of the last evaluated round that are not reported: after local training if those before it are
             reported, and vice versa.
         client_domains: metrics of each client in each domain, of the last evaluated round.

@@ -151,7 +151,7 @@ class Policy(BaseModel):
         """Yield how the requirements of a rehearsal compare with the policy, for each key that is set."""
         for key, names, patterns in (
             ("programs", allow_list.programs, self.programs),
-            ("entries", [*allow_list.entry_names, *([] if allow_list.discreet else ["loss"])], self.entry_names),
+            ("entries", [*allow_list.entry_names, *([] if allow_list.discreet else ["loss"])], self.entries),
             ("metrics", allow_list.reported_metrics, self.metrics),
         ):
             if patterns is not None:

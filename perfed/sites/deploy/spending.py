@@ -259,7 +259,9 @@ class SiteBudget:
         assert metrics is not None
         with self._update_line(metrics_of_round(round_)) as line:
             line.metrics.setdefault(str(round_), metrics.releases_per_round)
-        return metrics.add_noise(outputs, metrics.compute_bounds(info.task, info.num_classes, scale), self.make_noise(message))
+        return metrics.add_noise(
+            outputs, metrics.compute_bounds(info.task, info.num_classes, scale), self.make_noise(message)
+        )
 
     @contextmanager
     def _update_line(self, exchange: str) -> Iterator[LedgerLine]:
@@ -319,7 +321,9 @@ def check_planned_run(folder: Path, line: str, plan: PrivateMethod, most: float 
     planned_line = LedgerLine("", "", "", settings.unit, settings.delta, plan.noise, plan.sum_releases(rounds).full)
     if metrics is not None:
         planned_line = replace(
-            planned_line, metrics={"": metrics.releases_per_round * plan.count_evaluations(rounds)}, metrics_noise=metrics.noise
+            planned_line,
+            metrics={"": metrics.releases_per_round * plan.count_evaluations(rounds)},
+            metrics_noise=metrics.noise,
         )
     other_runs = [entry for entry in read_ledger(folder) if entry.noise_of != line]
     check_total_epsilon([*other_runs, planned_line], most, settings.delta if delta is None else delta)

@@ -340,7 +340,7 @@ class Masking:
             history = self._store.load_history(base)
         context = encode_context(self._run, sequence, attempt, request, asked)
         sign = self._signer.sign if self._secure.keys is not None and self._signer is not None else _leave_unsigned
-        member = Member(context, self._secure.needed(len(asked), allowed.min_sites), self._site, sign, history)
+        member = Member(context, self._secure.count_required(len(asked), allowed.min_sites), self._site, sign, history)
         self._current = _Sum(sequence, attempt, sorted(asked), request, payload, context, member, base)
         return {"keys": member.keys.to_fields()}
 

@@ -150,7 +150,7 @@ def test_other_studies_under_other_run_ids_add_up(finished):
 
 
 @pytest.mark.parametrize(
-    ("sites", "answer"), [(list("abc"), "told"), (list("abcdefgh"), Said.STUDY), (["a"], Said.STUDY)]
+    ("sites", "answer"), [(list("abc"), "told"), (list("abcdefgh"), RefusalReason.STUDY), (["a"], RefusalReason.STUDY)]
 )
 def test_a_server_chooses_the_names_of_the_sites_of_a_private_study_and_not_their_number(sites, answer, finished):
     """Under masks a site's share of the noise is the smaller the more sites there are."""
@@ -334,7 +334,7 @@ def test_noise_depends_on_the_name_under_which_the_folder_of_a_site_is_used(fini
     data.mkdir()
     for name in ("rows.csv", "test.csv"):
         (data / name).write_bytes((path / "north.csv").read_bytes())
-    parts = [Part(site, data, "run", text, schema, "", "") for site in ("north", "other")]
+    parts = [SiteRun(site, data, "run", text, schema, "", "") for site in ("north", "other")]
     assert parts[0].current_rows_hash == parts[1].current_rows_hash
     first, second = (noise_of(part, path / "at-north") for part in parts)
     assert not torch.equal(first, second)

@@ -21,7 +21,14 @@ from perfed.sites.deploy.own_model import load_site_model
 from perfed.sites.deploy.policy import Policy
 from perfed.sites.deploy.preview import Preview
 from perfed.sites.deploy.site_agent import SiteSettings, check_site
-from perfed.sites.deploy.spending import LEDGER, SECRET, LedgerLine, compute_ledger_epsilon, load_or_create_secret, read_ledger
+from perfed.sites.deploy.spending import (
+    LEDGER,
+    SECRET,
+    LedgerLine,
+    compute_ledger_epsilon,
+    load_or_create_secret,
+    read_ledger,
+)
 from perfed.sites.deploy.study import make_deployed_study
 from perfed.sites.flower.message import pack, unpack
 from perfed.sites.flower.probe import ServerAddress
