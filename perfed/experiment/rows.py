@@ -1,4 +1,4 @@
-"""A row of a comparison that is no training run: how good its models are, and what it leaves behind."""
+"""Runs without rounds, of scikit-learn's models and of blends: what they share, how they are scored and written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,30 @@ from perfed.run import predictions
 from perfed.run.callbacks.results import holdings
 from perfed.run.directory import RunDirectory
 from perfed.run.summary import outline
+from perfed.training.plan import Plan
+
+
+class RunWithoutRounds:
+    """Base of the runs that train no method; with ``execute``, ``site`` and ``join`` an
+    :class:`~perfed.run.any_run.AnyRun`.
+    """
+
+    rounds: ClassVar[int] = 0
+    done: ClassVar[int] = 0
+    resumed: ClassVar[None] = None
+    notes: ClassVar[tuple[str, ...]] = ()
+
+    experiment: Experiment
+
+    @property
+    def seed(self) -> int:
+        """The seed of the experiment."""
+        return self.experiment.seed
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan of the experiment, of which only the number of threads matters here."""
+        return self.experiment.plan.build()
 
 
 @dataclass

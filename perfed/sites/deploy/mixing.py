@@ -24,7 +24,6 @@ from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.factory import by_loss
-from perfed.experiment.kept_models import estimator_site
 from perfed.experiment.sklearn_run import SklearnRun
 from perfed.sites.deploy.candidates import (
     in_fold,
@@ -144,20 +143,16 @@ class MixingPart(Part):
         raise PerfedError(f"{self.folder}: nothing is kept of the run of {name} on {where}")
 
     def _model(self, name: str) -> SiteModel:
-        if not is_baseline(name):
-            return KeptModel(self._run(name, None), self.folder).site(self.site)
-        federation = self._whole.rows
-        (client,), fitted = federation, self._fitted(name, self._whole)
-        settings = fitted.get_params()
-        return estimator_site(name, fitted, client, federation, seed=self.experiment.seed, settings=settings)
+        if is_baseline(name):
+            return self._sklearn_run(name, self._whole).site(self.site)
+        return KeptModel(self._run(name, None), self.folder).site(self.site)
 
-    def _fitted(self, name: str, rows: Part) -> Any:
-        """A model of scikit-learn's on the site's training rows."""
+    def _sklearn_run(self, name: str, rows: Part) -> SklearnRun:
+        """Return the run of a baseline on the rows of the site, in memory."""
         federation = rows.rows
         experiment = by_loss(rows.experiment, federation)
         on_train = experiment.evaluation.model_copy(update={"split": "train"})  # a fold may hold no row of the site
-        run = SklearnRun(name, experiment.model_copy(update={"evaluation": on_train}), federation)
-        return run.fitted(federation.clients[0])
+        return SklearnRun(name, experiment.model_copy(update={"evaluation": on_train}), federation)
 
     def _said(self) -> Arrays:
         """What the candidates say of all training rows, fold by fold, and of the test rows."""
@@ -183,7 +178,8 @@ class MixingPart(Part):
     def _outputs(self, name: str, fold: int | None, rows: Part, test: Split) -> NDArray[np.float64]:
         """Logits, values or log hazards of one candidate, in the unit of training."""
         if is_baseline(name):
-            return outputs_of(self._fitted(name, rows), rows_of(test.x), rows.rows.num_classes)
+            model = self._sklearn_run(name, rows).fitted(rows.rows.clients[0])
+            return outputs_of(model, rows_of(test.x), rows.rows.num_classes)
         found = Here(self._run(name, fold), self.folder).said
         if found is None or len(found.outputs) != len(test):
             raise PerfedError(f"{self.folder}: the run of {name} says nothing of the site's rows")
