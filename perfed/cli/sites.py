@@ -22,9 +22,7 @@ from perfed.data.new_client import new_client
 from perfed.data.problems import raise_problems
 from perfed.data.reading import read_arrays
 from perfed.errors import PerfedError
-from perfed.experiment.blended_models import opened_models
-from perfed.experiment.kept_models import KeptModels
-from perfed.experiment.start import open_run
+from perfed.experiment.factory import open_run
 from perfed.plugins import refuse_modules
 from perfed.system import write_atomic
 from perfed.tables.cells import clean_frame
@@ -93,10 +91,7 @@ def join(source: Source, file: Path) -> None:
     if find_name(site, joined_sites(source.directory)) is not None or (folder / FACTS).exists():
         raise PerfedError(f"{folder}: site '{site}' has joined already")
     with refuse_modules(source.directory, source.trust):
-        found = opened_models(source.directory, data_dir=source.data_dir)
-        run = (
-            open_run(source.directory) if isinstance(found, KeptModels) else found
-        )  # which says that nobody joins such
+        run = open_run(source.directory, data_dir=source.data_dir)
     model = run.join(_build_newcomer(run.federation, site, file, run.seed))
     model.save(folder)
     write_atomic(folder / "card.md", card(model.facts))
@@ -111,7 +106,7 @@ def model_of(source: Source) -> SiteModel:
     if (name := find_name(source.site, joined)) is not None:
         return load_site(joined[name], source.trust)
     with refuse_modules(source.directory, source.trust):
-        return opened_models(source.directory, data_dir=source.data_dir, site=source.site).site(source.site)
+        return open_run(source.directory, data_dir=source.data_dir, site=source.site).site(source.site)
 
 
 def _build_newcomer(federation: Federation, site: str, file: Path, seed: int) -> Client:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from perfed.client_model.mixture import PARTS, Mixture
 from perfed.client_model.network import load_network
 from perfed.client_model.site_model import FACTS, TABLE, Predictor, SiteModel
 from perfed.data.checksums import find_damage, refuse_damage
-from perfed.errors import PerfedError
+from perfed.data.names import find_name
+from perfed.errors import PerfedError, shorten_list
 from perfed.tables.site import TablePreprocessor
 
 
@@ -80,3 +81,21 @@ def joined_sites(path: Path) -> dict[str, Path]:
         except (OSError, ValueError, KeyError, TypeError):  # what is wrong is said where it is loaded
             folders[file.parent.name] = file.parent
     return folders
+
+
+def load_joined_site(path: Path | None, client: str, ids: Collection[str], trust: bool = False) -> SiteModel | None:
+    """Return the model of a site that has joined the run in ``path``.
+
+    The result is ``None`` if ``client`` is one of the run's ``ids``, or if no site has joined.
+
+    Raises:
+        PerfedError: sites have joined, and ``client`` is neither one of these nor one of ``ids``.
+    """
+    if path is None or find_name(client, ids) is not None or not (joined := joined_sites(path)):
+        return None
+    name = find_name(client, joined)
+    if name is None:
+        raise PerfedError(
+            f"unknown client '{client}'; ids are: {shorten_list([*ids])}; joined: {shorten_list([*joined])}"
+        )
+    return load_site(joined[name], trust)

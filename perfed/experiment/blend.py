@@ -6,7 +6,8 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax  # type: ignore[import-untyped]
 
+from perfed.client_model.load import load_joined_site
+from perfed.client_model.mixture import mix_models
+from perfed.client_model.site_model import SiteModel
+from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.held_out import fold_as_test
 from perfed.data.labels import Task
+from perfed.data.names import find_client
+from perfed.data.reading import read_json
 from perfed.errors import PerfedError, shorten_list
-from perfed.experiment.config import Experiment
+from perfed.experiment.config import Experiment, readable
 from perfed.experiment.estimators import is_baseline, is_pooled, new_model
-from perfed.experiment.rows import Judged
+from perfed.experiment.rows import Judged, RunWithoutRounds
+from perfed.experiment.sklearn_run import SklearnRun
+from perfed.experiment.start import open_method_run
 from perfed.maths.blending import (
     ROWS,
     Prior,
@@ -30,9 +39,11 @@ from perfed.maths.blending import (
     guard_weights,
     learn_weights,
     prepare_outputs,
+    shrink_site_weights,
 )
 from perfed.plugins import BLEND, SKLEARN
 from perfed.run import predictions
+from perfed.run.any_run import AnyRun
 from perfed.run.callbacks.progress import Progress
 from perfed.system import versions, write_atomic
 
@@ -96,7 +107,7 @@ def check_blend(methods: Sequence[str], experiment: Experiment, federation: Fede
 
 
 @dataclass(frozen=True)
-class BlendRun:
+class BlendRun(RunWithoutRounds):
     """A mixture of models at each site, of which nothing is trained but the weights.
 
     At each site the weights are not negative and sum to one. They are those with the least loss on the site's training
@@ -108,8 +119,8 @@ class BlendRun:
     Attributes:
         experiment: of which the seed, the data, the evaluation and ``blend`` count.
         federation: the clients.
-        candidates: by name the finished run on all training rows, and one for each fold.
-        path: where the results go.
+        candidates: by name the finished run on all training rows, and one for each fold (only needed to execute).
+        path: where the results go, or where those of a finished blend are.
     """
 
     experiment: Experiment
@@ -117,7 +128,7 @@ class BlendRun:
     candidates: Mapping[str, Sequence[Path]]
     path: Path
     name: str = BLEND
-    rounds: int = 0
+    _opened: dict[str, AnyRun] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def execute(self, progress: Progress | None = None) -> dict[str, Any]:
         """Learn the weights, judge the mixtures, and write ``blend.json`` beside what every row leaves.
@@ -167,6 +178,107 @@ class BlendRun:
             versions=versions("numpy", np.__version__),
         )
 
+    def site(self, client: str, trust: bool = False) -> SiteModel:
+        """Return the mixture of one client, to predict with and to export.
+
+        Args:
+            client: its id, or the name of a site that has joined the run.
+            trust: whether files of a site that has joined may run code.
+
+        Raises:
+            PerfedError: an unknown client, or a candidate's model that was not kept or is damaged.
+        """
+        ids = self.federation.ids
+        if (joined_site := load_joined_site(self.path, client, ids, trust)) is not None:
+            return joined_site
+        site = find_client(client, [name for name in ids if name in self.content["sites"]])
+        weights = {name: float(weight) for name, weight in self.content["sites"][site].items() if weight > 0}
+        parts = {name: self.open_candidate(name).site(site) for name in weights}
+        return self._mix_parts(self.federation.clients[ids.index(site)], parts, list(weights.values()))
+
+    def join(self, client: Client, rounds: int | None = None) -> SiteModel:
+        """Return the mixture of a new client: each candidate as the client joins it, own models from its own rows.
+
+        Its weights are learnt as any site's: from folds of its training rows, as if the pooled weights had
+        ``prior_rows`` rows there. A candidate that no client can join is left out.
+
+        Args:
+            client: with data of the federation's classes.
+            rounds: of training of each candidate; as many as its run's if not given.
+
+        Raises:
+            PerfedError: a client that does not fit the others, or none of the candidates can be joined.
+        """
+        runs = {name: self.open_candidate(name) for name in self.candidates}
+        parts, why = dict[str, SiteModel](), ""
+        for name, run in runs.items():
+            try:
+                parts[name] = run.join(client, rounds)
+            except PerfedError as error:
+                why = str(error)
+        if not parts:
+            raise PerfedError(f"{BLEND}: no candidate can be joined: {why}")
+        weights = self._weights_of_new_client(client, {name: runs[name] for name in parts}, rounds)
+        mixed = {name: part for (name, part), weight in zip(parts.items(), weights, strict=True) if weight > 0}
+        rounds = rounds or max(run.done for run in runs.values())
+        return self._mix_parts(client, mixed, [float(weight) for weight in weights if weight > 0], joined=rounds)
+
+    def open_candidate(self, name: str) -> AnyRun:
+        """Return the finished run of a candidate on all training rows, which is opened once."""
+        if name not in self._opened:
+            place = self.candidates[name][0]
+            self._opened[name] = (
+                SklearnRun(name, self.experiment, self.federation, place)
+                if is_baseline(name)
+                else open_method_run(place, federation=self.federation)
+            )
+        return self._opened[name]
+
+    def _weights_of_new_client(
+        self, client: Client, runs: Mapping[str, AnyRun], rounds: int | None
+    ) -> NDArray[np.float64]:
+        """Return the weights by what the candidates predict of the client's training rows, held out fold by fold."""
+        content, federation, task = self.content, self.federation, self.federation.task
+        candidates = list(content["pooled"])
+        columns = [candidates.index(name) for name in runs]
+        pooled, gradient = (
+            np.array(values)[columns] for values in (list(content["pooled"].values()), content["gradient"])
+        )
+        share = pooled.sum()
+        weights = pooled / share if share > 0 else np.full(len(columns), 1 / len(columns))
+        hessian = np.array(content["hessian"])[np.ix_(columns, columns)]
+        prior = Prior(weights, float(content["loss"]), gradient, hessian)
+        predicted, targets = [np.empty((0, len(columns)))], [np.empty((0, 2) if task == "survival" else 0)]
+        folds, count = [np.empty(0, np.int64)], int(content["folds"])
+        for fold in range(count):
+            part = fold_as_test(client, (fold, count), task != "regression", self.seed)
+            if part.test is None:
+                continue
+            test = part.test if federation.target_scale is None else part.test.with_targets(federation.target_scale.up)
+            models = [run.join(part, rounds) for run in runs.values()]
+            outputs = [model.outputs(*model.check_inputs(part.test.x, part.test.domain)) for model in models]
+            if task == "classification":
+                outputs = [np.log(probabilities.clip(np.finfo(np.float32).tiny)) for probabilities in outputs]
+            rows, y = prepare_outputs(task, test.y.numpy(), outputs)
+            predicted, targets, folds = [*predicted, rows], [*targets, y], [*folds, np.full(len(rows), fold)]
+        rows_of_client = ROWS[task](np.concatenate(predicted), np.concatenate(targets), np.concatenate(folds))
+        mixed = drop_small_weights(shrink_site_weights(rows_of_client, prior, float(content["prior_rows"])))
+        return guard_weights(rows_of_client, mixed, own_among(list(runs)))
+
+    def _mix_parts(self, client: Client, parts: dict[str, SiteModel], weights: list[float], **facts: Any) -> SiteModel:
+        settings = {name: self.content[name] for name in ("folds", "prior_rows")}
+        model = mix_models(parts, weights, settings=settings, seed=self.seed, **facts)
+        return model.with_metrics(client, self.federation)
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """The content of ``blend.json``, checked.
+
+        Raises:
+            PerfedError: the file is damaged.
+        """
+        return _read_content(self.path / FILE)
+
     def _notes(self, names: Sequence[str], pooled: Numbers, prior_rows: float, kept: Sequence[str]) -> list[str]:
         order = np.argsort(-pooled, kind="stable")
         listed = ", ".join(f"{names[k]} {pooled[k]:.2f}" for k in order if pooled[k] >= 0.005)
@@ -191,6 +303,28 @@ class BlendRun:
                 np.concatenate([np.empty(0, np.int64), *(np.full(len(y), fold) for _, y, fold in own)]),
             )
         return found
+
+
+def open_blend(experiment: Experiment, federation: Federation, path: Path, site: str | None = None) -> BlendRun:
+    """Return the finished blend in ``path`` with the runs of its candidates.
+
+    Args:
+        experiment: the experiment of the blend.
+        federation: the clients.
+        path: the directory of the blend.
+        site: the only site whose model is needed: candidates that have no weight there are not opened.
+
+    Raises:
+        PerfedError: ``blend.json`` is damaged, or a candidate cannot be opened.
+    """
+    content = _read_content(path / FILE)
+    candidates = {name: [path / place] for name, place in content["candidates"].items()}
+    run = BlendRun(experiment, federation, candidates, path)
+    weights = content["sites"].get(site, {})
+    for name in candidates:
+        if not weights or weights[name] > 0:
+            run.open_candidate(name)
+    return run
 
 
 def mixture(task: Task, y: NDArray[Any], said: Sequence[Numbers], weights: Numbers) -> Numbers:
@@ -239,3 +373,17 @@ def _content(names: Sequence[str], prior: Prior) -> dict[str, Any]:
     """What all sites learnt together, for the file."""
     slopes = {"gradient": prior.gradient.tolist(), "hessian": prior.hessian.tolist()}
     return {"pooled": _named(names, prior.weights), "loss": prior.value, **slopes}
+
+
+def _read_content(file: Path) -> dict[str, Any]:
+    """Return the content of ``blend.json``, checked."""
+    content: dict[str, Any] = read_json(file)
+    with readable(file):
+        names = [str(name) for name in content["candidates"]]
+        for weights in (content["pooled"], *content["sites"].values()):
+            if list(weights) != names or not all(0 <= float(weight) <= 1 for weight in weights.values()):
+                raise ValueError("weights are of other candidates, or not between 0 and 1")
+        if (len(content["gradient"]), np.shape(content["hessian"])) != (len(names), (len(names), len(names))):
+            raise ValueError("sums are of another number of candidates")
+        float(content["prior_rows"]), float(content["loss"]), int(content["folds"])
+    return content

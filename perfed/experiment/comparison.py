@@ -129,7 +129,7 @@ class ComparisonSpec:
         shared = validate({**self.table, "seed": seed})
         federation = shared.data.load(seed, resources.data_dir)
         for name in filter(is_baseline, self.methods):
-            SklearnRun(name, shared, federation)
+            SklearnRun(name, shared, federation).check()
         if BLEND in self.methods:
             check_blend(self.methods, shared, federation)
         for method, experiment in experiments.items():

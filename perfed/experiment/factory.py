@@ -1,29 +1,29 @@
-"""The factory that builds all runs, of methods and of scikit-learn's models, and their progress events."""
+"""Building, opening and executing all runs, of methods, scikit-learn's models and blends; their progress events."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from perfed.data.federation import Federation
 from perfed.datasets.catalogue import Data
 from perfed.errors import PerfedError
-from perfed.experiment.blend import BlendRun
+from perfed.experiment.blend import FILE, BlendRun, open_blend
 from perfed.experiment.comparison import USUAL, Comparison, ComparisonSpec, Resources, federated
-from perfed.experiment.config import Experiment
+from perfed.experiment.config import Experiment, validate
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.sklearn_run import SklearnRun
-from perfed.experiment.start import resume, start
+from perfed.experiment.start import open_method_run, resume, start
 from perfed.plugins import BLEND, refuse_modules, report_user_errors
-from perfed.run.run import Run
+from perfed.run.any_run import AnyRun
+from perfed.run.directory import RunDirectory
 
 Key = tuple[str, str, int]
 """The name of a comparison, a method and a seed."""
-
-AnyRun = Run | SklearnRun | BlendRun
-
 
 DATA, PLANNING, PREPARING, ROUNDS, MODELS = "data", "planning", "pre-training", "rounds", "models"
 """The stages of a run; scikit-learn's models are counted in place of rounds."""
@@ -104,6 +104,36 @@ class RunFactory:
         return self._data[1]
 
 
+def open_run(path: Path | str, *, data_dir: Path | None = None, site: str | None = None) -> AnyRun:
+    """Return the run in ``path``, whatever kind of run it is, to use its models: nothing is written.
+
+    Args:
+        path: the directory of the run.
+        data_dir: the first folder in which data files are looked for.
+        site: the only site whose model is needed; see :func:`perfed.experiment.start.open_method_run`.
+
+    Raises:
+        PerfedError: as :func:`perfed.experiment.start.open_method_run`; a run without rounds has not finished, or its files are
+            damaged.
+    """
+    directory = RunDirectory(Path(path))
+    name = directory.method
+    if federated([name]):
+        return open_method_run(path, data_dir=data_dir, site=site)
+    if not directory.finished:
+        raise PerfedError(f"{path}: this run has not finished, and so there is no model yet")
+    directory.refuse_damage(["config.toml", FILE])
+    table = {**tomllib.loads(directory.read_config()), "method": "local"}  # an experiment names a method
+    try:
+        experiment = validate(table)
+    except PerfedError as error:
+        raise PerfedError(f"{directory.path / 'config.toml'}: {error}") from None
+    federation = experiment.data.load(experiment.seed, data_dir)
+    if name == BLEND:
+        return open_blend(experiment, federation, directory.path, site)
+    return SklearnRun(name, experiment, federation, directory.path)
+
+
 def by_loss(experiment: Experiment, federation: Federation) -> Experiment:
     """Return the experiment, compared by log loss if its data are tables with classes and it names no metric.
 
@@ -153,12 +183,10 @@ def execute(make: Callable[[], AnyRun], tell: Callable[[ProgressEvent], None]) -
     with report_user_errors():
         say()
         run = make()
-        if isinstance(run, SklearnRun | BlendRun):
-            say(stage=MODELS, total=len(run.federation))
-            return run.execute(finished)
         before = max(0, run.done)
-        say(stage=PREPARING if run.done < 0 else ROUNDS, done=before, total=run.rounds, before=before)
-        if isinstance(run, Run) and run.resumed is not None:
+        stage = MODELS if run.rounds == 0 else PREPARING if run.done < 0 else ROUNDS
+        say(stage=stage, done=before, total=run.rounds or len(run.federation), before=before)
+        if run.resumed is not None:
             tell(replace(now, remarks=(*run.notes, f"continues from round {run.resumed} to {run.rounds}")))
         run.plan.trying = planning
         return run.execute(finished)

@@ -1,10 +1,8 @@
-"""Models of scikit-learn that a run has kept: written when it ends, and each client's own one taken out again."""
+"""The files with scikit-learn's models of a run, and the model of a client with such an estimator."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +15,6 @@ from perfed.client_model.facts import describe_model
 from perfed.client_model.site_model import SiteModel
 from perfed.data.client import Client
 from perfed.data.federation import Federation
-from perfed.data.names import find_client
 from perfed.errors import PerfedError
 from perfed.experiment.estimators import is_pooled
 from perfed.run.directory import RunDirectory
@@ -77,44 +74,26 @@ def plain_estimator(model: Any) -> Any:
     return line
 
 
-@dataclass
-class KeptModels:
-    """A finished run of scikit-learn's models.
+def load_kept(path: Path, name: str, client: Client, ids: list[str]) -> Any:
+    """Return the estimator of a client that :func:`keep` wrote into ``path``; no code in its file is run.
 
-    Attributes:
-        name: of the baseline.
-        path: its directory.
-        seed: of the run.
-        federation: the clients.
+    Args:
+        path: the run's directory.
+        name: the name of the baseline.
+        client: the client.
+        ids: the ids of all clients, sorted.
+
+    Raises:
+        PerfedError: the estimator was not kept, has other inputs than the client, or its file is damaged.
     """
-
-    name: str
-    path: Path
-    seed: int
-    federation: Federation
-
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """Read what the run has left behind, once."""
-        return RunDirectory(self.path).read_summary()
-
-    def site(self, client: str, trust: bool = False) -> SiteModel:
-        """One client's model, to predict with and to export; no code in its file is run, whatever ``trust`` says.
-
-        Raises:
-            PerfedError: an unknown client, a model that was not kept, or a file that is damaged.
-        """
-        ids = self.federation.ids
-        client = find_client(client, ids)
-        file = self.path / FOLDER / (POOLED_FILE if is_pooled(self.name) else _file(ids.index(client)))
-        if not file.exists():
-            raise PerfedError(f"{file}: there is no model of client '{client}'; train again: 'perfed compare'")
-        estimator, own = read_estimator(file), self.federation.clients[ids.index(client)]
-        if estimator.n_features_in_ != int(np.prod(own.input_shape)):
-            raise PerfedError(f"{file}: is of {estimator.n_features_in_} inputs, and client '{client}' has others")
-        RunDirectory(self.path).refuse_damage([f"{FOLDER}/{file.name}"])
-        settings = self.summary["settings"]
-        return estimator_site(self.name, estimator, own, self.federation, seed=self.seed, settings=settings)
+    file = path / FOLDER / (POOLED_FILE if is_pooled(name) else _file(ids.index(client.id)))
+    if not file.exists():
+        raise PerfedError(f"{file}: there is no model of client '{client.id}'; train again: 'perfed compare'")
+    estimator = read_estimator(file)
+    if estimator.n_features_in_ != int(np.prod(client.input_shape)):
+        raise PerfedError(f"{file}: is of {estimator.n_features_in_} inputs, and client '{client.id}' has others")
+    RunDirectory(path).refuse_damage([f"{FOLDER}/{file.name}"])
+    return estimator
 
 
 def estimator_site(

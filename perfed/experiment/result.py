@@ -10,11 +10,10 @@ from typing import Any
 
 from perfed.datasets.catalogue import register_temporarily
 from perfed.errors import PerfedError
-from perfed.experiment.blended_models import BlendedModels, opened_models
 from perfed.experiment.comparison import ComparisonSpec, Conclusion, federated
 from perfed.experiment.config import to_canonical_names
+from perfed.experiment.factory import open_run
 from perfed.experiment.jobs import Execute, Jobs, execute_in_turn
-from perfed.experiment.kept_models import KeptModels
 from perfed.experiment.planned import check_methods
 from perfed.experiment.search import Search, read_chosen
 from perfed.experiment.study import Study, read_comparison
@@ -22,8 +21,8 @@ from perfed.experiment.worker import Source
 from perfed.methods.titles import match_display_name
 from perfed.report import write_report
 from perfed.report.comparison import compare_with_reference
+from perfed.run.any_run import AnyRun
 from perfed.run.directory import RunDirectory
-from perfed.run.run import Run
 from perfed.tables.problems import pandas
 
 
@@ -91,7 +90,7 @@ class ComparisonResult:
         title = str(read_comparison(self.path).table["name"])
         return write_report(self._conclusion.runs, Path(path), title=title, left_out=self._conclusion.failed)
 
-    def run(self, method: str, seed: int) -> Run | KeptModels | BlendedModels:
+    def run(self, method: str, seed: int) -> AnyRun:
         """Return a finished run, whose method ``site`` returns the model of a site (``run(...).site("north")``).
 
         Raises:
@@ -105,7 +104,7 @@ class ComparisonResult:
                 raise PerfedError(f"{name} failed with seed {seed}: {reason.removeprefix(start)}")
         where = read_comparison(self.path).directory(name, seed)
         with register_temporarily(self._source):
-            return opened_models(where)
+            return open_run(where)
 
 
 def compare(

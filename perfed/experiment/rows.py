@@ -1,4 +1,4 @@
-"""Evaluation and files of a comparison's row that is not a training run."""
+"""Runs without rounds (of scikit-learn models and of blends): shared attributes, evaluation and files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,31 @@ from perfed.run import predictions
 from perfed.run.callbacks.results import describe_holdings
 from perfed.run.directory import RunDirectory
 from perfed.run.summary import build_outline
+from perfed.training.plan import Plan
+
+
+class RunWithoutRounds:
+    """Base class of the runs of scikit-learn models and of blends, which have no rounds.
+
+    A subclass adds ``execute``, ``site`` and ``join``, and so is an :class:`~perfed.run.any_run.AnyRun`.
+    """
+
+    rounds: ClassVar[int] = 0
+    done: ClassVar[int] = 0
+    resumed: ClassVar[None] = None
+    notes: ClassVar[tuple[str, ...]] = ()
+
+    experiment: Experiment
+
+    @property
+    def seed(self) -> int:
+        """The seed of the experiment."""
+        return self.experiment.seed
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan of the experiment, of which only the number of threads matters here."""
+        return self.experiment.plan.build()
 
 
 @dataclass

@@ -7,7 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -20,9 +20,12 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from perfed.client_model.estimator import outputs_of, rows_of
+from perfed.client_model.load import load_joined_site
+from perfed.client_model.site_model import SiteModel
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.held_out import TUNING_FRACTION, with_validation
+from perfed.data.names import find_client
 from perfed.engine.evaluate import sample_counts
 from perfed.engine.metrics import ALWAYS, METRICS, find_metric, metrics_of
 from perfed.errors import PerfedError
@@ -35,17 +38,18 @@ from perfed.experiment.estimators import (
     trained,
     tries,
 )
-from perfed.experiment.kept_models import keep, model_files
-from perfed.experiment.rows import Judged
+from perfed.experiment.kept_models import estimator_site, keep, load_kept, model_files
+from perfed.experiment.rows import Judged, RunWithoutRounds
 from perfed.run import predictions
 from perfed.run.callbacks.progress import Progress
+from perfed.run.directory import RunDirectory
 from perfed.system import versions
 
 TOGETHER = "one model on the samples of all clients together: what could be had if data could be brought together"
 
 
 @dataclass(frozen=True)
-class SklearnRun:
+class SklearnRun(RunWithoutRounds):
     """scikit-learn's models on a federation's data: no federation, no rounds, no bytes.
 
     ``sklearn:NAME`` is one model per client, on the client's own samples alone; ``pooled:NAME`` is one model on the
@@ -65,20 +69,21 @@ class SklearnRun:
         name: of the baseline.
         experiment: of which the seed, the data and the evaluation count.
         federation: the clients.
-        path: where the results go; ``None`` writes nothing.
-
-    Raises:
-        PerfedError: no such baseline, none for such targets, inputs that are token ids, clients whose inputs have
-            different columns where samples are put together, or nobody to be evaluated.
+        path: where the results go, or where those of a finished run are; ``None`` writes nothing.
     """
 
     name: str
     experiment: Experiment
     federation: Federation
     path: Path | None = None
-    rounds: int = 0
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Check that the models can be trained on these data.
+
+        Raises:
+            PerfedError: no such baseline, none for such targets, inputs that are token ids, clients whose inputs have
+                different columns where samples are put together, or nobody to be evaluated.
+        """
         baseline_id(self.name)  # which raises where there is none
         self._new_model()
         data, split = self.federation.name, self.experiment.evaluation.split
@@ -109,15 +114,16 @@ class SklearnRun:
             probabilities where the model has them.
 
         Raises:
-            PerfedError: scikit-learn refuses the data of a client; names it.
+            PerfedError: as :meth:`check`, or scikit-learn refuses the data of a client; names it.
         """
         from sklearn.exceptions import ConvergenceWarning
 
+        self.check()
         started = time.perf_counter()
         judged = Judged(self.experiment, self.federation, self._probable)
         fitted: dict[str, Any] = {}
         # The rows of a client are few: its threads would mostly wait for each other.
-        threads = self.experiment.plan.build().untimed_threads if is_pooled(self.name) else 1
+        threads = self.plan.untimed_threads if is_pooled(self.name) else 1
         with warnings.catch_warnings(record=True) as caught, threadpool_limits(threads):
             warnings.simplefilter("always")
             for number, client in enumerate(self.federation, 1):
@@ -150,6 +156,49 @@ class SklearnRun:
             notes=notes + ([said] if said else []),
             versions=versions("scikit-learn", version("scikit-learn")),
         )
+
+    def site(self, client: str, trust: bool = False) -> SiteModel:
+        """Return the model of a client, from the files of the run if it has a directory, otherwise newly trained.
+
+        Args:
+            client: its id, or the name of a site that has joined the run.
+            trust: whether files of a site that has joined may run code.
+
+        Raises:
+            PerfedError: an unknown client, a model that was not kept, or a file that is damaged.
+        """
+        if (joined_site := load_joined_site(self.path, client, self.federation.ids, trust)) is not None:
+            return joined_site
+        ids = self.federation.ids
+        member = self.federation.clients[ids.index(find_client(client, ids))]
+        if self.path is None:
+            model = self.fitted(member)
+            return self._site_model(model, member, self.federation, model.get_params())
+        return self._site_model(
+            load_kept(self.path, self.name, member, ids), member, self.federation, self._written_settings
+        )
+
+    def join(self, client: Client, rounds: int | None = None) -> SiteModel:
+        """Return the model of a new client, trained only on its samples; there are no ``rounds``.
+
+        Raises:
+            PerfedError: the run has one model of all clients' samples, or scikit-learn refuses the data.
+        """
+        if is_pooled(self.name):
+            raise PerfedError(f"{self.name}: no site can join a model that is trained on the samples of all together")
+        federation = replace(self.federation, clients=(client,))
+        model = replace(self, federation=federation, path=None).fitted(client)
+        settings = model.get_params() if self.path is None else self._written_settings
+        return self._site_model(model, client, federation, settings)
+
+    def _site_model(self, model: Any, client: Client, federation: Federation, settings: dict[str, Any]) -> SiteModel:
+        return estimator_site(self.name, model, client, federation, seed=self.seed, settings=settings)
+
+    @cached_property
+    def _written_settings(self) -> dict[str, Any]:
+        assert self.path is not None
+        settings: dict[str, Any] = RunDirectory(self.path).read_summary()["settings"]
+        return settings
 
     def _evaluate(self, model: Any, client: Client, judged: Judged) -> None:
         split = client.split(self.experiment.evaluation.split)

@@ -121,7 +121,7 @@ def resume(
     return run
 
 
-def open_run(
+def open_method_run(
     path: Path | str,
     *,
     data_dir: Path | None = None,

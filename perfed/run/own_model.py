@@ -12,17 +12,17 @@ from torch import Tensor
 
 from perfed import tree
 from perfed.client_model.facts import describe_model
-from perfed.client_model.load import joined_sites, load_site
+from perfed.client_model.load import load_joined_site
 from perfed.client_model.network import ClientModule, Network
 from perfed.client_model.site_model import SiteModel
 from perfed.data.checks import new_inputs
 from perfed.data.client import Client
-from perfed.data.names import find_client, find_name
+from perfed.data.names import find_client
 from perfed.data.reading import to_json_values
 from perfed.engine import evaluate
 from perfed.engine.joining import add_client
 from perfed.engine.server import Server
-from perfed.errors import PerfedError, shorten_list
+from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.model.chain import Chain, Parameters
 from perfed.run.callback import Callback
@@ -109,14 +109,8 @@ class PersonalModels:
         Raises:
             PerfedError: if the client is unknown, files could run code, or the method projects the data.
         """
-        is_known = find_name(client, self.server.clients) is not None
-        if not is_known and self.path and (joined := joined_sites(self.path)):
-            name = find_name(client, joined)
-            if name is None:
-                known = f"ids are: {shorten_list([*self.server.clients])}; joined: {shorten_list([*joined])}"
-                raise PerfedError(f"unknown client '{client}'; {known}")
-            return load_site(joined[name], trust)
-        return self._build_site_model(self.server, find_client(client, self.server.clients))
+        joined_site = load_joined_site(self.path, client, self.server.clients, trust)
+        return joined_site or self._build_site_model(self.server, find_client(client, self.server.clients))
 
     def join(self, client: Client, rounds: int | None = None) -> SiteModel:
         """Train the personal parameters of a new client and return its model; shared parameters do not change.

@@ -52,7 +52,7 @@ def test_a_line_every_half_a_minute(printed):
             seen.extend(work.format_lines())
         return {"done": True}
 
-    run = SimpleNamespace(rounds=10, done=-1, plan=Plan(threads=1), execute=execute)
+    run = SimpleNamespace(rounds=10, done=-1, resumed=None, plan=Plan(threads=1), execute=execute)
     assert work.execute(lambda: run, "fedpac seed 1") == {"done": True}
     # 110 s in all: a line at 30, 60 and 90
     lines = printed.getvalue().splitlines()
@@ -125,7 +125,7 @@ def test_a_run_that_goes_on_counts_from_where_it_stood():
         assert work.running["local"].span.estimate_remaining(clock.now) == pytest.approx(20.0)
         return {}
 
-    run = SimpleNamespace(rounds=10, done=6, plan=Plan(threads=1), execute=execute)
+    run = SimpleNamespace(rounds=10, done=6, resumed=None, plan=Plan(threads=1), execute=execute)
     work.execute(lambda: run, "local")
 
 

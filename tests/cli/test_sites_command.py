@@ -14,7 +14,7 @@ from command_line import contents, perfed, run_tiny
 
 import perfed as package
 from perfed.cli.options import file_name
-from perfed.experiment.start import open_run
+from perfed.experiment.start import open_method_run
 from perfed.run.directory import write_marker
 
 
@@ -46,7 +46,7 @@ def test_export_writes_a_model_and_a_card_and_nothing_else(run_dir, tmp_path):
     assert result.code == 0, result.err
     assert sorted(file.name for file in tmp_path.iterdir()) == ["north.md", "north.onnx"]
     assert contents(run_dir) == before
-    run = open_run(run_dir)
+    run = open_method_run(run_dir)
     x = run.federation.clients[1].test.x.float()
     session = onnxruntime.InferenceSession(tmp_path / "north.onnx")
     expected = run.predict("001", x).softmax(1).numpy()
@@ -56,7 +56,7 @@ def test_export_writes_a_model_and_a_card_and_nothing_else(run_dir, tmp_path):
 
 
 def test_predict_writes_what_the_site_says_of_each_row(run_dir, tmp_path):
-    run = open_run(run_dir)
+    run = open_method_run(run_dir)
     site = run.site("002")
     x = run.federation.clients[2].test.x.numpy()
     names = [f"x{j}" for j in range(x.shape[1])]
@@ -72,7 +72,7 @@ def test_predict_writes_what_the_site_says_of_each_row(run_dir, tmp_path):
 
 def test_a_site_joins_and_every_other_file_stays_as_it_was(run_dir, tmp_path):
     before = contents(run_dir)
-    client = open_run(run_dir).federation.clients[0]
+    client = open_method_run(run_dir).federation.clients[0]
     x, y = client.train.x.numpy(), client.train.y.numpy()
     np.savez(tmp_path / "west.npz", x=x, y=y)
     joined = perfed("join", run_dir, tmp_path / "west.npz", "--site", "west")
@@ -174,7 +174,7 @@ def test_a_comparison_is_no_run(tmp_path):
 
 
 def test_new_rows_that_do_not_fit_are_named(run_dir, tmp_path):
-    x = open_run(run_dir).federation.clients[0].test.x.numpy()
+    x = open_method_run(run_dir).federation.clients[0].test.x.numpy()
     names = [f"x{j}" for j in range(x.shape[1])]
     for file, says in (
         (written(tmp_path / "less.csv", names[1:], x[:, 1:]), "x lacks column 'x0'"),
@@ -208,11 +208,11 @@ def test_formats_of_one_model_lie_side_by_side_with_one_card(run_dir, tmp_path):
 
 def test_a_site_that_has_joined_is_one_of_the_run_s_in_python_too(tmp_path):
     run_tiny(tmp_path / "out")
-    client = open_run(tmp_path / "out").federation.clients[0]
+    client = open_method_run(tmp_path / "out").federation.clients[0]
     np.savez(tmp_path / "west.npz", x=client.train.x.numpy(), y=client.train.y.numpy())
     assert perfed("join", tmp_path / "out", tmp_path / "west.npz", "--site", "far west").code == 0
     expected = package.load_site(tmp_path / "out" / "joined" / "far_west").predict_proba(client.test.x)
-    for run in (package.resume(tmp_path / "out"), open_run(tmp_path / "out")):
+    for run in (package.resume(tmp_path / "out"), open_method_run(tmp_path / "out")):
         np.testing.assert_array_equal(run.site("far west").predict_proba(client.test.x), expected)
         with pytest.raises(package.PerfedError, match=r"unknown client 'oslo'; ids are: 000, .*; joined: far west$"):
             run.site("oslo")

@@ -168,7 +168,7 @@ def test_regressions(columns):
     with pytest.raises(
         PerfedError, match=r"sklearn:svc is not for a regression, .* allowed: sklearn:ridge, sklearn:ran"
     ):
-        SklearnRun("sklearn:svc", experiment(), federation)
+        SklearnRun("sklearn:svc", experiment(), federation).check()
 
 
 @pytest.mark.long
@@ -233,7 +233,7 @@ def test_awkward_clients():
             Federation.from_arrays({"one-class-less": few}),
         ).execute()
     with pytest.raises(PerfedError, match=r"evaluation.split = 'validation': no client has such data"):
-        SklearnRun("sklearn:svc", experiment(split="validation"), federation)
+        SklearnRun("sklearn:svc", experiment(split="validation"), federation).check()
 
 
 def two_classes(**more):
@@ -363,7 +363,7 @@ def test_one_model_on_all_samples_together():
     data = sites(lambda rng, x: (x[:, 0] > 0).astype(int))
     data["b"] |= {"x_train": data["b"]["x_train"][:, :4], "x_test": data["b"]["x_test"][:, :4]}
     with pytest.raises(PerfedError, match=r"pooled:logistic: .* clients 'a' and 'b' have different columns"):
-        SklearnRun("pooled:logistic", experiment(), Federation.from_arrays(data))
+        SklearnRun("pooled:logistic", experiment(), Federation.from_arrays(data)).check()
 
 
 def timed(rng, x, censored=0.3):
@@ -460,7 +460,7 @@ def test_awkward_sites_of_survival():
 def test_without_lifelines_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "lifelines", None)
     with pytest.raises(PerfedError, match=r"a Cox model needs the package 'lifelines', .*\[tables\]"):
-        SklearnRun("sklearn:cox", experiment(), of_survival(sites(timed)))
+        SklearnRun("sklearn:cox", experiment(), of_survival(sites(timed))).check()
 
 
 def test_a_comparison_of_survival(tmp_path):
@@ -478,7 +478,7 @@ def test_a_comparison_of_survival(tmp_path):
     with pytest.raises(
         PerfedError, match="sklearn:ridge is not for survival, which these data are; allowed: sklearn:cox"
     ):
-        SklearnRun("sklearn:ridge", experiment(), of_survival(sites(timed)))
+        SklearnRun("sklearn:ridge", experiment(), of_survival(sites(timed))).check()
 
 
 @pytest.mark.parametrize(
@@ -495,7 +495,7 @@ def test_a_comparison_of_survival(tmp_path):
 )
 def test_names_that_are_no_model(name, problem):
     with pytest.raises(PerfedError, match=problem):
-        SklearnRun(name, experiment(), two_classes())
+        SklearnRun(name, experiment(), two_classes()).check()
 
 
 def test_metrics_by_domain():

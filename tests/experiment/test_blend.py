@@ -17,8 +17,8 @@ from perfed.client_model.export import export, onnx_file
 from perfed.client_model.load import load_site
 from perfed.errors import PerfedError
 from perfed.experiment.blend import with_own_models
-from perfed.experiment.blended_models import opened_models
 from perfed.experiment.config import validate
+from perfed.experiment.factory import open_run
 from perfed.experiment.study import read_comparison
 from perfed.maths.blending import Probabilities, learn_weights
 from perfed.methods.titles import display_name
@@ -325,7 +325,7 @@ def test_a_sites_mixture_predicts_and_is_one_onnx_graph_with_a_card(tables):
     assert told.code == 0, told.err
     said = pd.read_csv(tables / "said.csv")["probability of ill"].to_numpy()
     rows = pd.read_csv(tables / "new.csv")
-    models = {name: opened_models(run / place) for name, place in weights_of(tables / "out")["candidates"].items()}
+    models = {name: open_run(run / place) for name, place in weights_of(tables / "out")["candidates"].items()}
     weights = weights_of(tables / "out")["sites"]["north"]
     expected = sum(weights[name] * model.site("north").predict_proba(rows)[:, 0] for name, model in models.items())
     assert np.allclose(said, expected, atol=1e-5)
@@ -365,7 +365,7 @@ def test_damaged_weights_are_one_line(digits, tmp_path):
     for content in ("{", "{}", file.read_text().replace('"local": ', '"lokal": ', 1)):
         file.write_text(content)
         with pytest.raises(PerfedError, match=r"blend\.json"):
-            opened_models(copy / "blend/seed-0")
+            open_run(copy / "blend/seed-0")
 
 
 @pytest.mark.long

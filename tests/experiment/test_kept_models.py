@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import skops.io
 from engines import blobs
+from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
@@ -16,7 +18,6 @@ from perfed.client_model.export import export, onnx_file
 from perfed.errors import PerfedError
 from perfed.experiment import kept_models
 from perfed.experiment.config import validate
-from perfed.experiment.kept_models import KeptModels
 from perfed.experiment.sklearn_run import SklearnRun
 from perfed.testing.federations import make_survival_data
 
@@ -28,7 +29,7 @@ VALUES = ("ridge", "random-forest", "gradient-boosting", "mean")
 def finished(name, federation, path):
     run = SklearnRun(name, validate(TABLE), federation, path)
     run.execute()
-    return run, KeptModels(name, path, 0, federation)
+    return run, SklearnRun(name, validate(TABLE), federation, path)
 
 
 @pytest.mark.sampled(3)
@@ -106,6 +107,33 @@ def test_files_are_for_their_user_alone_and_hold_no_code(tmp_path):
         read_estimator(tmp_path / "odd.skops")
 
 
+def test_a_new_site_joins_with_a_model_of_its_own_rows(tmp_path):
+    """The same as scikit-learn's own fit on the training rows of the new site; nothing of the run changes."""
+    whole = blobs((30, 24, 20), test=25)
+    clients = whole.clients
+    run, again = finished("sklearn:logistic", replace(whole, clients=clients[:2]), tmp_path / "run")
+    expected = LogisticRegression(max_iter=1000).fit(clients[2].train.x.numpy(), clients[2].train.y.numpy())
+    x = clients[2].test.x.numpy()
+    for one in (run, again):
+        assert np.allclose(one.join(clients[2]).predict_proba(x), expected.predict_proba(x), atol=1e-6)
+    again.join(clients[2]).save(tmp_path / "run" / "joined" / "c2")
+    assert np.allclose(again.site("c2").predict_proba(x), expected.predict_proba(x), atol=1e-6)
+    with pytest.raises(PerfedError, match="unknown client 'x'; ids are: c0, c1; joined: c2"):
+        again.site("x")
+    pooled = SklearnRun("pooled:logistic", validate(TABLE), whole)
+    with pytest.raises(PerfedError, match="pooled:logistic: no site can join"):
+        pooled.join(clients[2])
+
+
+@pytest.mark.parametrize("name", ["sklearn:logistic", "pooled:logistic"])
+def test_a_run_in_memory_has_the_models_that_a_run_in_a_directory_has(name, tmp_path):
+    federation = blobs((30, 24), test=25)
+    _, kept = finished(name, federation, tmp_path / "run")
+    memory = SklearnRun(name, validate(TABLE), federation)
+    for client in federation:
+        assert (memory.site(client.id).predict(client.test.x) == kept.site(client.id).predict(client.test.x)).all()
+
+
 def test_trees_that_lead_elsewhere_are_refused(tmp_path):
     federation = blobs((30,))
     run, kept = finished("sklearn:random-forest", federation, tmp_path / "run")
@@ -126,7 +154,7 @@ def test_what_is_not_there_is_said(tmp_path):
     with pytest.raises(PerfedError, match=r"000001\.skops: there is no model of client 'c1'"):
         kept.site("c1")
     with pytest.raises(PerfedError, match=r"is of 4 inputs, and client 'c0' has others"):
-        KeptModels("sklearn:logistic", tmp_path / "run", 0, blobs((30, 20), dims=(5,))).site("c0")
+        SklearnRun("sklearn:logistic", validate(TABLE), blobs((30, 20), dims=(5,)), tmp_path / "run").site("c0")
 
 
 def test_notes_say_why_models_are_not_kept(tmp_path, monkeypatch):

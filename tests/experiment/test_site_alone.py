@@ -13,7 +13,7 @@ import torch
 from command_line import perfed
 
 from perfed import validate
-from perfed.experiment.start import open_run, start
+from perfed.experiment.start import open_method_run, start
 
 LINEAR = {"embedding": {"kind": "linear", "out": 3}, "head": "linear"}
 MODEL = {"embedding": {"kind": "linear", "out": 3}, "body": {"kind": "hidden-layer", "out": 3}, "head": "linear"}
@@ -69,10 +69,10 @@ def run_of(folder: Path, method: str, data: dict[str, Any]) -> Path:
 
 
 def assert_same(run: Path, site: str, frame: pd.DataFrame, hide: list[Path]) -> None:
-    whole = open_run(run).site(site)
+    whole = open_method_run(run).site(site)
     for file in hide:
         file.rename(file.with_suffix(".hidden"))
-    alone = open_run(run, site=site).site(site)
+    alone = open_method_run(run, site=site).site(site)
     assert alone.facts == whole.facts
     inputs = whole.prepare_inputs(frame)
     assert all(torch.equal(a, b) for a, b in zip(alone.prepare_inputs(frame), inputs, strict=True))
@@ -95,7 +95,7 @@ def test_rows_to_be_tested_on_are_read_too(tmp_path):
     for seed, name in enumerate(("north", "south")):
         ward(seed + 7, rows=11).to_csv(tmp_path / "tests" / f"{name}.csv", index=False)
     run = run_of(tmp_path, "fedrep", {**data, "test_files": [str(tmp_path / "tests")]})
-    assert open_run(run, site="south").site("south").facts["data"]["test"] == 11
+    assert open_method_run(run, site="south").site("south").facts["data"]["test"] == 11
     assert_same(run, "south", frames["south"].drop(columns=[*ROLES]), [tmp_path / "tests" / "north.csv"])
 
 

@@ -24,7 +24,6 @@ from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.factory import by_loss
-from perfed.experiment.kept_models import estimator_site
 from perfed.experiment.sklearn_run import SklearnRun
 from perfed.sites.deploy.candidates import (
     build_weights_exchanges,
@@ -147,20 +146,16 @@ class BlendSiteRun(SiteRun):
 
     def _build_model(self, name: str) -> SiteModel:
         """Return a candidate's model trained on all training rows."""
-        if not is_baseline(name):
-            return StoredModel(self._find_run(name, None), self.folder).site(self.site)
-        federation = self._full_run.site_federation
-        (client,), fitted = federation, self._fit_estimator(name, self._full_run)
-        settings = fitted.get_params()
-        return estimator_site(name, fitted, client, federation, seed=self.experiment.seed, settings=settings)
+        if is_baseline(name):
+            return self._build_sklearn_run(name, self._full_run).site(self.site)
+        return StoredModel(self._find_run(name, None), self.folder).site(self.site)
 
-    def _fit_estimator(self, name: str, rows: SiteRun) -> Any:
-        """Return a scikit-learn model fitted to the site's training rows."""
+    def _build_sklearn_run(self, name: str, rows: SiteRun) -> SklearnRun:
+        """Return the run of a scikit-learn model on the rows of the site, in memory."""
         federation = rows.site_federation
         experiment = by_loss(rows.experiment, federation)
         on_train = experiment.evaluation.model_copy(update={"split": "train"})  # a fold may hold no row of the site
-        run = SklearnRun(name, experiment.model_copy(update={"evaluation": on_train}), federation)
-        return run.fitted(federation.clients[0])
+        return SklearnRun(name, experiment.model_copy(update={"evaluation": on_train}), federation)
 
     def _compute_arrays(self) -> Arrays:
         """Return the models' outputs and the targets, for all training rows, fold by fold, and for the test rows."""
@@ -190,7 +185,9 @@ class BlendSiteRun(SiteRun):
     def _compute_outputs(self, name: str, fold: int | None, rows: SiteRun, test: Split) -> NDArray[np.float64]:
         """Return the logits, values or log hazards of one model for the held-out rows, in the unit of training."""
         if is_baseline(name):
-            return outputs_of(self._fit_estimator(name, rows), rows_of(test.x), rows.site_federation.num_classes)
+            federation = rows.site_federation
+            model = self._build_sklearn_run(name, rows).fitted(federation.clients[0])
+            return outputs_of(model, rows_of(test.x), federation.num_classes)
         stored_outputs = SiteServer(self._find_run(name, fold), self.folder).test_outputs
         if stored_outputs is None or len(stored_outputs.outputs) != len(test):
             raise PerfedError(f"{self.folder}: the run of {name} has no outputs for the site's rows")

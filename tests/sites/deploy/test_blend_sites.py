@@ -15,9 +15,9 @@ from stations import COLUMNS, TABLE, Stations, answer_all, write_tables
 
 from perfed.codec import flatten
 from perfed.errors import PerfedError
-from perfed.experiment.blended_models import opened_models
 from perfed.experiment.config import read as read_study
 from perfed.experiment.config import validate
+from perfed.experiment.factory import open_run
 from perfed.sites.deploy.candidates import build_blending, list_candidate_runs, list_entries
 from perfed.sites.deploy.mixing import CANDIDATE_FILE
 from perfed.sites.deploy.own_model import load_site_model
@@ -68,7 +68,7 @@ def simulated(path, **changes):
 def same_as_simulated(path, target="ill", **changes):
     """Weights, pooled and of each site, what the mixtures say of all rows, and their metrics."""
     place = simulated(path, target=target, **changes)
-    content, models = json.loads((place / "blend.json").read_text()), opened_models(place)
+    content, models = json.loads((place / "blend.json").read_text()), open_run(place)
     summaries = [json.loads((at / "summary.json").read_text()) for at in (place, path / "run/blend/seed-0")]
     for name, value in summaries[1]["metrics"].items():
         assert value["mean"] == pytest.approx(summaries[0]["metrics"].get(name, value)["mean"], abs=1e-5), name

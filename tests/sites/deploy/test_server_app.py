@@ -21,7 +21,7 @@ from stations import COLUMNS, Stations, answer_all, same_as_simulated, study, su
 from perfed.errors import PerfedError
 from perfed.experiment.config import read as read_study
 from perfed.experiment.config import validate
-from perfed.experiment.start import open_run
+from perfed.experiment.start import open_method_run
 from perfed.sites.deploy import server_app
 from perfed.sites.deploy import submit as submission
 from perfed.sites.deploy.own_model import load_site_model
@@ -67,7 +67,7 @@ def test_a_site_makes_its_own_model_of_what_it_has_kept_while_it_goes_on(tables)
         model = load_site_model(tables / "at-south", "south", tables / "south.csv")
     frame = pd.read_csv(tables / "south.csv").drop(columns="ill")
     same_as_simulated(tables)
-    expected = open_run(tables / "simulated").site("south").predict_proba(frame)
+    expected = open_method_run(tables / "simulated").site("south").predict_proba(frame)
     np.testing.assert_array_equal(model.predict_proba(frame), expected)
     assert list(model.classes_) == ["ill", "well"]
 
