@@ -50,6 +50,7 @@ def test_every_export_has_an_example():
     assert WITHOUT.keys() <= {name for face in faces for name in face.__all__}
 
 
+@pytest.mark.long
 def test_docstrings_are_sentences():
     """A name says as much as three words do."""
     short = []

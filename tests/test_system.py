@@ -94,6 +94,7 @@ def test_locks_of_windows_keep_other_processes_out(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_no_folder_is_opened_where_there_are_no_locks(tmp_path):
     program = HIDDEN + "\nfrom pathlib import Path\nfrom perfed.system import sync_folder, write_atomic\n"
     program += f"write_atomic(Path({str(tmp_path)!r}, 'a'), 'whole')\nsync_folder(Path({str(tmp_path)!r}))\n"
@@ -101,6 +102,7 @@ def test_no_folder_is_opened_where_there_are_no_locks(tmp_path):
     assert done.returncode == 0 and (tmp_path / "a").read_text() == "whole", done.stderr
 
 
+@pytest.mark.long
 def test_memory_is_in_mebibytes_on_every_system(monkeypatch):
     status = Path("/proc/self/status")
     peak = peak_memory_mb()
@@ -142,6 +144,7 @@ with exit_on_sigterm():
 """
 
 
+@pytest.mark.long
 def test_a_program_that_a_signal_ends_is_known_whatever_code_is_made_of_it():
     """Ray raises SystemExit(1) in the place of what the handler raises while it waits."""
     done = without(ENDED)
@@ -156,6 +159,7 @@ class _Circle:
         self.ended.append(self.name)
 
 
+@pytest.mark.long
 def test_what_is_made_while_objects_are_frozen_is_collected_and_the_rest_afterwards():
     gc.collect()
     ended: list[str] = []
@@ -172,6 +176,7 @@ def test_what_is_made_while_objects_are_frozen_is_collected_and_the_rest_afterwa
     assert not gc.get_freeze_count()
 
 
+@pytest.mark.long
 def test_a_run_freezes_what_was_there():
     found = []
     run = Run(make_blobs((9, 8)), build_method("fedavg"), Model(head=linear(3)), rounds=1)

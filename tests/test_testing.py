@@ -122,7 +122,7 @@ def test_all_at_once_with_settings():
     check_method(FedPer(lr=0.02, batch_size=8, local_epochs=2))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
@@ -149,6 +149,7 @@ def test_a_mistake_fails_the_check_that_is_for_it(kind, said):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["learns", "the seed decides"])
 @pytest.mark.parametrize("extensions", [(), [Clip(clip_norm=10.0)]], ids=["plain", "list of extensions"])
 def test_a_shipped_method_with_its_default_settings_passes(name, extensions):
@@ -161,12 +162,14 @@ def default_method(name: str) -> Method | str:
     return name if entry(name).base else build_method(name, {})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", method_names())
 @pytest.mark.every_method("name")
 def test_shipped_methods_learn_with_default_settings(name):
     method_checks(default_method(name))["learns"]()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["scaffold", "fedgate"])
 def test_methods_that_need_many_rounds_learn_with_the_settings_of_the_checks(name):
     method_checks(name)["learns"]()

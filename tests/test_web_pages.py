@@ -57,6 +57,7 @@ def test_a_method_s_page_has_its_settings_with_their_defaults(name):
         assert (None if shown == "not given" else json.loads(shown.strip("`"))) == plain, key
 
 
+@pytest.mark.long
 def test_a_method_s_page_says_what_is_sent_and_what_is_kept():
     scaffold, fedpac, local = (rows(method_pages.page(METHODS[name])) for name in ("scaffold", "fedpac", "local"))
     assert scaffold["a client sends"] == ["`shared`, `change`"]
@@ -74,6 +75,7 @@ def test_a_method_s_page_names_the_tables_that_it_is_in():
     assert unused == ""
 
 
+@pytest.mark.long
 def test_the_command_line_s_page_has_every_command_and_option():
     page = REFERENCE["reference/command-line.md"]
     for command in re.findall(r"^## perfed (.+)$", page, re.MULTILINE):
@@ -127,6 +129,7 @@ SHOWN_COMMANDS = {
 }
 
 
+@pytest.mark.long
 def test_the_commands_of_the_reference_can_be_given():
     assert len(SHOWN_COMMANDS) > 60
     for shown in sorted(SHOWN_COMMANDS):

@@ -113,8 +113,8 @@ def open_run(path: Path | str, *, data_dir: Path | None = None, site: str | None
         site: the only site whose model is needed; see :func:`perfed.experiment.start.open_method_run`.
 
     Raises:
-        PerfedError: as :func:`perfed.experiment.start.open_method_run`; a run without rounds has not finished, or its files are
-            damaged.
+        PerfedError: for the reasons of :func:`perfed.experiment.start.open_method_run`, or if a run without rounds has
+            not finished or its files are damaged.
     """
     directory = RunDirectory(Path(path))
     name = directory.method

@@ -56,6 +56,7 @@ def accuracy(method: str, kind: str, dishonest: tuple[str, ...], **options) -> f
     return float(np.mean([values["accuracy"] for client, values in metrics.items() if client not in dishonest]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ROBUST)
 @pytest.mark.parametrize("method", ["fedavg", "fedrep"])
 def test_dishonest_clients_ruin_the_mean_and_not_the_robust_kinds(method, kind):
@@ -65,6 +66,7 @@ def test_dishonest_clients_ruin_the_mean_and_not_the_robust_kinds(method, kind):
     assert accuracy(method, kind, liars) > max(honest - 0.25, ruined + 0.25)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_round_is_the_estimate_over_the_replies_in_every_engine(engine):
     federation = blobs((9, 4, 6, 3, 5))
@@ -103,6 +105,7 @@ def test_a_round_is_the_estimate_over_the_replies_in_every_engine(engine):
             np.testing.assert_allclose(server.state.shared[name].flatten(), expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.long
 def test_an_interrupted_run_resumes_with_the_same_bits(tmp_path):
     experiment = validate({**TABLE, "aggregation": {"kind": "trimmed-mean", "trim": 0.2}})
     whole = start(experiment)
@@ -125,6 +128,7 @@ def test_an_interrupted_run_resumes_with_the_same_bits(tmp_path):
         assert torch.equal(tensor, resumed.server.sets["shared"][name])
 
 
+@pytest.mark.long
 def test_a_run_without_the_table_leaves_what_it_always_did(tmp_path):
     for number, table in enumerate(({}, {"aggregation": {"kind": "mean"}})):
         start(validate({**TABLE, **table}), out=tmp_path / str(number)).execute()

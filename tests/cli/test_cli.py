@@ -49,6 +49,7 @@ def run_dir(tmp_path_factory) -> Path:
     return directory
 
 
+@pytest.mark.long
 def test_the_terminal_says_the_worst_clients_of_every_metric(run_dir):
     """By the clients' values in clients.csv: of a loss those with the highest ones."""
     printed = perfed("resume", run_dir).out.splitlines()
@@ -123,6 +124,7 @@ def test_the_configuration_is_complete(run_dir):
     assert kept.plan.threads == 1
 
 
+@pytest.mark.long
 def test_options_win_over_settings_and_settings_over_the_experiment(tmp_path):
     run_tiny(tmp_path / "out", "method=fedrep", "seed=5", "--method", "local", "--seed", 7, "--engine", "sequential")
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -139,6 +141,7 @@ def test_the_last_rounds_may_be_averaged(tmp_path):
     assert math.isclose(summary["accuracy"]["mean"], mean)
 
 
+@pytest.mark.long
 def test_without_out_the_results_go_to_a_new_directory_in_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert perfed("run", EXPERIMENT, *TINY, "--method", "local").code == 0
@@ -158,6 +161,7 @@ def compared(tmp_path_factory) -> tuple[Path, str]:
     return directory, result.out
 
 
+@pytest.mark.long
 def test_seeds_are_inclusive_and_every_run_has_its_directory(compared):
     directory, _ = compared
     runs = sorted(str(file.parent.relative_to(directory)) for file in directory.rglob("summary.json"))
@@ -188,6 +192,7 @@ def test_the_table_is_printed_plainly(compared):
     assert " ".join(printed.split()).endswith(" ".join(sentences))
 
 
+@pytest.mark.long
 def test_an_interrupted_comparison_is_completed(compared, tmp_path):
     """Finished runs are kept as they are, the others done; report writes the report anew."""
     directory, _ = compared
@@ -251,6 +256,7 @@ def test_report_of_a_run(run_dir):
     assert {name: data for name, data in contents(run_dir).items() if name != "report.html"} == before
 
 
+@pytest.mark.long
 def test_help_and_no_arguments():
     assert perfed("--help").code == 0
     for command in ("run", "compare", "resume", "tune", "list", "show", "report"):
@@ -267,6 +273,7 @@ def test_the_version_is_that_of_the_package():
     assert result.out == f"perfed {metadata.version('perfed')}\n"
 
 
+@pytest.mark.long
 def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -285,6 +292,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
     assert again.err == f"perfed: interrupted; 'perfed resume {tmp_path}/out --device cpu' continues\n"
 
 
+@pytest.mark.long
 def test_the_module_is_a_program_too():
     program = [sys.executable, "-m", "perfed", "list", "methods", "--json"]
     done = subprocess.run(program, capture_output=True, text=True)

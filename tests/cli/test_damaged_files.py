@@ -114,7 +114,7 @@ def read(place: Path, command: tuple[str, ...]) -> Outcome:
     return perfed(*("run" if part == "RUN" else part.replace("NEW", "made") for part in command))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize("name", READERS)
 def test_a_damaged_file_is_one_line(folder, tmp_path, monkeypatch, name):
     for seed in SEEDS:
@@ -129,6 +129,7 @@ def test_a_damaged_file_is_one_line(folder, tmp_path, monkeypatch, name):
                 assert found.code == 0 or (found.code == 2 and found.err.count("\n") == 1), (command, found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "load"),
     [

@@ -101,6 +101,7 @@ def refused(done, *says: str) -> None:
         assert text in done.err, done.err
 
 
+@pytest.mark.long
 def test_one_command_and_the_data_set_loads(publisher, home):
     publisher.files["/tweets/Tweets.csv"] = TWEETS
     done = perfed("data", "get", "tweets", "--mirror", publisher.url)
@@ -117,6 +118,7 @@ def test_one_command_and_the_data_set_loads(publisher, home):
     assert perfed("data", "get", "tweets", "--mirror", publisher.url, "--again").code == 0 and len(publisher.asked) == 1
 
 
+@pytest.mark.long
 def test_a_second_download_is_compared_with_the_first(publisher, home):
     publisher.files["/tweets/Tweets.csv"] = TWEETS
     assert perfed("data", "get", "tweets", "--mirror", publisher.url).code == 0
@@ -130,6 +132,7 @@ def test_a_second_download_is_compared_with_the_first(publisher, home):
     assert done.code == 0 and "checksum as kept" in done.out
 
 
+@pytest.mark.long
 def test_a_damaged_original_that_nobody_can_check_is_no_dead_end(publisher, home):
     """It came as the publisher had it then, and stays: the message says how to be rid of it, and that is enough."""
     kept = home / ".cache/perfed/originals/tweets"

@@ -143,6 +143,7 @@ def test_a_line_break_in_the_name_of_the_experiment_is_refused():
     assert [file.name for file in Path().iterdir()] == ["t"]
 
 
+@pytest.mark.long
 def test_files_with_odd_names_are_sites_and_no_settings():
     write_tables(Path("t"))
     Path("t/north.csv").rename('t/north"]\nseed = 3 #.csv')

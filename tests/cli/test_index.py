@@ -65,6 +65,7 @@ def test_it_is_of_the_sources_that_are_there_whatever_was_kept(checkout):
     assert described(checkout) == before and kept(checkout) == known
 
 
+@pytest.mark.long
 def test_the_index_says_what_the_registries_say():
     """In a process of its own: here tests may have registered something."""
     program = "import json; from perfed.cli.listing import build_lists; print(json.dumps(build_lists(), default=str))"
@@ -114,7 +115,7 @@ def test_it_is_made_without_what_is_of_the_user(checkout):
     assert "mine" not in {item["name"] for item in json.loads(kept(checkout)[0].read_text())["methods"]}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 def test_a_mistake_in_the_sources_is_one_line(checkout):
     file = checkout / "perfed" / "methods" / "fedavg.py"
     file.write_text(file.read_text() + "\nraise RuntimeError('half an edit')\n")

@@ -184,6 +184,7 @@ def test_an_unknown_command_is_answered_with_those_that_there_are(written):
     refused(perfed("data", "gett"), "No such command 'gett'", "did you mean 'get'?", "commands: ")
 
 
+@pytest.mark.long
 def test_help_has_whole_summaries_and_no_marks_of_markup():
     whole = perfed("--help")
     assert "..." not in whole.out.partition("Commands:")[2] and max(map(len, whole.out.splitlines())) <= 80

@@ -41,7 +41,7 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -60,12 +60,14 @@ def test_what_is_no_transformer_is_one_line(here, name, says):
     assert found.code == 2 and says in found.err and found.err.count("\n") == 1, found
 
 
+@pytest.mark.long
 def test_check_names_the_modules_that_it_has_run(here):
     found = perfed("check", "study.toml", 'data.preprocess="my_transformers:good"', "columns=own")
     assert found.code == 0 and "check has run code of these modules: my_transformers" in found.said, found.err
     assert "code of these modules" not in perfed("check", "study.toml").out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("setting", ['method="os:abort"', 'data={name="os:abort"}', 'model.head={kind="os:abort"}'])
 def test_methods_data_and_stages_are_not_python_s_own_either(here, setting):
     found = another_process("check", "study.toml", setting)

@@ -76,6 +76,7 @@ def table_of(*arguments: object) -> dict[str, dict[str, Any]]:
     return {row["method"]: row for row in json.loads(result.out)["table"]}
 
 
+@pytest.mark.long
 def test_new_seeds_are_found_and_merged(here):
     found = table_of("a", "b", "--out", "both.html")
     assert {method: row["seeds"] for method, row in found.items()} == {"local": [0, 1, 2], "fed_avg": [0, 1, 2]}
@@ -235,6 +236,7 @@ def test_a_place_that_is_not_there_is_said_before_anything_is_written(here, opti
     assert (result.code, result.err) == (2, f"perfed: {problem}\n") and contents(here) == before
 
 
+@pytest.mark.long
 def test_figures_are_svg_pdf_and_png_and_it_is_said_which_is_which(drawn):
     result = perfed("report", "a", "--figures", "figures")
     assert result.code == 0, result.err

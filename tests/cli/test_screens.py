@@ -84,6 +84,7 @@ def cells(text: str, name: str) -> list[str]:
     return next(row for row in rows if row[0] == name and len(row) > 1)
 
 
+@pytest.mark.long
 def test_compare_and_report(there):
     for text in (Path("compare.txt").read_text(), done("report", "c").out, done("resume", "c").out):
         check(text)
@@ -98,6 +99,7 @@ def test_compare_and_report(there):
                 assert others == ["–" if gap is None else "{:+.2f} [{:+.2f}, {:+.2f}]".format(*(100 * v for v in gap))]
 
 
+@pytest.mark.long
 def test_the_table_says_what_the_verdict_says(there):
     """Reference and interval of a row are those of the sentence about the same method."""
     found = verdict(runs_of(Path("c")))
@@ -108,6 +110,7 @@ def test_the_table_says_what_the_verdict_says(there):
         assert cells(text, display_name(judged.method))[2] == f"{mean} [{low}, {high}]"
 
 
+@pytest.mark.long
 def test_all_metrics(there):
     first, every = done("report", "c").out, done("report", "c", "--all-metrics").out
     check(every)
@@ -116,6 +119,7 @@ def test_all_metrics(there):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [("report", "c"), ("resume", "c/local/seed-0"), ("report", "c", "--all-metrics")])
 def test_a_terminal_of_40_columns_has_every_number_too(there, monkeypatch, command):
     wide = done(*command).out
@@ -142,6 +146,7 @@ def test_which_row_is_the_best(there):
     assert [table.rows[at][0] for at in table.best] == [display_name(max(means, key=means.__getitem__))]
 
 
+@pytest.mark.long
 def test_a_run_and_its_plan(there, tmp_path):
     plain = done("resume", "c/local/seed-0").out
     check(plain)
@@ -160,6 +165,7 @@ def test_tune(there):
         assert lines[-2:] == ["chosen settings: t/chosen.toml", "whole grid: t/grid.json"]
 
 
+@pytest.mark.long
 def test_export_predict_and_join(there, tmp_path):
     """Paths are whole words that no line breaks, so they are short here."""
     run, rng = Path("c/local/seed-0"), np.random.default_rng(0)
@@ -175,6 +181,7 @@ def test_export_predict_and_join(there, tmp_path):
         assert len(check(done(*command).out)) >= 1
 
 
+@pytest.mark.long
 def test_init_check_and_partition(there):
     made = done("init", "a-hospital-with-a-long-name.csv", "south.csv", "--target", "outcome")
     checked = done("check", "study.toml")
@@ -195,13 +202,14 @@ def test_list(what):
     assert set(names) <= {word for line in lines for word in line.split()}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("what", LISTS)
 def test_show(what):
     for item in index()[what]:
         check(done("show", item["name"]).out)
 
 
+@pytest.mark.long
 def test_help():
     names = [command.name for command in app.registered_commands]
     assert {"compare", "show", "report", "join"} <= set(names)
@@ -212,6 +220,7 @@ def test_help():
     assert not [name for name in names if f"  {name} " not in done("--help").out]
 
 
+@pytest.mark.long
 def test_json_is_alone_on_stdout(there, tmp_path):
     """And has the keys that the page on scripts names."""
     keys = {

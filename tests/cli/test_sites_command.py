@@ -37,7 +37,7 @@ def written(file: Path, names: list[str], x: np.ndarray, **more: list[object]) -
     return file
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 def test_export_writes_a_model_and_a_card_and_nothing_else(run_dir, tmp_path):
     import onnxruntime
 
@@ -55,6 +55,7 @@ def test_export_writes_a_model_and_a_card_and_nothing_else(run_dir, tmp_path):
     assert again.code == 2 and again.err == f"perfed: {tmp_path}/north.onnx: exists already; choose another name\n"
 
 
+@pytest.mark.long
 def test_predict_writes_what_the_site_says_of_each_row(run_dir, tmp_path):
     run = open_method_run(run_dir)
     site = run.site("002")
@@ -70,6 +71,7 @@ def test_predict_writes_what_the_site_says_of_each_row(run_dir, tmp_path):
     assert [int(row["row"]) for row in found] == list(range(2, len(x) + 2))  # the header is row 1
 
 
+@pytest.mark.long
 def test_a_site_joins_and_every_other_file_stays_as_it_was(run_dir, tmp_path):
     before = contents(run_dir)
     client = open_method_run(run_dir).federation.clients[0]
@@ -100,6 +102,7 @@ def test_a_site_joins_and_every_other_file_stays_as_it_was(run_dir, tmp_path):
     assert package.load_site(run_dir / "joined" / "west").site == "west"
 
 
+@pytest.mark.long
 def test_ids_that_were_dropped_come_with_the_predictions(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
@@ -130,6 +133,7 @@ def test_where_predictions_go_is_looked_at_before_anything_is_loaded(tmp_path, m
     assert result.code == 2 and result.err == f"perfed: {out}: exists already; choose another name\n"
 
 
+@pytest.mark.long
 def test_a_finished_run_goes_on_to_more_rounds(tmp_path):
     run_tiny(tmp_path / "long", "rounds=5")
     run_tiny(tmp_path / "short", "rounds=3")
@@ -173,6 +177,7 @@ def test_a_comparison_is_no_run(tmp_path):
     assert result.code == 2 and f"{tmp_path}: a comparison, not a run; its runs are METHOD/seed-N in it" in result.err
 
 
+@pytest.mark.long
 def test_new_rows_that_do_not_fit_are_named(run_dir, tmp_path):
     x = open_method_run(run_dir).federation.clients[0].test.x.numpy()
     names = [f"x{j}" for j in range(x.shape[1])]
@@ -206,6 +211,7 @@ def test_formats_of_one_model_lie_side_by_side_with_one_card(run_dir, tmp_path):
     assert (tmp_path / "mine.md").read_text() == "my notes" and not (tmp_path / "north.pt2x").exists()
 
 
+@pytest.mark.long
 def test_a_site_that_has_joined_is_one_of_the_run_s_in_python_too(tmp_path):
     run_tiny(tmp_path / "out")
     client = open_method_run(tmp_path / "out").federation.clients[0]
@@ -244,6 +250,7 @@ def test_names_of_exported_files_are_safe_and_differ_where_those_of_sites_do():
     assert [file_name(site) for site in ("north", "far west", "Süd-2.1")] == ["north", "far_west", "Süd-2.1"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", ["", "\n", ",,,\n"])
 def test_a_table_without_rows_is_refused_in_one_line(tmp_path, monkeypatch, rows):
     monkeypatch.chdir(tmp_path)

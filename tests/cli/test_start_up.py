@@ -20,7 +20,7 @@ COMMANDS = (
 )
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [

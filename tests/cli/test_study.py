@@ -92,6 +92,7 @@ def write(folder: Path, change: Callable[[pd.DataFrame], pd.DataFrame] = lambda 
 ASKED = ("--site-column", "ward", "--target", "outcome", "--group", "patient")
 
 
+@pytest.mark.long
 def test_one_file_with_a_site_column_groups_and_values_to_predict(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path)
@@ -103,6 +104,7 @@ def test_one_file_with_a_site_column_groups_and_values_to_predict(tmp_path, monk
     assert result.code == 0 and "mse" in result.out, result.err
 
 
+@pytest.mark.long
 def test_few_rows_have_a_part_to_test_on_in_place_of_folds_and_test_files_neither(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, lambda frame: frame[(frame["ward"] == "north") | (frame["patient"] > 15)])
@@ -148,7 +150,7 @@ def centres(folder: Path, **constant: int) -> None:
         table.assign(**(constant if name == "east" else {})).to_csv(folder / f"{name}.csv", index=False)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("more", [{}, {"grade": 1}])
 def test_a_survival_study_has_settings_that_learn(tmp_path, monkeypatch, more):
     monkeypatch.chdir(tmp_path)
@@ -259,6 +261,7 @@ def test_the_most_frequent_class_is_compared_with_where_most_rows_have_it(tmp_pa
     assert ("sklearn:majority" in Path("study.toml").read_text()) is named
 
 
+@pytest.mark.long
 def test_tables_with_the_same_columns_share_them_where_some_do_not_vary(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     centres(tmp_path / "centres", flag=0)
@@ -303,6 +306,7 @@ def test_every_problem_is_said_with_file_column_and_row_and_no_content(tmp_path,
         Path(f"{mended}.csv").unlink(missing_ok=True)
 
 
+@pytest.mark.long
 def test_check_finds_what_has_become_wrong_and_what_no_method_can_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path)
@@ -322,6 +326,7 @@ def test_check_finds_what_has_become_wrong_and_what_no_method_can_do(tmp_path, m
         assert result.code == 2 and expected in result.err and result.err.count("\n") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", ["import perfed", "import perfed.data.federation", "import perfed.cli.entry"])
 def test_pandas_is_imported_where_tables_are(program):
     code = f"import sys; {program}; print('pandas' in sys.modules)"

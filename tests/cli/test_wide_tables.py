@@ -23,6 +23,7 @@ def wide(tmp_path, monkeypatch):
         table.assign(ill=["yes", "no"] * 10).to_csv(f"sites/{site}.csv", index=False)
 
 
+@pytest.mark.long
 def test_of_many_columns_the_first_are_printed_and_json_has_all(wide):
     made = perfed("init", "sites", "--target", "ill")
     assert made.code == 0, made.err
@@ -36,6 +37,7 @@ def test_of_many_columns_the_first_are_printed_and_json_has_all(wide):
     assert len(facts["columns"]["number"]) == COLUMNS
 
 
+@pytest.mark.long
 def test_of_many_problems_the_first_are_printed(wide):
     for path in Path("sites").iterdir():
         table = pd.read_csv(path)
@@ -46,6 +48,7 @@ def test_of_many_problems_the_first_are_printed(wide):
     assert f"and {COLUMNS - 100} more" in made.out + made.err and f"{COLUMNS} problems in the tables" in made.err
 
 
+@pytest.mark.long
 def test_init_prepares_the_tables_once(wide, monkeypatch):
     """Which is most of the time that it takes with many columns."""
     from sklearn.compose import ColumnTransformer

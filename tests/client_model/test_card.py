@@ -25,6 +25,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_names_are_text_in_every_part_of_a_card(name):
     draw = np.random.default_rng(0)
@@ -47,11 +48,13 @@ def test_names_are_text_in_every_part_of_a_card(name):
     assert any(f"probabilities of the classes of {shown}:: " in text for text in texts)
 
 
+@pytest.mark.long
 def test_the_card_of_a_table_names_its_target():
     text = card(table_site("local", "own").facts)
     assert "predicts the probabilities of the classes of `sick`: " in text
 
 
+@pytest.mark.long
 def test_the_card_says_what_is_known_and_has_no_row(tmp_path):
     site = finished("knnper")[1]
     export(site, tmp_path / "c0.safetensors", "safetensors")

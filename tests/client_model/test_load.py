@@ -125,6 +125,7 @@ def pickle_weight(file: Path, content: Any) -> None:
     refresh_checksum(file)
 
 
+@pytest.mark.long
 def test_a_network_that_is_pickled_is_not_read(run_dir):
     file, mark = network_file(run_dir), run_dir.parent / "mark"
     pickle_weight(file, Writes(mark))
@@ -138,6 +139,7 @@ def test_a_network_that_is_pickled_is_not_read(run_dir):
     assert mark.exists()  # the attack is one
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trust", [False, True])
 def test_a_saved_network_predicts_the_same_and_is_exported_again(run_dir, trust):
     folder, x = network_file(run_dir).parent, np.ones((3, 4))
@@ -151,6 +153,7 @@ def test_a_saved_network_predicts_the_same_and_is_exported_again(run_dir, trust)
     assert all(torch.equal(parameters[name], value) for name, value in original.items())
 
 
+@pytest.mark.long
 def test_an_operation_of_other_libraries_is_read_only_if_it_is_trusted(run_dir):
     """What torch.export wrote for a function beside ATen: a square root of a size."""
 

@@ -37,6 +37,7 @@ def network_model(federation: Federation) -> SiteModel:
     return done("local", federation, network(federation.num_outputs)).site(federation.ids[0])
 
 
+@pytest.mark.long
 def test_a_saved_estimator_predicts_the_same(tmp_path):
     rows = frames()["north"].drop(columns=["sick", "race"])
     model = estimator_model(table())
@@ -57,6 +58,7 @@ def test_a_saved_estimator_predicts_in_the_unit_of_the_data(tmp_path):
     np.testing.assert_array_equal(load_site(model.save(tmp_path / "c0")).predict(x), model.predict(x))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["estimator", "network"])
 def test_a_mixture_of_a_table_is_the_weighted_mean_also_after_it_was_saved(first, tmp_path):
     models = {"estimator": estimator_model(table()), "network": network_model(table())}
@@ -70,12 +72,14 @@ def test_a_mixture_of_a_table_is_the_weighted_mean_also_after_it_was_saved(first
     assert again.facts["seed"] == 3 and list(again.classes_) == ["no", "yes"]
 
 
+@pytest.mark.long
 def test_models_with_other_inputs_are_not_mixed():
     parts = {"table": network_model(table()), "arrays": network_model(blobs((12, 9)))}
     with pytest.raises(PerfedError, match="site 'north': the models of a blend have different inputs or classes"):
         mix_models(parts, WEIGHTS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", ["parts/0/model.skops", "parts/1/network.pt2", "table.zip"])
 def test_a_damaged_or_missing_file_of_a_mixture_is_one_line(file, tmp_path):
     parts = {"estimator": estimator_model(table()), "network": network_model(table())}

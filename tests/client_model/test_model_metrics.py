@@ -20,6 +20,7 @@ def measured(right: int, rows: int) -> dict[str, dict[str, float | None]]:
     return compute_metrics(client.test, said, "classification", 3)["of"]
 
 
+@pytest.mark.long
 def test_an_accuracy_has_wilsons_interval():
     for right, rows in ((70, 100), (12, 12), (0, 9)):
         found = measured(right, rows)["accuracy"]

@@ -159,6 +159,7 @@ def test_a_site_says_what_the_run_says_and_so_do_its_files_without_perfed(name, 
     assert found["parameters"] == sum(tensor.numel() for tensor in site.predictor.program.state_dict.values())
 
 
+@pytest.mark.long
 @pytest.mark.every_method("name")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_saved_network_predicts_the_same_and_need_not_be_trusted(name, tmp_path):
@@ -201,6 +202,7 @@ def test_of_one_graph_there_is_one_onnx_file_but_for_the_parameters(one, other):
     assert graph_of(finished("fedem")[1]) != graph_of(sites[0])
 
 
+@pytest.mark.long
 def test_only_what_predicts_is_kept():
     """kNN-Per its memory, Fed-RoD its second head, Ditto not the global model, SCAFFOLD no control variates."""
     held = {
@@ -260,6 +262,7 @@ def test_a_domain_that_nobody_trained_on_gets_the_mean_of_the_others():
     np.testing.assert_allclose(site.predict_proba(test.x, test.domain), expected, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_regression_predicts_values(tmp_path):
     federation = blobs((9, 8), regression=True)
     run = done("fedem", federation, network(1))
@@ -365,6 +368,7 @@ def test_a_table_goes_from_its_columns_to_probabilities_in_one_onnx_file(method,
     assert "the columns blood pressure, smokes, pain, visit" in text and "| visit | date | days since 1970" in text
 
 
+@pytest.mark.long
 def test_columns_of_a_table_are_refused_by_name():
     site, frame = table_site("local", "own"), frames()["north"]
     for changed, says in (
@@ -376,6 +380,7 @@ def test_columns_of_a_table_are_refused_by_name():
             site.predict(changed)
 
 
+@pytest.mark.long
 def test_what_onnx_says_otherwise_is_not_written(tmp_path, monkeypatch):
     site = table_site("local", "own")
     monkeypatch.setattr(type(site), "outputs", lambda self, *arguments: np.full((64, 2), 0.5, np.float32))
@@ -431,6 +436,7 @@ def session_of_codes() -> Any:
     return session_of(site_of_codes())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("texts", "same_as"),
     [
@@ -478,6 +484,7 @@ def test_a_transformer_of_one_s_own_gets_codes_as_training_has_them():
         np.testing.assert_allclose(answers(session, new.assign(transformed_column=spelt)), said, atol=1e-5)
 
 
+@pytest.mark.long
 def test_columns_may_be_called_as_the_output_and_the_tensors_of_an_onnx_file(tmp_path):
     import onnx
 
@@ -503,6 +510,7 @@ def test_a_column_called_values_and_the_values_of_a_regression():
     assert site.facts["output"] == "values_"
 
 
+@pytest.mark.long
 def test_files_are_checked_on_every_training_row(tmp_path, monkeypatch):
     """The answer to one training row is changed; those to drawn rows are not."""
     site = site_of_codes()
@@ -536,6 +544,7 @@ def test_trees_of_an_onnx_file_say_the_same_of_rows_between_those_of_training(me
         np.testing.assert_allclose(answers(session, changed), said, atol=1e-6)
 
 
+@pytest.mark.long
 def test_what_cannot_be_a_site_is_refused(tmp_path):
     run = done("fedrep-tsne", blobs((12, 9, 7)))
     with pytest.raises(PerfedError, match="it has no model for new ones"):

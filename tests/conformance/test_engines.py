@@ -21,11 +21,13 @@ VARIANTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", VARIANTS)
 def test_float64_runs_and_their_metrics_agree_to_rounding_after_three_rounds(name):
     checks.check_engines(VARIANTS[name])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
 def test_float32_runs_agree_to_rounding_after_one_round_of_sgd(name):
     checks.check_engines_in_float32(METHODS[name])
@@ -36,7 +38,7 @@ def test_the_recorded_plan_of_an_automatic_run_gives_the_same_bits_again(name):
     checks.check_recorded_plan(METHODS[name])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
 def test_chunks_that_run_at_the_same_time_give_the_same_bits(name):
     checks.check_parallel_chunks(METHODS[name])

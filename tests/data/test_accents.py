@@ -142,6 +142,7 @@ def finished(forms: dict[str, str]) -> Run:
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_a_new_client_and_new_rows_may_have_either_form(form, tmp_path):
     town = write("Köln", "NFD")

@@ -106,6 +106,7 @@ def test_gaps_are_those_that_counting_finds(split, seed):
     assert all(isinstance(gap, Gap) and all(a < b for a, b in pairwise(gap.seeds)) for gap in gaps)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("folds", [3, 5])
 def test_the_best_draw_leaves_no_site_without_test_rows_or_a_class_where_that_is_possible(folds):
     found = sites(0, (30, 25, 20))

@@ -250,6 +250,7 @@ def test_concentrations_must_be_positive(concentration):
         draw_inner_dirichlet_counts(BALANCED, np.full(5, 10), concentration, seed=0)
 
 
+@pytest.mark.long
 def test_inner_dirichlet_draws_each_clients_distribution():
     for concentration in (0.2, 5.0):
         counts = draw_inner_dirichlet_counts(np.full(10, 10**6), np.full(2000, 1000), concentration, seed=0)

@@ -74,6 +74,7 @@ def test_sums_of_each_client_give_the_scale_of_all_rows_without_cancelling():
         TargetScale.of_sums([Sums.from_targets(part) for part in tenth])
 
 
+@pytest.mark.long
 def test_metrics_and_predictions_are_in_the_unit_of_the_data():
     federation = far()
     made, metrics = run(federation.standardised())
@@ -99,6 +100,7 @@ def test_scikit_learns_models_are_scored_in_the_unit_of_the_data_too():
     assert scaled == pytest.approx(plain, rel=1e-6)
 
 
+@pytest.mark.long
 def test_a_new_site_brings_its_targets_in_the_unit_of_the_data():
     federation = far().standardised()
     made, _ = run(federation)

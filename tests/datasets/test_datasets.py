@@ -251,6 +251,7 @@ def test_noisy_features_have_the_sizes_of_the_paper():
         assert client.train.x.dtype == torch.float32 and client.train.y.dtype == torch.int64
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "expected"), [("toy-noisy-features", 0.79), ("toy-linear-map", 0.65)])
 def test_oracle_accuracy_is_that_of_the_paper(name, expected):
     found = [load(name, {}, seed=seed).notes["oracle_accuracy"] for seed in range(4)]
@@ -515,6 +516,7 @@ def test_missing_arrays_are_named(no_folders):
 # ---- real files
 
 
+@pytest.mark.long
 def test_real_mnist_usps():
     require_file("mnist.npz")
     require_file("usps.npz")

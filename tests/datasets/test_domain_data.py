@@ -61,6 +61,7 @@ def total(pool_: Pool, split: str) -> np.ndarray:
 # Mixtures ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alpha", [0.1, 1.0, 100.0])
 def test_mixtures_have_the_moments_of_the_dirichlet_distribution(alpha):
     """Mean p and variance p (1 - p) / (alpha + 1), where no domain runs out."""
@@ -167,6 +168,7 @@ def test_the_prior_is_the_share_of_the_training_data_or_uniform():
     assert np.abs(mean["uniform"] - 0.25).max() < 0.03
 
 
+@pytest.mark.long
 def test_alpha_is_that_of_the_whole_distribution():
     source = with_domains(SHARES, per_class=6000)
     federation = give(of=source, partition="domain-mixed", clients=1000, samples=20, alpha=1.0)
@@ -193,6 +195,7 @@ def test_mixtures_are_functions_of_the_seed_and_take_bounded_time():
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
+@pytest.mark.long
 def test_clients_with_mixtures_can_have_log_normal_sizes_too():
     source = with_domains(SHARES, per_class=16_000)
     federation = give(of=source, partition="domain-mixed", clients=2000, samples=60, size_spread=0.7)
@@ -340,6 +343,7 @@ def test_clients_lack_whole_columns_of_their_own(folder):
         load("adult", {"missing": 1.0}, seed=0, data_dir=folder)
 
 
+@pytest.mark.long
 def test_flic_embeddings_under_heads_per_domain_where_columns_lack(folder):
     write_adult(folder)
     federation = load("adult", {**OPTIONS, "missing": 0.4}, seed=0, data_dir=folder)
@@ -508,6 +512,7 @@ def test_tables_without_rows_or_text_are_refused(tmp_path, content):
     assert "faces.csv" in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("drops", [(), ("lr_drops=[1]",)])
 def test_the_experiment_with_faces_has_as_many_of_each_label_and_drops_its_rate(tmp_path, monkeypatch, drops):
     """As it is shipped, with FairFace's names of files, on few small images and with one step a round.
@@ -556,6 +561,7 @@ def test_the_tables_show_the_domains(digits, monkeypatch):
 # Real files --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_real_digits():
     for name in DOMAINS:
         require_file(f"{name}.npz")
@@ -569,6 +575,7 @@ def test_real_digits():
     assert counts(federation, "train").sum() == 2500
 
 
+@pytest.mark.long
 def test_real_adult():
     require_file("adult.npz")
     federation = load("adult", {"samples": 1000, "alpha": 10.0}, seed=0)

@@ -41,7 +41,7 @@ def tangent(covariances: np.ndarray, training: np.ndarray) -> np.ndarray:
     return np.array([scale * logm(inverse @ c @ inverse)[rows, columns] for c in covariances])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("sessions", [1, 3])
 def test_features_are_tangent_vectors_at_the_mean_of_the_training_trials(sessions):
     made = recording(3, sessions)

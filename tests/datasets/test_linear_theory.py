@@ -158,6 +158,7 @@ def feddar_run(noise, *, fresh=True, rounds=80, samples=20, seed=0, round_=theor
     return distances, theorem_rate(problem.heads, step, distances[0]), math.log1p(-step * smallest)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("samples", [20, (5, 20)])
 def test_feddar_falls_linearly(samples):
     distances, theorem, population = feddar_run(0.0, samples=samples)
@@ -166,12 +167,14 @@ def test_feddar_falls_linearly(samples):
     assert fitted_rate(distances)[0] == pytest.approx(population, rel=0.08)
 
 
+@pytest.mark.long
 def test_feddar_falls_linearly_on_the_same_samples_too():
     distances, theorem, population = feddar_run(0.0, fresh=False, rounds=130)
     assert falls_linearly(distances, theorem)
     assert fitted_rate(distances)[0] > population  # more slowly than with new ones
 
 
+@pytest.mark.long
 def test_feddar_with_noise_falls_to_a_floor_that_is_proportional_to_it():
     floors = []
     for noise in (1e-3, 1e-2):
@@ -184,12 +187,14 @@ def test_feddar_with_noise_falls_to_a_floor_that_is_proportional_to_it():
     assert 1e-5 < floors[0] < 1e-4
 
 
+@pytest.mark.long
 def test_a_small_gradient_step_for_the_heads_would_not_do(monkeypatch):
     monkeypatch.setattr(theory, "solve_heads", lambda gram, moment: 1e-3 * moment)
     distances, theorem, _ = feddar_run(0.0)
     assert not falls_linearly(distances, theorem)
 
 
+@pytest.mark.long
 def test_one_clients_own_update_would_not_do():
     def alone(basis, for_heads, for_basis, step):
         return theory.feddar_round(basis, for_heads, theory.Batch(*(part[:1] for part in for_basis)), step)
@@ -231,6 +236,7 @@ def flic_run(signs, *, share=1.0, rounds=90, round_=theory.fedrep_round):
     return problem, bases, flipped, step, smallest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_flic_finds_the_flipped_map_and_not_the_oracles(share):
     problem, bases, flipped, step, smallest = flic_run(None, share=share)
@@ -247,6 +253,7 @@ def flic_recovers(**changes):
     return falls_linearly(distances, theorem_rate(problem.oracle.heads, step, distances[0]))
 
 
+@pytest.mark.long
 def test_flic_would_not_find_it_with_a_small_step_for_the_heads_or_one_clients_update(monkeypatch):
     def alone(basis, for_heads, for_basis, step):
         one = [theory.Batch(*(part[:1] for part in batch)) for batch in (for_heads, for_basis)]
@@ -257,6 +264,7 @@ def test_flic_would_not_find_it_with_a_small_step_for_the_heads_or_one_clients_u
     assert not flic_recovers()
 
 
+@pytest.mark.long
 def test_fedrep_on_the_oracles_features_finds_the_oracles_map():
     problem, bases, *_ = flic_run(theory.embedded_problem(60, 12, 2, widest=16, samples=20, seed=1).signs)
     assert theory.principal_angle_distance(bases[-1], problem.oracle.basis) < 1e-8

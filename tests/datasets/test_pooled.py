@@ -122,6 +122,7 @@ def test_sizes_come_from_the_set():
     assert set(sizes) == {30, 60, 120}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("partition", ["iid", "dominant", "pathological", "inner-dirichlet"])
 def test_sizes_can_be_log_normal_in_every_partition_that_has_sizes(partition):
     """The option's median and deviation, on 2000 clients that share the samples; sizes are whole numbers."""
@@ -132,6 +133,7 @@ def test_sizes_can_be_log_normal_in_every_partition_that_has_sizes(partition):
     assert kstest(np.log(spread), "norm", (np.log(60), 0.7)).pvalue > 0.05
 
 
+@pytest.mark.long
 def test_all_samples_can_be_given_in_log_normal_shares():
     """No two clients share any: the sizes sum to all samples, and vary about their median as the option says."""
     shares = counts(give(of=pool(per_class=40_000), partition="iid", samples=0, clients=1000, size_spread=0.7), "train")

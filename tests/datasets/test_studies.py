@@ -47,6 +47,7 @@ def test_every_patient_is_tested_once_in_five_folds():
     assert len({client.input_shape for client in union}) == 1
 
 
+@pytest.mark.long
 def test_a_hospitals_model_takes_its_own_table():
     require_file("heart_disease.npz")
     frames = read_hospitals(None)

@@ -134,6 +134,7 @@ def test_faulty_files_are_one_line(tmp_path, fault):
     assert "\n" not in str(error.value) and "airline_tweets.npz" in str(error.value)
 
 
+@pytest.mark.long
 def test_the_real_file():
     folder = require_file("airline_tweets.npz").parent
     federation = load("tweets", {}, seed=0, data_dir=folder)

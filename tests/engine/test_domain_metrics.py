@@ -146,7 +146,7 @@ def by_hand(run, data, heads) -> dict[str, float]:
     return {data.domain_name(m): float(np.mean(values)) for m, values in sorted(right.items())}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["stacked", "sequential"])
 @pytest.mark.parametrize("name", ["feddar-sa", "feddar-wa", "fedavg-multi-head"])
 def test_a_domain_that_nobody_trains_on_gets_the_mean_of_the_trained_heads(tmp_path, engine, name):
@@ -175,6 +175,7 @@ def test_a_domain_that_nobody_trains_on_gets_the_mean_of_the_trained_heads(tmp_p
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["untrained_domains"] == ["new"]
 
 
+@pytest.mark.long
 def test_tables_mark_a_domain_that_nobody_trains_on(tmp_path, capsys):
     data, runs = only_tested(), []
     for name in ("feddar-wa", "fedavg"):

@@ -197,6 +197,7 @@ def test_asked_metrics_stand_beside_the_others_and_are_counted_where_some_client
     assert "average-precision" in text
 
 
+@pytest.mark.long
 def test_survival_in_a_run(tmp_path):
     data = blobs((20, 15), regression=True, test=12)
     clients = []
@@ -290,6 +291,7 @@ def broken(y, outputs):
 """
 
 
+@pytest.mark.long
 def test_a_metric_of_one_s_own_on_the_command_line_and_in_the_report_of_another_process(tmp_path, monkeypatch):
     (tmp_path / "my_metrics.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)

@@ -71,6 +71,7 @@ def served(method: str, hold: int, **options):
     return serve(make(method), blobs(SIZES), plan=plan, runner=Watched, rate=0.7, **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["fedrep", "ditto", "local-full"])  # the last has every client's before round 1
 def test_a_run_with_one_state_in_memory_has_the_bits_of_one_with_all(method, tmp_path, monkeypatch):
     real, read, most = States.read, Seen(), [0]
@@ -118,6 +119,7 @@ def test_a_round_that_fails_leaves_the_states_that_were_there(tmp_path):
     assert files(tmp_path) == there
 
 
+@pytest.mark.long
 def test_a_file_lasts_as_long_as_its_state(tmp_path):
     states = states_in(tmp_path, 0)
     kept = {number: states.keep(a_state(float(number))) for number in range(3)}
@@ -161,6 +163,7 @@ def test_a_disk_that_takes_no_more_is_one_line_and_nothing_is_lost(tmp_path):
         first.read()
 
 
+@pytest.mark.long
 def test_a_fork_leaves_its_parents_files_alone(tmp_path):
     states = states_in(tmp_path, 0)
     kept = states.keep(a_state(5.0))

@@ -113,6 +113,7 @@ def sites(make, **more):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_a_row_is_what_scikit_learn_gives_by_hand(name):
     federation = load("digits", {"clients": 3}, seed=1)
@@ -131,6 +132,7 @@ def test_a_row_is_what_scikit_learn_gives_by_hand(name):
     assert (summary["method"], summary["rounds"], summary["seed"]) == (name, 0, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_two_classes_have_the_area_under_the_curve(name):
     federation = Federation.from_arrays(sites(lambda rng, x: (x[:, 0] + rng.normal(size=70) > 0).astype(int)))
@@ -209,6 +211,7 @@ def test_a_row_says_the_most_frequent_class_or_the_mean(name, task):
     assert summary["notes"] == []
 
 
+@pytest.mark.long
 def test_awkward_clients():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(20, 2, 2)), np.arange(20) % 3
@@ -401,6 +404,7 @@ def test_a_cox_model_is_at_the_optimum_of_the_penalised_partial_likelihood(penal
     assert model.predict(np.eye(3))[:, 0] == pytest.approx(best, rel=1e-3, abs=1e-4) and abs(best[0]) > 0.2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("of", ["sklearn", "pooled"])
 def test_cox_models_have_the_penalty_that_is_best_on_validation_samples(of):
     rng = np.random.default_rng(3)
@@ -433,6 +437,7 @@ def test_cox_models_have_the_penalty_that_is_best_on_validation_samples(of):
     assert summary["notes"][-1].startswith("penalizer chosen on validation samples, 5 tries: ")
 
 
+@pytest.mark.long
 def test_awkward_sites_of_survival():
     rng = np.random.default_rng(0)
     data = sites(timed)
@@ -463,6 +468,7 @@ def test_without_lifelines_the_extra_is_named(monkeypatch):
         SklearnRun("sklearn:cox", experiment(), of_survival(sites(timed))).check()
 
 
+@pytest.mark.long
 def test_a_comparison_of_survival(tmp_path):
     made = compare(
         of_survival(sites(timed)),
@@ -544,6 +550,7 @@ def test_a_model_has_one_thread_unless_it_is_pooled_and_the_plan_has_more(name, 
     assert max(seen) == threads
 
 
+@pytest.mark.long
 def test_rows_of_a_comparison(tmp_path):
     names = ("local", "sklearn:logistic", "sklearn:svc")
     out = tmp_path / "made"
@@ -568,6 +575,7 @@ def test_rows_of_a_comparison(tmp_path):
     assert "4 clients · 3 rounds" in page
 
 
+@pytest.mark.long
 def test_a_comparison_with_rows_missing_is_resumed(tmp_path):
     out = tmp_path / "made"
     names = "local,sklearn:svc,sklearn:logistic"
@@ -580,6 +588,7 @@ def test_a_comparison_with_rows_missing_is_resumed(tmp_path):
     assert [(row["method"], row["accuracy"]) for row in after] == [(row["method"], row["accuracy"]) for row in before]
 
 
+@pytest.mark.long
 def test_baselines_alone(tmp_path):
     names = "sklearn:svc,pooled:svc"
     done = perfed("compare", "digits-label-skew", "--methods", names, "--out", tmp_path / "made")

@@ -87,6 +87,7 @@ def mean_loss(path, name):
     ]
 
 
+@pytest.mark.long
 def test_the_blend_is_better_than_either_where_sites_want_different_models(kinds):
     """Which fails where all sites have the same weights, or weights are a choice for all."""
     found = {name: mean_loss(kinds.path, name) for name in (*OWN, "blend")}

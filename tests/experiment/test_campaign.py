@@ -69,6 +69,7 @@ def lasting(directory: Path) -> Mapping[str, bytes]:
     return {name: text for name, text in contents(directory).items() if "/seed-" in name}
 
 
+@pytest.mark.long
 def test_a_sweep_is_the_comparisons_that_differ_in_its_key(made, tmp_path):
     for value in VALUES:
         alone = tmp_path / str(value)
@@ -142,6 +143,7 @@ def over_seeds(values: Sequence[float]) -> Any:
     return pytest.approx([np.mean(values), min(values), max(values)], rel=1e-3)
 
 
+@pytest.mark.long
 def test_figures_have_a_line_per_method_with_the_verdicts_intervals(made, figures):
     names = {path.stem for path in figures.glob("*.svg")}
     assert names == {"sweep-mean", "sweep-tenth", "sweep-seconds", "curves-local"}
@@ -326,6 +328,7 @@ def test_the_campaign_of_the_papers_tables_is_valid():
     }
 
 
+@pytest.mark.long
 def test_the_sweeps_of_the_papers_figures_are_valid():
     page = (ROOT / "docs" / "howto" / "sweep.md").read_text()
     commands = re.findall(r"`perfed sweep (\S+) (\S+=\S+) --methods (\S+)(?: --seeds (\S+?))?[` ]", page)

@@ -32,6 +32,7 @@ def digits():
     return load("digits", {"clients": 4, "samples": 20}, seed=0)
 
 
+@pytest.mark.long
 def test_numbers_are_those_of_runs_made_one_by_one(digits, tmp_path):
     names = dataset_names()
     made = perfed.compare(
@@ -87,6 +88,7 @@ def test_numbers_are_those_of_runs_made_one_by_one(digits, tmp_path):
     assert not path.exists()
 
 
+@pytest.mark.long
 def test_a_federation_for_each_seed(tmp_path):
     folds = {seed: load("digits", {"clients": 4, "samples": 20}, seed=seed) for seed in (0, 1)}
     methods = ["local", "sklearn:logistic"]
@@ -99,6 +101,7 @@ def test_a_federation_for_each_seed(tmp_path):
         perfed.compare(folds[0], methods, model=MODEL, rounds=1, out=tmp_path / "out")
 
 
+@pytest.mark.long
 def test_tuned_on_the_validation_samples_that_all_are_trained_without(digits, tmp_path):
     methods = ["local", "fedavg", "sklearn:logistic"]
     settings = {"model": MODEL, "rounds": 2, "seeds": [0], "training": {"local_epochs": 30}}
@@ -144,6 +147,7 @@ def test_runs_that_fail_do_not_stop_the_others_and_are_said(digits, tmp_path):
         made.best("000")
 
 
+@pytest.mark.long
 def test_a_method_that_failed_is_said_by_every_command_until_it_is_done(tmp_path):
     out, settings = tmp_path / "out", ("methods.flic-class.lr=1e30", "methods.flic-class.optimizer=sgd")
     given = ("compare", EXPERIMENT, *TINY, *settings, "--methods", "local,hetfedrep,flic-class", "--seeds", "0..1")
@@ -184,6 +188,7 @@ def test_seeds_on_the_same_rows_are_said(digits):
     assert "All seeds" not in once.verdict and "All seeds" not in folds.verdict
 
 
+@pytest.mark.long
 def test_a_model_of_scikit_learn_is_had_as_the_page_says(tmp_path):
     """It is taken out of its run, has a card, and says what the comparison measured."""
     rng = np.random.default_rng(0)
@@ -238,6 +243,7 @@ def test_a_run_says_who_holds_what(tmp_path):
         assert held["classes"] == [int((client.train.y == label).sum()) for label in range(10)]
 
 
+@pytest.mark.long
 def test_methods_are_compared_by_the_metric_that_is_asked_for(tmp_path):
     asked = (*TINY, "evaluation.compare_by=log-loss")
     out, methods = tmp_path / "made", "local,hetfedrep,sklearn:logistic"
@@ -260,6 +266,7 @@ def test_methods_are_compared_by_the_metric_that_is_asked_for(tmp_path):
     assert refused.code == 2 and "evaluation.compare_by: 'mse' is for regression" in refused.err
 
 
+@pytest.mark.long
 def test_a_gate_fails_where_a_federated_method_is_behind_a_local_one(tmp_path):
     gate = ("--fail-if-worse-than-local", "--seeds", "0..3", *TINY)
     compared = ("compare", EXPERIMENT, "--methods", "local,hetfedrep", *gate)

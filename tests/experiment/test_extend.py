@@ -28,6 +28,7 @@ def copy(first, tmp_path) -> Path:
     return Path(shutil.copytree(first, tmp_path / "copy"))
 
 
+@pytest.mark.long
 def test_an_extended_comparison_is_the_one_that_had_all_from_the_start(copy, tmp_path):
     done = {run: contents(copy / run) for run in ("local/seed-0", "sklearn.svc/seed-0")}
     more = perfed("compare", "--extend", copy, "--methods", "local,hetfedrep", "--seeds", "0..1")
@@ -47,6 +48,7 @@ def test_an_extended_comparison_is_the_one_that_had_all_from_the_start(copy, tmp
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 def test_a_new_method_may_have_settings_of_its_own(copy):
     more = perfed(
         "compare", "--extend", copy, "methods.ditto.lam=0.5", "methods.ditto.model.body='none'", "--methods", "ditto"

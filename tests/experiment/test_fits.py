@@ -51,7 +51,7 @@ def run(folder: Path, out: Path, experiment: tuple[str, ...], method: str, *sett
         return perfed(*command)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("experiment", "method", "settings"),
     [
@@ -93,11 +93,13 @@ def test_with_the_settings_that_the_refusal_names_it_runs(folder, tmp_path, expe
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["rounds"] == 1
 
 
+@pytest.mark.long
 def test_columns_are_named_for_tables_of_sites_alone(folder, tmp_path):
     assert "columns=" not in run(folder, tmp_path / "out", VIEWS, "fedpac").err
     assert "domain=COLUMN" not in run(folder, tmp_path / "out", SKEW, "feddar-wa").err
 
 
+@pytest.mark.long
 def test_a_comparison_is_refused_before_its_first_run(tmp_path):
     methods = ("--methods", "local,flic-hl")
     refused = perfed("compare", *SKEW, *SHORT, *methods, "--out", tmp_path / "out")

@@ -111,7 +111,7 @@ def nobody_works_on(out: Path, seconds: float) -> None:
 # The same results -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 def test_the_same_bits_as_one_after_the_other(alone, tmp_path):
     done = perfed(*begin("--jobs", 2, "--json", "-v", "--out", tmp_path / "out"))
     assert done.code == 0, done.err
@@ -284,6 +284,7 @@ def test_what_other_processes_do_not_know_is_refused(tmp_path, forgotten):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_numbers_of_jobs(tmp_path):
     clients = load("digits", {"clients": 4, "samples": 20}, seed=0)
     with pytest.raises(PerfedError, match=r"jobs must be at least 1 \(given: 0\)"):
@@ -303,6 +304,7 @@ class Broken(RunFactory):
         raise MemoryError("of the test")
 
 
+@pytest.mark.long
 def test_what_no_run_can_help_ends_all(tmp_path):
     factory = Broken(planned(tmp_path / "out").comparisons)
     outcomes = Jobs(2)(factory, [("", "local", 0)])

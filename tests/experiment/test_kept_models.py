@@ -32,7 +32,7 @@ def finished(name, federation, path):
     return run, SklearnRun(name, validate(TABLE), federation, path)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*NAMES, "pooled"])
 def test_classifiers_are_read_back_as_they_were(name, tmp_path):
     full = "pooled:logistic" if name == "pooled" else f"sklearn:{name}"
@@ -62,6 +62,7 @@ def test_values_are_read_back_in_their_own_unit(name, tmp_path):
         assert np.allclose(kept.site(client.id).predict(x).ravel(), expected.ravel(), atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_cox_model_is_kept_as_its_coefficients(tmp_path):
     federation = make_survival_data()
     run, kept = finished("sklearn:cox", federation, tmp_path / "run")
@@ -86,6 +87,7 @@ def test_onnx_says_the_same_also_of_classes_that_a_site_does_not_hold(name, tmp_
         export(site, tmp_path / "site.pt2", "pt2")
 
 
+@pytest.mark.long
 def test_files_are_for_their_user_alone_and_hold_no_code(tmp_path):
     federation = blobs((30,))
     _, kept = finished("sklearn:random-forest", federation, tmp_path / "run")
@@ -134,6 +136,7 @@ def test_a_run_in_memory_has_the_models_that_a_run_in_a_directory_has(name, tmp_
         assert (memory.site(client.id).predict(client.test.x) == kept.site(client.id).predict(client.test.x)).all()
 
 
+@pytest.mark.long
 def test_trees_that_lead_elsewhere_are_refused(tmp_path):
     federation = blobs((30,))
     run, kept = finished("sklearn:random-forest", federation, tmp_path / "run")

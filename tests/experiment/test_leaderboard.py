@@ -70,6 +70,7 @@ def execute(study: Study) -> list[str]:
     return worked
 
 
+@pytest.mark.long
 def test_theirs_stand_beside_ours(tmp_path, board):
     made = create(tmp_path / "digits", None, [])
     assert execute(made) == ["FedAvg", "FedAvg, slow", "tuning Local, tuned", "Local, tuned"]
@@ -96,6 +97,7 @@ def test_theirs_stand_beside_ours(tmp_path, board):
     assert all((made.path / "fedavg" / "fedavg" / f"seed-{seed}" / "summary.json").is_file() for seed in range(3))
 
 
+@pytest.mark.long
 def test_a_row_goes_further_than_the_others(tmp_path, board):
     board["rows"] = board["rows"][:2]
     made = create(tmp_path / "digits", 2, ["rounds=1"])
@@ -110,6 +112,7 @@ def test_a_row_goes_further_than_the_others(tmp_path, board):
     assert after["FedAvg, slow"] == before["FedAvg, slow"]
 
 
+@pytest.mark.long
 def test_one_row_is_run_of_many(tmp_path, board):
     made = create(tmp_path / "digits", 1, [], ["FedAvg, slow"])
     assert execute(made) == ["FedAvg, slow"]
@@ -126,6 +129,7 @@ def test_one_row_is_run_of_many(tmp_path, board):
     assert execute(create(made.path, 1, [])) == ["FedAvg", "tuning Local, tuned", "Local, tuned"]
 
 
+@pytest.mark.long
 def test_searches_see_validation_rows_alone(tmp_path, board):
     made = create(tmp_path / "digits", 1, [])
     execute(made)
@@ -136,6 +140,7 @@ def test_searches_see_validation_rows_alone(tmp_path, board):
     assert not run.table["data"].get("validation_fraction")  # what was chosen is trained on all training rows
 
 
+@pytest.mark.long
 def test_what_was_run_otherwise_is_not_taken_for_the_same(tmp_path, board):
     made = create(tmp_path / "digits", 1, ["rounds=1"])
     execute(made)
@@ -186,6 +191,7 @@ def test_the_command_line_knows_them(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.long
 def test_flambys_protocol_runs_and_resumes(tmp_path, board):
     require_file("heart_disease.npz")
     board |= find_board("flamby-heart").model_dump(mode="json", exclude={"rows"}, exclude_none=True)

@@ -99,6 +99,7 @@ def test_rows_to_be_tested_on_are_read_too(tmp_path):
     assert_same(run, "south", frames["south"].drop(columns=[*ROLES]), [tmp_path / "tests" / "north.csv"])
 
 
+@pytest.mark.long
 def test_sites_that_a_column_names_are_in_one_file(tmp_path):
     whole = pd.concat([ward(seed, ward=name) for seed, name in enumerate(("north", "south", "west"))])
     whole.to_csv(tmp_path / "all.csv", index=False)
@@ -106,6 +107,7 @@ def test_sites_that_a_column_names_are_in_one_file(tmp_path):
     assert_same(run, "west", ward(2).drop(columns=[*ROLES]), [])
 
 
+@pytest.mark.long
 def test_the_command_reads_one_table_and_refuses_one_that_has_changed(tmp_path, monkeypatch):
     frames = files(tmp_path)
     run = run_of(tmp_path, "fedrep", {"target": "sick", "columns": "common"})
@@ -124,6 +126,7 @@ def test_the_command_reads_one_table_and_refuses_one_that_has_changed(tmp_path, 
     assert gone.err == "perfed: site 'south': its table is not among data.files any more\n"
 
 
+@pytest.mark.long
 def test_no_row_s_content_is_kept(tmp_path):
     frames = files(tmp_path)
     run = run_of(tmp_path, "local", {"target": "value", "columns": "union"})

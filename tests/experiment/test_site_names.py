@@ -22,6 +22,7 @@ SMALL += ["plan.threads=1", "checkpoint_seconds=0"]
 NAMES = ["Kiel/Nord", "Kiel//empty", "~1", "a\nb"]
 
 
+@pytest.mark.long
 @pytest.mark.every_method("method")
 @pytest.mark.parametrize("method", known_names())
 def test_a_run_is_resumed_to_the_same_bits_whatever_its_sites_are_called(tmp_path, method):

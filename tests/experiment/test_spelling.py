@@ -154,6 +154,7 @@ def files(directory: Path) -> set[str]:
     return {str(file.relative_to(directory)) for file in directory.rglob("*")}
 
 
+@pytest.mark.long
 def test_a_comparison_leaves_the_same_behind(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for out, experiment, methods in (
@@ -174,6 +175,7 @@ def test_a_comparison_leaves_the_same_behind(tmp_path, monkeypatch):
     assert "there is no finished run" in command("report", "known", "--reference", "FedPAC").err
 
 
+@pytest.mark.long
 def test_a_run_and_a_campaign(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_tiny(tmp_path / "run", "--method", "FedRep-tSNE", "method=Local", "--method", "LOCAL")

@@ -42,6 +42,7 @@ def test_a_marker_without_a_key_is_refused(tmp_path, kind, key):
     assert f"comparisons.toml: cannot be read: {key}: field required" in refuse(tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "kind"),
     [
@@ -62,6 +63,7 @@ def test_a_finished_study_is_resumed_to_the_same_results(tmp_path, command, kind
     assert {file: file.read_bytes() for file in files} == before
 
 
+@pytest.mark.long
 def test_a_search_with_a_failed_point_is_resumed(tmp_path):
     """The failed point has no metric; it is not trained again, and another point is chosen."""
     options = ("--methods", "local", "--grid", "lr=1e-3,1e30", "optimizer=sgd", "--out", tmp_path / "out")

@@ -28,6 +28,7 @@ def compared(folder, federation):
     return json.loads((folder / "comparison.json").read_text())["verdict"]
 
 
+@pytest.mark.long
 def test_tables_with_classes_are_compared_by_log_loss_and_what_has_none_is_named(tmp_path):
     federation = perfed.Federation.from_frames(frames(), target="ill", columns="common", seed=0)
     found = compared(tmp_path / "made", federation)
@@ -53,6 +54,7 @@ def test_tables_with_classes_are_compared_by_log_loss_and_what_has_none_is_named
     assert "Accuracy and the frequencies of the classes" in page
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "metric"), [("asked", "accuracy"), ("arrays", "accuracy"), ("values", "mse"), ("auc", "auc")]
 )

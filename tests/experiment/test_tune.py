@@ -54,6 +54,7 @@ def test_a_method_under_a_policy_keeps_its_own_choice(tmp_path, scored):
         assert chosen.model_copy(update={"method": name}).built_method.lr == rate
 
 
+@pytest.mark.long
 def test_tune_gives_every_method_the_same_grid_and_never_looks_at_test_data(tmp_path, monkeypatch):
     started = []
     start = factory.start
@@ -190,6 +191,7 @@ def test_what_a_method_weighs_and_what_is_scored_are_halves_of_the_validation_da
     assert local.federation.clients[0].validation is not None and len(local.federation.clients[0].validation) == 40
 
 
+@pytest.mark.long
 def test_a_choice_on_the_edge_of_its_grid_is_named(tmp_path, noise):
     """Also for errors, of which the lowest is chosen; not where the setting allows nothing further."""
     grid = ("--methods", "local,fedavg", "--grid", "lr=1e-5,1e-4,1e-3", "--grid", "momentum=0", "--grid", "rounds=1")
@@ -233,6 +235,7 @@ def test_edges_are_those_of_the_grid_not_of_what_is_allowed(tmp_path, scored, tr
     assert all(note.startswith(f"{said} (validation accuracy 92.8 %); try ") for note in choice.notes)
 
 
+@pytest.mark.long
 def test_data_are_read_once_for_all_points_that_have_them(tmp_path, forgotten):
     """Tables of many sites take longer to read than a run to train."""
     asked = []
@@ -257,6 +260,7 @@ def test_data_are_read_once_for_all_points_that_have_them(tmp_path, forgotten):
     assert asked == [(3, 20), (3, 30)]
 
 
+@pytest.mark.long
 def test_the_choice_does_not_depend_on_the_test_labels(tmp_path, scrambled_test_labels):
     file = tmp_path / "x.toml"
     model = 'embedding = { kind = "mlp", hidden = [8], out = 4 }\nhead = "linear"'
@@ -302,6 +306,7 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path, monkeypatch):
     assert (tmp_path / "cut" / "grid.json").read_text() == (tmp_path / "whole" / "grid.json").read_text()
 
 
+@pytest.mark.long
 def test_what_was_chosen_is_for_the_methods_that_were_tried(tmp_path):
     grid = ("--methods", "local", "--grid", "lr=1e-3,1e-2")
     assert perfed("tune", EXPERIMENT, *TINY, *grid, "--out", tmp_path / "out").code == 0
@@ -327,6 +332,7 @@ def test_baselines_have_as_many_tries_as_the_grid_has_points(tmp_path):
     assert refused.code == 2 and "baseline_tries" in refused.err
 
 
+@pytest.mark.long
 def test_a_grid_over_the_model_goes_to_the_methods_own_model(tmp_path):
     grid = ("--methods", "local", "--grid", "model.embedding.out=3,5", "--grid", "rounds=1,2")
     result = perfed("tune", EXPERIMENT, *TINY, *grid, "--out", tmp_path / "out")

@@ -331,6 +331,7 @@ def test_nor_is_a_false_alarm_more_frequent_where_the_best_of_several_own_models
     assert 0.05 < fired / tries < 0.1 + 2 * np.sqrt(0.1 * 0.9 / tries)
 
 
+@pytest.mark.long
 def test_own_models_that_are_clearly_worse_do_not_count_as_competitors():
     """The p-value of the blend against the best own model is between 5 and 10 %."""
     rows, weights = np.arange(12), np.array([0.5, 0.0, 0.5])

@@ -62,6 +62,7 @@ def test_factors_maximise_likelihood_times_prior(by):
     assert found.sites.numpy() == pytest.approx(expected[2], rel=0.01)
 
 
+@pytest.mark.long
 def test_the_column_that_varies_over_sites_is_found():
     departures = np.tile([0.05, 0.05, 1.5, 0.05], (8, 1))
     sites, _, degrees = linear(departures)
@@ -74,6 +75,7 @@ def test_the_column_that_varies_over_sites_is_found():
     assert switched_off.columns.tolist() == [1.0] * 4
 
 
+@pytest.mark.long
 def test_where_nothing_departs_as_a_whole_a_column_may():
     """One of thirty: its common pull is the greatest there is, where nothing says which way a factor should go."""
     departures = np.zeros((3, 30))
@@ -82,18 +84,21 @@ def test_where_nothing_departs_as_a_whole_a_column_may():
     assert int(pool_with_factors(sites, None, degrees, by_column=True, by_site=False).columns.argmin()) == 4
 
 
+@pytest.mark.long
 def test_an_odd_site_is_pulled_less():
     sites, _, degrees = linear(np.array([[0.1]] * 7 + [[1.5]]), p=6)
     found = pool_with_factors(sites, None, degrees, by_column=False, by_site=True)
     assert float(found.sites[7]) < 0.2 and float(found.sites[:7].min()) > 0.5
 
 
+@pytest.mark.long
 def test_few_samples_give_no_wild_factors():
     sites, _, degrees = linear(np.full((3, 1), 0.5), rows=6)
     found = pool_with_factors(sites, None, degrees, **BOTH)
     assert all(0.1 < float(factor) < 10 for factor in (*found.columns, *found.sites))
 
 
+@pytest.mark.long
 def test_slopes_of_one_column_have_one_factor():
     """Two linear predictors: the same as two columns of summaries whose slopes alternate, of which one departs."""
     sites, _, _ = linear(np.tile([1.5, 1.5, 0.05, 0.05], (8, 1)))

@@ -47,6 +47,7 @@ def distance_after_a_round(mu: float, **settings) -> float:
     return sum(float((server.state.shared[n] - t).square().sum()) for n, t in before.items()) ** 0.5
 
 
+@pytest.mark.long
 def test_a_large_mu_keeps_the_shared_parameters_near_the_received_ones():
     free, pulled = (distance_after_a_round(mu, lr=0.01, local_epochs=20) for mu in (0.0, 100.0))
     assert free > 1e-3 and pulled < 0.2 * free
@@ -95,6 +96,7 @@ class Shrink(Extension):
         return lambda step: 5.0 * step.params["head.weight"].square().flatten(1).sum(1)
 
 
+@pytest.mark.long
 def test_a_users_term_works_in_every_method():
     for name, beside in (("fedavg", (Proximal(),)), ("hetfedrep", (Proximal(),)), ("local", ())):
         plain = train(serve(make(name), blobs()), 1)

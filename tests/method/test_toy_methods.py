@@ -76,6 +76,7 @@ class Clusters(Method):
         cohort.load(self.choose(cohort, payload["bank"])[1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [Ditto, Clusters])
 def test_both_give_the_same_results_in_every_engine(kind):
     runs = {
@@ -95,6 +96,7 @@ def distance(server, client):
     return sum(float((local[name] - tensor).square().sum()) for name, tensor in shared.items()) ** 0.5
 
 
+@pytest.mark.long
 def test_ditto_without_pull_is_local_training_and_with_much_pull_stays_near_the_global_model():
     gaps = []
     for pull in (0.0, 20.0):
@@ -115,6 +117,7 @@ def test_dittos_local_models_are_trained_on_their_own_loss():
     assert not torch.equal(first, second)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_bank_separates_two_groups_of_clients_with_opposite_labels(engine):
     model = Model(body=mlp((8,), 4), head=linear(2))

@@ -125,6 +125,7 @@ def opposite_labels() -> Federation:
     return Federation.from_arrays(arrays, num_classes=2)
 
 
+@pytest.mark.long
 def test_the_mixture_serves_clients_that_no_single_model_can_serve():
     scores = {}
     for alpha in (0.0, 0.5):
@@ -135,6 +136,7 @@ def test_the_mixture_serves_clients_that_no_single_model_can_serve():
     assert scores[0.0] < 0.7 and scores[0.5] > 0.85
 
 
+@pytest.mark.long
 def test_with_personal_embeddings_and_anchors_and_for_regression():
     anchors = Anchors(pretrain_epochs=1, pretrain_batch_size=4)
     method = make("apfl", placement={"embedding": "personal"}, more_extensions=(anchors,))

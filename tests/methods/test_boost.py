@@ -31,6 +31,7 @@ def data(rows=200):
     return x, generator.normal(size=rows), generator
 
 
+@pytest.mark.long
 def test_values_are_boosted_as_scikit_learn_boosts_what_is_left():
     """Boosting y from a start is boosting y minus the start from nothing."""
     x, noise, generator = data()
@@ -44,6 +45,7 @@ def test_values_are_boosted_as_scikit_learn_boosts_what_is_left():
     assert steps_on(arrays, x, 2)[:, 0] == pytest.approx(model.predict(x), abs=1e-4)
 
 
+@pytest.mark.long
 def test_two_classes_from_even_odds_are_those_of_scikit_learn():
     """Of two scores each moves by as much: their difference is scikit-learn's one."""
     x, noise, generator = data()
@@ -60,6 +62,7 @@ def test_two_classes_from_even_odds_are_those_of_scikit_learn():
     assert np.corrcoef(found[:, 1] - found[:, 0], model.decision_function(new))[0, 1] > 0.98
 
 
+@pytest.mark.long
 def test_where_the_start_leaves_nothing_to_learn_there_are_no_steps():
     x, noise, _ = data()
     arrays = boost_trees(x, noise, np.zeros((200, 1)), Steps(30, 0.3, 3, 5, None), KEY)

@@ -51,6 +51,7 @@ def test_one_step_is_that_of_torch_s_own_clipping():
         torch.testing.assert_close(server.state.shared[name], expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
 def test_every_gradient_of_the_loss_is_clipped_and_a_large_norm_changes_nothing(name):
     plain = train(serve(make(name), blobs((6, 4)), model=network()), 2)

@@ -46,6 +46,7 @@ def test_an_infinite_pull_gives_the_received_global_model():
     assert gaps[0] > 30 * gaps[1] > 0 and gaps[2] < 1e-7
 
 
+@pytest.mark.long
 def test_long_training_ends_at_the_minimiser_of_the_pulled_loss():
     """grad f(v) + lambda (v - w) = 0 with the received w, not with the one trained in the same round."""
     lam = 3.0
@@ -108,6 +109,7 @@ def test_personal_parameters_are_trained_with_the_global_model():
     assert not torch.equal(group.model["head.weight"], before)
 
 
+@pytest.mark.long
 def test_with_personal_embeddings_and_anchors_and_for_regression():
     anchors = Anchors(pretrain_epochs=1, pretrain_batch_size=4)
     method = make("ditto", placement={"embedding": "personal"}, more_extensions=(anchors,))

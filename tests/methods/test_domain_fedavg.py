@@ -198,6 +198,7 @@ def test_with_one_domain_it_is_fine_tuning():
     assert_same_metrics(runs[0].evaluate("test"), runs[1].evaluate("test"))
 
 
+@pytest.mark.long
 def test_it_serves_domains_with_opposite_labels():
     """No single model can serve both domains of a client; a copy for each can."""
     generator = torch.Generator().manual_seed(0)

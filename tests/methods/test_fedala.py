@@ -20,6 +20,7 @@ def same(one, other):
     return all(torch.equal(tensor, other.state.shared[name]) for name, tensor in one.state.shared.items())
 
 
+@pytest.mark.long
 def test_the_first_round_is_that_of_fedavg_and_later_ones_are_not():
     one, other = (train(serve(make(name), FEDERATION), 1) for name in ("fedala", "fedavg"))
     assert same(one, other)
@@ -105,6 +106,7 @@ def test_only_a_share_of_the_samples_teaches_the_weights():
     assert not torch.equal(samples.select_share(0.5, keys + 7).x, part.x)
 
 
+@pytest.mark.long
 def test_clients_with_opposite_labels_keep_their_own_heads():
     settings = {"lr": 0.02, "local_epochs": 5}
     model = Model(body=hidden_layer(8), head=linear(2))

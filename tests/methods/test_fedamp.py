@@ -79,6 +79,7 @@ def grouped(clients=6, samples=24) -> Federation:
     return Federation.from_arrays(arrays, num_classes=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ENGINES)
 def test_training_finds_the_groups(engine):
     model = Model(body=hidden_layer(8), head=linear(2))
@@ -94,6 +95,7 @@ def test_training_finds_the_groups(engine):
     assert sum(values["accuracy"] for values in metrics.values()) / 6 > 0.85
 
 
+@pytest.mark.long
 def test_long_training_solves_the_proximal_problem_around_the_message():
     """grad f(w) + lam / alpha (w - u) = 0."""
     lam, alpha = 2.0, 0.5

@@ -50,6 +50,7 @@ def test_the_head_depends_on_the_seed():
     assert not torch.equal(one["head.weight"], other["head.weight"])
 
 
+@pytest.mark.long
 def test_training_moves_the_body_to_suit_the_head_it_never_trains():
     method = make("fedbabu", finetune_epochs=0, local_epochs=3, lr=0.02)
     server = serve(method, blobs((30, 30), test=20), seed=1)

@@ -35,6 +35,7 @@ def test_batch_norm_stays_at_home_and_the_rest_is_averaged():
     assert [int(state["embedding.1.num_batches_tracked"]) for state in own[:2]] == [12, 8]
 
 
+@pytest.mark.long
 def test_it_is_fedavg_with_the_rule_and_fedavg_once_batch_norm_is_shared():
     fedbn = train(serve(make("fedbn"), blobs(), model=NORMED), 2)
     ruled = train(serve(make("fedavg", placement={"BatchNorm": "personal"}), blobs(), model=NORMED), 2)
@@ -52,6 +53,7 @@ def test_a_model_without_batch_norm_is_refused_in_one_line():
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.long
 def test_clients_that_differ_in_the_scale_of_their_inputs_gain_by_it():
     """The idea of FedBN: feature shift between clients is taken out by their own statistics."""
     base = blobs((40, 40, 40), test=60, seed=2)

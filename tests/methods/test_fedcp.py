@@ -83,6 +83,7 @@ def test_the_general_head_rests_and_the_mean_of_both_heads_is_sent():
     assert not torch.equal(reply["shared"]["head.policy.0.weight"], shared["head.policy.0.weight"])
 
 
+@pytest.mark.long
 def test_the_discrepancy_holds_the_features_near_those_of_the_received_body():
     def moved(lam):
         method = make("fedcp", lam=lam, lr=0.02, local_epochs=10)

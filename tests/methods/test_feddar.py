@@ -112,6 +112,7 @@ def regression(clients: int = 6, seed: int = 0) -> Federation:
     return Federation.from_arrays(arrays)
 
 
+@pytest.mark.long
 def test_second_order_aggregation_of_well_trained_heads_is_pooled_least_squares_in_each_domain():
     federation = regression()
     settings = {"optimizer": "sgd", "lr": 0.2, "head_epochs": 400, "batch_size": 100, "damping": 0.0}
@@ -183,6 +184,7 @@ def test_heads_take_the_mean_of_their_domain_in_every_mini_batch():
     torch.testing.assert_close(server.state.shared["head.bias"][1], b)
 
 
+@pytest.mark.long
 def test_weighted_aggregation_is_not():
     federation = regression()
     settings = {"optimizer": "sgd", "lr": 0.2, "head_epochs": 400, "batch_size": 100}
@@ -288,6 +290,7 @@ def test_only_heads_per_domain_alternate_with_the_rest(placement):
     assert not build_method("feddar-wa", {"placement": placement, "alternate": False}).alternate
 
 
+@pytest.mark.long
 def test_personal_embeddings_with_heads_per_domain():
     """FLIC's embeddings under FedDAR's heads: inputs of different lengths, aligned to anchors."""
     settings = {"placement": {"embedding": "personal"}, "extensions": (quick(Anchors),)}

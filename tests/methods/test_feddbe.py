@@ -18,6 +18,7 @@ def stacked(server, clients=3):
     return {name: torch.stack([tensor] * clients) for name, tensor in server.state.shared.items()}
 
 
+@pytest.mark.long
 def test_without_memory_and_regularisation_it_is_fedavg():
     def shared(name, **settings):
         return train(serve(make(name, optimizer="sgd", **settings), FEDERATION), 3).state.shared
@@ -85,6 +86,7 @@ def test_the_consensus_is_the_mean_feature_after_local_training_alone():
     assert close < 0.2 * far
 
 
+@pytest.mark.long
 def test_regularisation_keeps_the_clients_features_together():
     def spread(kappa):
         settings = {"optimizer": "sgd", "lr": 0.05, "batch_size": 100, "local_epochs": 5}
@@ -95,6 +97,7 @@ def test_regularisation_keeps_the_clients_features_together():
     assert spread(10.0) < 0.1 * spread(0.0)
 
 
+@pytest.mark.long
 def test_the_memory_stays_at_home_and_is_added_in_prediction():
     server = train(serve(make("feddbe"), FEDERATION), 1)
     record = server.round(2)
@@ -110,6 +113,7 @@ def test_the_memory_stays_at_home_and_is_added_in_prediction():
         torch.testing.assert_close(server.initialiser.method.predict(group, x)[row], expected)
 
 
+@pytest.mark.long
 def test_with_a_personal_head_and_without_a_head():
     train(serve(make("feddbe", placement={"head": "personal"}), FEDERATION), 2)
     with pytest.raises(PerfedError, match="feddbe shifts the head's inputs, and this model has no stage 'head'"):

@@ -76,6 +76,7 @@ def test_responsibilities_are_the_posterior_and_the_mixture_weights_their_mean()
         torch.testing.assert_close(group.state["mixture"]["weights"][row], expected.mean(0))
 
 
+@pytest.mark.long
 def test_the_likelihood_does_not_fall_in_full_batch_em_on_a_convex_problem():
     server = serve(full_batch(components=2), populations(), model=LINEAR)
     found = []
@@ -106,6 +107,7 @@ def test_a_component_descends_on_the_loss_weighted_by_its_responsibilities():
                 torch.testing.assert_close(trained[name][client, m], start.detach() - 0.3 * grad)
 
 
+@pytest.mark.long
 def test_the_mixture_recovers_two_populations_and_their_shares():
     method = quick(FedEM, components=2, optimizer="sgd", lr=0.3, batch_size=20, local_epochs=2)
     server = train(serve(method, populations(), model=LINEAR, seed=1), 30)
@@ -151,6 +153,7 @@ def test_prediction_is_the_mixture_of_the_components_probabilities():
     torch.testing.assert_close(group.model["head.weight"][0], server.state.components["head.weight"][largest])
 
 
+@pytest.mark.long
 def test_a_client_that_never_took_part_finds_its_component_when_it_is_evaluated():
     method = quick(FedEM, components=2, optimizer="sgd", lr=0.3, batch_size=20, local_epochs=2)
     trained = train(serve(method, populations((0.0, 1.0, 0.0, 1.0)), model=LINEAR, seed=1), 30)
@@ -161,6 +164,7 @@ def test_a_client_that_never_took_part_finds_its_component_when_it_is_evaluated(
     assert "c5" not in fresh.engine.states  # evaluation is on copies
 
 
+@pytest.mark.long
 def test_fine_tuning_fits_the_clients_own_data_better_and_keeps_the_components():
     federation = blobs((20, 20, 20), labels=[[0, 1], [1, 2], [0, 2]])
     server = train(serve(quick(FedEMFT, finetune_epochs=10), federation), 2)
@@ -171,6 +175,7 @@ def test_fine_tuning_fits_the_clients_own_data_better_and_keeps_the_components()
     assert plain.evaluate("train") == before
 
 
+@pytest.mark.long
 def test_personal_parameters_are_averaged_by_mixture_weights():
     method = make("fedem", placement={"embedding": "personal"})
     server = train(serve(method, blobs((6, 5, 4), dims=(3, 8, 1)), rate=0.7), 2)
@@ -190,6 +195,7 @@ def test_personal_parameters_are_averaged_by_mixture_weights():
         torch.testing.assert_close(tensor, 0.2 * alone[0][name] + 0.5 * alone[1][name] + 0.3 * alone[2][name])
 
 
+@pytest.mark.long
 def test_regression_finds_two_slopes_where_one_model_cannot():
     generator = torch.Generator().manual_seed(1)
     arrays = {}

@@ -62,6 +62,7 @@ def test_the_combined_model_is_the_formula_on_validation_data():
     assert helpful >= 3
 
 
+@pytest.mark.long
 def test_harmful_and_equal_models_weigh_nothing():
     server = train(serve(quick(Local, local_epochs=30, lr=0.02), blobs((20, 20), validation=10)), 2)
     method = quick(FedFomo)
@@ -98,6 +99,7 @@ def mean_accuracy(server) -> float:
     return sum(values["accuracy"] for values in metrics.values()) / len(metrics)
 
 
+@pytest.mark.long
 def test_similar_clients_get_the_weight_and_help_each_other():
     model = Model(body=mlp((8,), 4), head=linear(2))
     settings = {"local_epochs": 3, "lr": 0.05, "optimizer": "sgd"}
@@ -180,6 +182,7 @@ def test_the_server_keeps_the_latest_model_of_each_client():
                 assert all(torch.equal(server.state.models[client][n], t) for n, t in own.items())
 
 
+@pytest.mark.long
 def test_a_client_that_never_took_part_gains_from_the_others_when_it_is_evaluated():
     model = Model(body=mlp((8,), 4), head=linear(2))
     settings = {"local_epochs": 3, "lr": 0.05, "optimizer": "sgd"}
@@ -189,6 +192,7 @@ def test_a_client_that_never_took_part_gains_from_the_others_when_it_is_evaluate
     assert server.evaluate("test", ["c0"])["c0"]["accuracy"] > 0.8
 
 
+@pytest.mark.long
 def test_regression_and_batch_norm():
     server = train(serve(quick(FedFomo), blobs((9, 1, 4), regression=True, validation=3)), 3)
     assert all(values["mse"] < 1e3 for values in server.evaluate("test").values())

@@ -44,6 +44,7 @@ def test_rounds_are_those_of_the_algorithm(policy):
     assert sizes == ([4] * 6 if policy is not FLANP else [2, 2, 4, 4, 4, 4])
 
 
+@pytest.mark.long
 def test_it_comes_to_the_optimum_under_flanp_where_federated_averaging_does_not():
     federation = planes((24, 12, 8, 16), first=0.5, more=0.5, seed=4)
     gaps = {}

@@ -45,6 +45,7 @@ def test_common_inputs_are_the_same_for_all_and_cut_to_each_clients_shape():
     assert not torch.equal(x, method.inputs(group, rng.key(8).expand(3)))
 
 
+@pytest.mark.long
 def test_rounds_bring_the_clients_kernels_together():
     federation = blobs((12, 12, 12), dims=(4, 3, 5))
     ends = []
@@ -57,6 +58,7 @@ def test_rounds_bring_the_clients_kernels_together():
     assert ends[1] > ends[0] + 0.1
 
 
+@pytest.mark.long
 def test_without_its_weight_fedhenn_is_local_training_and_with_it_it_is_not():
     for eta, same in ((0.0, True), (5.0, False)):
         method = make("fedhenn", eta=eta)

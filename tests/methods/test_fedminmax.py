@@ -114,6 +114,7 @@ def test_it_finds_the_minimax_of_a_rare_domain():
     torch.testing.assert_close(server.state.domains["mu"], torch.tensor([0.5, 0.5]).double(), atol=1e-3, rtol=0)
 
 
+@pytest.mark.long
 def test_the_worst_domain_is_better_than_with_fedavg():
     federation = blobs((30, 30), seed=3)
     rare = []

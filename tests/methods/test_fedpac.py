@@ -93,6 +93,7 @@ def test_the_head_has_its_own_learning_rate():
     assert moved[0] == 0 and moved[1] > 0.1
 
 
+@pytest.mark.long
 def test_alignment_starts_in_the_second_round_and_pulls_features_to_the_common_means():
     first = [train(serve(fedpac(alignment), blobs()), 1) for alignment in (0.0, 5.0)]
     assert difference(*first) == 0
@@ -106,6 +107,7 @@ def test_alignment_starts_in_the_second_round_and_pulls_features_to_the_common_m
     assert gaps[1] < 0.5 * gaps[0]
 
 
+@pytest.mark.long
 def test_the_switches_give_the_four_variants():
     """None is FedRep with one head epoch first; each switch alone changes the result."""
     data = blobs((12, 9, 7), labels=[[0, 1], [1, 2], [0, 2]])
@@ -168,6 +170,7 @@ def test_a_client_that_was_never_used_is_evaluated_with_the_head_it_fitted():
     assert all(settled[i]["loss"] < plain[i]["loss"] for i in unused)
 
 
+@pytest.mark.long
 def test_what_of_a_head_is_not_personal_or_not_trained_is_not_combined():
     """Batch-norm's statistics stay with the client, and a shared bias is the server's."""
     head = mlp((4,), 3, batch_norm=True)
@@ -240,6 +243,7 @@ def test_a_run_says_whose_problems_did_not_solve(monkeypatch):
     assert summary["counts"] == {"unsolved_combinations": 4}
 
 
+@pytest.mark.long
 def test_weights_are_kept_of_the_rounds_that_are_asked_for(tmp_path):
     found = {}
     for name, every, shown in (("all", 1, ()), ("chosen", 2, (1, 3)), ("evaluated", 2, ())):

@@ -140,6 +140,7 @@ def test_prediction_is_the_nearest_known_class_mean():
     assert outputs.abs().max() < 1e3  # a sample of that class has a loss, not a number that drowns all others
 
 
+@pytest.mark.long
 def test_the_term_goes_with_other_methods():
     plain = train(serve(quick(FedAvg), blobs()), 3)
     aligned = train(serve(quick(FedAvg, extensions=(Prototypes(),)), blobs(), model=network()), 3)

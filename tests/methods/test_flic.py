@@ -152,6 +152,7 @@ def test_anchors_start_far_apart_and_depend_on_the_seed():
     assert 8 < float(many.std()) < 12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("w2", ["closed-form", "two-sample"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_pretraining_pulls_every_client_towards_the_anchors(engine, w2):

@@ -310,6 +310,7 @@ def halves(server) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("distance", ["mixture", "w2"])
 def test_a_mixture_keeps_the_two_modes_of_a_class_apart_and_one_gaussian_does_not(distance):
     model = Model(embedding=mlp((), 4), head=linear(2))
@@ -327,6 +328,7 @@ def test_a_mixture_keeps_the_two_modes_of_a_class_apart_and_one_gaussian_does_no
         assert not any(matched) and max(gaps) < 4
 
 
+@pytest.mark.long
 def test_the_modes_of_an_anchor_move_to_those_of_the_samples():
     """With an embedding that stays; one Gaussian moves to the middle, where there are no samples of the class."""
     far = {}
@@ -374,7 +376,7 @@ def loaded(method, federation):
     return group, {name: t + 0.3 * normal(*t.shape, seed=len(name)) for name, t in sent.items()}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize("name", SETTINGS)
 def test_engines_and_chunks_agree_with_every_setting(name):
     runs = {how: run(SETTINGS[name], **options) for how, options in ENGINES.items()}
@@ -469,6 +471,7 @@ def test_transport_sees_two_modes_where_the_closed_form_sees_the_anchor(entropy,
     assert found + 2 * entropy * np.log(len(x)) == pytest.approx(expected, abs=0.1)
 
 
+@pytest.mark.long
 def test_the_step_by_transport_pairs_at_most_128_samples_at_a_time_and_weighs_them_alike():
     """Of points at -1 below a share p of N(0, 1) and at 1 above it, ``E xZ = 2 phi(Phi^-1(p))``."""
     x = torch.ones(300).double()

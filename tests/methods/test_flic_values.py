@@ -66,6 +66,7 @@ def along_the_line(server) -> tuple[float, float]:
     return float(spearmanr(found, wanted).statistic), 1 - float(error)
 
 
+@pytest.mark.long
 def test_the_embedding_orders_by_response_and_does_not_without_the_term():
     settings = {"local_epochs": 5, "batch_size": 8, "lr": 1e-2, "pretrain_epochs": 60}
     with_term = flic("flic-class", lambda1=0.1, **settings)
@@ -273,6 +274,7 @@ def test_groups_are_lists_in_toml():
         build_method("flic-class", {"meta_classes": [[0, "1"], [2, 3]]})
 
 
+@pytest.mark.long
 def test_flic_on_groups_learns_all_classes():
     federation = blobs((40, 40, 40), num_classes=4, dims=(4,), test=40)
     model = Model(embedding=mlp((16,), 8), head=linear(4))

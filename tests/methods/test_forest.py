@@ -279,6 +279,7 @@ def test_a_site_with_few_rows_learns_of_others_whatever_the_order_of_its_columns
     assert torch.allclose(helped.predict("one", one.test.x), again.predict("one", one.test.x), atol=1e-5)
 
 
+@pytest.mark.long
 def test_sites_without_a_common_column_predict_with_their_own_trees_alone():
     federation = named({"one": ["a", "b"], "two": ["c", "d"]})
     made = run(federation)

@@ -146,6 +146,7 @@ def test_weights_and_slope_are_the_mode():
     assert hazards.hazard_slope(said[0], y, 1e-9) == pytest.approx(plain, abs=1e-4)
 
 
+@pytest.mark.long
 def test_boosting_goes_down_the_gradient_of_the_partial_likelihood():
     x, y = weibull(120)
     score = torch.from_numpy(x[:, :1].astype(np.float64)).requires_grad_()
@@ -208,6 +209,7 @@ def cox(client):
     return concordance_index(client.test.y[:, 0], -hazard, client.test.y[:, 1])
 
 
+@pytest.mark.long
 def test_forests_see_what_a_cox_model_does_not_and_a_site_with_few_rows_learns_of_others():
     helped, without = c_indices(run()), c_indices(run(others=0.0))
     for client in federation():
@@ -215,6 +217,7 @@ def test_forests_see_what_a_cox_model_does_not_and_a_site_with_few_rows_learns_o
     assert helped["few"] > without["few"] + 0.03
 
 
+@pytest.mark.long
 def test_boosting_from_the_others_score_is_better_where_there_are_rows():
     still, boost = c_indices(run("boost", stages=1, shrinkage=1e-6)), c_indices(run("boost"))
     assert boost["one"] > still["one"] and boost["few"] > still["few"] - 0.03

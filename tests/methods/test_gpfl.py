@@ -101,6 +101,7 @@ def test_heads_and_conditions_stay_at_home_and_all_else_is_averaged():
     assert not torch.equal(own["c0"]["head.1.weight"], own["c1"]["head.1.weight"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("off", ["lam", "mu"])
 def test_each_guidance_changes_what_is_learnt(off):
     def embeddings(**settings):

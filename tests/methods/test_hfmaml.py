@@ -68,6 +68,7 @@ def test_first_order_leaves_out_alpha_times_the_hessian():
     torch.testing.assert_close(ends["exact"] - ends["first-order"], WHOLE["lr"] * left_out, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", ["hessian-free", "exact", "first-order"])
 def test_without_the_inner_step_it_is_federated_averaging(variant):
     for settings in (MINI, {"optimizer": "adam"}):

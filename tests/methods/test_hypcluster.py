@@ -25,7 +25,7 @@ def choices(server) -> dict[str, int]:
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize("clusters", [2, 3])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_groups_with_opposite_labels_get_different_models(engine, clusters):
@@ -37,6 +37,7 @@ def test_two_groups_with_opposite_labels_get_different_models(engine, clusters):
     assert mean_accuracy(server) > 0.9
 
 
+@pytest.mark.long
 def test_one_cluster_is_fedavg():
     runs = [
         train(serve(quick(kind, extensions=(Proximal(mu=0.1),), **more), blobs((9, 6, 4, 1, 3)), rate=0.7), 3)

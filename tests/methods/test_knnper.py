@@ -92,6 +92,7 @@ def test_predictions_mix_softmax_and_neighbours_in_the_features_of_the_global_mo
         np.testing.assert_allclose(outputs[row].exp().numpy(), expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.long
 def test_without_neighbours_it_is_fedavg():
     one, other = (
         train(serve(make(name, **settings), blobs()), 2)
@@ -132,6 +133,7 @@ def test_what_is_remembered_does_not_depend_on_the_engine(engine):
         assert values == pytest.approx(scores[1][client], rel=1e-9)
 
 
+@pytest.mark.long
 def test_neighbours_help_where_clients_disagree_about_labels():
     """Two clients with the same inputs and opposite labels: the global model cannot serve both."""
     x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))

@@ -115,6 +115,7 @@ def test_averaging_contracts_by_the_documented_factor(momentum, lr, proximal, cl
     assert method.notes(server.engine.federation, server.initialiser.model) == [implicit_note(clients)] * bool(clients)
 
 
+@pytest.mark.long
 def test_lengths_of_runs_aregeometric_and_keyed():
     keys = [rng.key(0, "test", i) for i in range(4000)]
     for stop in (0.9, 0.5, 0.1):

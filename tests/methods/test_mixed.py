@@ -120,6 +120,7 @@ def test_of_schools_it_is_the_mixed_model_of_statsmodels():
     assert found["weight"].numpy().ravel() == pytest.approx(expected.fe_params[len(rows) :], abs=1e-3)
 
 
+@pytest.mark.long
 def test_five_rounds_are_as_good_as_thirty():
     data = federation("multinomial")
     for settings in ({}, {"shared_pull": 1.0, "site_pull": 5.0}):
@@ -157,6 +158,7 @@ def test_sharing_pays_where_sites_are_alike_and_does_not_hurt_where_they_are_not
     assert found < alone - 0.04 if departure < 1 else found < alone + 0.015
 
 
+@pytest.mark.long
 def test_the_pull_to_what_is_shared_is_weaker_where_sites_differ():
     pulls = [
         float(fitted(federation("binary", sizes=(200,) * 6, departure=d)).sets["pooled"]["of_site"]) for d in (0.05, 1)
@@ -201,6 +203,7 @@ def test_models_do_not_depend_on_the_units_of_columns(task, units):
     assert torch.allclose(change(found), change(expected), atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [{"site_pull": "both"}, {"solver": "gradient"}], ids=str)
 def test_nor_do_they_with_other_settings(settings):
     factor, shift = UNITS["not from 0"]
@@ -211,6 +214,7 @@ def test_nor_do_they_with_other_settings(settings):
     assert torch.allclose(found, expected, atol=1e-5)  # L-BFGS stops a little earlier or later
 
 
+@pytest.mark.long
 def test_nor_does_a_site_that_joins_or_that_has_other_columns_than_the_rest():
     def said(factor):
         *first, late = federation("binary", sizes=(40, 25, 60, 50), factor=factor)
@@ -302,6 +306,7 @@ def test_with_factors_and_no_shared_slopes_it_is_a_logistic_regression_with_a_st
         assert said.softmax(1).numpy() == pytest.approx(expected.predict_proba(x_test), abs=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("site_pull", VARIED)
 def test_with_factors_sites_that_say_the_same_get_one_model(site_pull):
     one, *_ = federation("regression", sizes=(60,))
@@ -336,6 +341,7 @@ def test_what_a_site_sends_is_the_same_whatever_varies():
     assert sent("both") == sent("empirical")
 
 
+@pytest.mark.long
 def test_with_factors_engines_agree():
     checks.check_engines(lambda **given: Mixed(**{**given, "site_pull": "both"}))
 
@@ -345,6 +351,7 @@ def test_with_factors_a_resumed_run_ends_with_the_same_bits():
     checks.check_resumed_run(lambda **given: Mixed(**{**given, "site_pull": "both"}))
 
 
+@pytest.mark.long
 def test_a_site_that_joins_gets_the_factors_of_columns():
     data = federation("binary", sizes=(40, 25, 60, 50), departure=1.0)
     *first, late = data

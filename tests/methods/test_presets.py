@@ -93,6 +93,7 @@ def test_of_an_unknown_name_the_nearest_are_said_and_no_others():
         assert str(error.value).count(",") <= 2
 
 
+@pytest.mark.long
 def test_a_policy_for_all_and_one_of_a_methods_own_do_not_mix(tmp_path):
     """The method without a policy of its own would run under the same one, and the speed-up would be 1."""
     command = ("compare", EXPERIMENT, *TINY, "participation.policy=srpfl", "srpfl={first=1}", "--out", tmp_path / "out")
@@ -131,6 +132,7 @@ def test_a_report_with_another_cost_of_communication_is_that_of_runs_that_had_it
     assert "left out" in damaged.out and "rounds.jsonl" in damaged.out.replace("\n", "")
 
 
+@pytest.mark.long
 def test_a_comparison_with_its_base_says_the_speed_up(tmp_path):
     settings = ("clock.speeds=fixed", "rate=1.0", "srpfl={first=1, rule='fixed', stage_rounds=1}", "targets=[0.01]")
     settings = (*settings, "methods.fedrep.placement={embedding='personal'}")

@@ -65,6 +65,7 @@ def test_unequal_numbers_of_steps():
     assert sum(gaps["scaffold"]) / 20 < 0.15 and sum(gaps["fedavg"]) / 20 > 0.3
 
 
+@pytest.mark.long
 def test_partial_participation():
     federation = planes((24, 12, 8, 16), first=0.5, more=0.5, seed=4)
     method = make("scaffold", lr=0.1, batch_size=100, local_epochs=5)
@@ -72,6 +73,7 @@ def test_partial_participation():
     assert distance(server, optimum(federation)) < 1e-5
 
 
+@pytest.mark.long
 def test_zero_controls_are_federated_averaging():
     """The first round, where all controls are zero."""
     for settings in ({}, {"momentum": 0.5}, {"lr": {"embedding": 0.1, "body": 0.02, "head": 0.05}}):

@@ -103,6 +103,7 @@ def test_fedyogi_is_fedadagrad_with_another_rate_while_v_is_below_the_squares():
     torch.testing.assert_close(yogi, adagrad)
 
 
+@pytest.mark.long
 def test_a_large_tau_with_as_large_a_rate_is_the_method_itself():
     off = {"server_optimizer": "adagrad", "beta1": 0.0, "tau": 1e6, "server_lr": 2e6}  # sqrt(v) is tau then
     for name in ("fedavg", "fedrep", "fedpac", "scaffold"):

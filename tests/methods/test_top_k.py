@@ -61,6 +61,7 @@ def test_bytes_up_fall_fivefold(name):
     assert sparse.bytes_down == plain.bytes_down
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fedavg", "fedrep", "fedpac", "ditto", "pfedme", "scaffold", "fedbn"])
 def test_all_entries_are_the_method_itself_and_few_are_not(name):
     runs = {
@@ -73,7 +74,7 @@ def test_all_entries_are_the_method_itself_and_few_are_not(name):
     assert max((runs[0.1].sets["shared"][n] - t).abs().max() for n, t in plain.sets["shared"].items()) > 1e-6
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fedavg", "fedrep", "fedpac"])
 def test_three_extensions_together_on_all_engines(name):
     given = (Proximal(mu=0.1), Clip(clip_norm=0.05), TopK(keep=0.2))

@@ -15,6 +15,7 @@ from perfed.methods.fedrep import FedRep
 from perfed.methods.tsne import TSNEFedRep
 
 
+@pytest.mark.long
 def test_clients_whose_inputs_differ_get_one_space():
     federation = blobs((30, 24, 18), dims=(4, 7, 3))
     server = serve(make("fedrep-tsne", dimension=5), federation)

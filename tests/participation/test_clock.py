@@ -58,6 +58,7 @@ def test_the_nth_fastest_client_takes_as_long_as_the_theory_says(n):
     assert order_statistic(n, 20) == pytest.approx(sum(1 / j for j in range(20 - n + 1, 21)))  # H_N - H_{N-n}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parameter", ["rate", "mean"])
 def test_dynamic_speeds_are_exponential_with_a_parameter_of_each_client(parameter):
     who = people(50)
@@ -71,6 +72,7 @@ def test_dynamic_speeds_are_exponential_with_a_parameter_of_each_client(paramete
     assert not (found[0] == found[1]).any()
 
 
+@pytest.mark.long
 def test_dynamic_speeds_do_not_come_near_zero_with_few_clients():
     clock = {"speeds": "dynamic", "dynamic": {"parameter": "mean"}}
     found = np.stack([times(clock, people(2), seed=seed) for seed in range(4000)])
@@ -115,6 +117,7 @@ def test_a_clients_time_does_not_depend_on_who_else_is_asked(speeds):
     assert (everyone > 0).all() and np.isfinite(everyone).all()
 
 
+@pytest.mark.long
 def test_the_steps_of_a_round_are_those_of_all_its_phases():
     federation = blobs((5, 21, 10))
     for method, epochs in (

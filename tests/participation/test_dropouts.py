@@ -46,6 +46,7 @@ def test_each_invited_client_drops_out_by_its_own_draw(rate):
             assert "c3" not in expected and ("c4" in expected) == ("c4" in invited)
 
 
+@pytest.mark.long
 def test_clients_drop_out_independently_with_the_probability():
     choice = [set(chosen(dropout(probability=0.3), round_, rounds=9999)) for round_ in range(1, 601)]
     counts = Counter(client for used in choice for client in used)
@@ -165,6 +166,7 @@ class Stop(Exception):
     """Ends a run in the middle."""
 
 
+@pytest.mark.long
 def test_a_run_is_resumed_to_the_same_bits_and_only_with_the_same_trace(tmp_path):
     policy = Participation(**traced(tmp_path, "round,client\n1,c0\n3,c1\n"))
 

@@ -66,6 +66,7 @@ def participants(run: Path) -> list[list[str]]:
     return [json.loads(line)["participants"] for line in (run / "rounds.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_a_run_with_it_is_recorded_and_read_again(here):
     command = ("run", *RUN, *EVERY_ROUND, "participation.policy=own_policy:skipping", *SKIP, "--out", "out")
     result = perfed(*command)
@@ -78,6 +79,7 @@ def test_a_run_with_it_is_recorded_and_read_again(here):
         assert (here / "out" / file).exists()
 
 
+@pytest.mark.long
 def test_a_directory_that_names_it_runs_no_code_without_trust(here):
     settings = ("participation.policy=own_policy:skipping", *SKIP)
     assert perfed("run", *RUN, *EVERY_ROUND, *settings, "--out", "whole").code == 0
@@ -95,6 +97,7 @@ def test_a_directory_that_names_it_runs_no_code_without_trust(here):
     assert summaries[0] == summaries[1]
 
 
+@pytest.mark.long
 def test_methods_are_compared_under_it(here):
     names = "fedavg,fedavg+own_policy:skipping"
     result = perfed("compare", *RUN, *EVERY_ROUND, *SKIP, "--methods", names, "--out", "out")
@@ -112,6 +115,7 @@ def test_methods_are_compared_under_it(here):
     assert (here / "out/fedavg/seed-0/summary.json").exists()
 
 
+@pytest.mark.long
 def test_it_is_a_sweep_s_value(here):
     text = 'extends = "digits-label-skew"\nrounds = 1\n[participation."own_policy:skipping"]\nskip = 1\n'
     (here / "study.toml").write_text(text)

@@ -60,6 +60,7 @@ def test_the_choice_depends_on_seed_and_round():
     assert len(choices) > 10
 
 
+@pytest.mark.long
 def test_every_client_is_as_likely_as_any_other():
     counts = Counter(
         c for seed in range(2) for round_ in range(500) for c in chosen({"rate": 0.2}, round_, seed=seed, rounds=999)
@@ -287,6 +288,7 @@ def test_srpfl_with_all_clients_in_the_first_stage_is_the_plain_method(name):
     assert difference(other, plain) > 1e-6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("speeds", ["fixed", "dynamic"])
 def test_participants_and_times_are_the_same_on_any_engine(speeds):
     clock = Clock(speeds=speeds, communication=1.0)
@@ -305,6 +307,7 @@ def scripted(tmp_path, communication: float) -> Clock:
     return Clock(speeds="trace", communication=communication, trace={"file": str(file)})
 
 
+@pytest.mark.long
 def test_the_time_of_a_scripted_run_equals_the_hand_computation(tmp_path):
     federation = blobs((5, 4, 3, 6))
     options = {"participation": staged(first=1, stage_rounds=1), "clock": scripted(tmp_path, 10.0)}
@@ -363,6 +366,7 @@ def test_a_run_lets_clients_that_were_never_used_fit_their_heads():
         assert torch.equal(heads[None][client], heads[False][client]) == (client == used)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["ditto", "apfl", "fedrod", "l2gd", "pfedme", "lg-fedavg", "fedproto-g", "flic-hl"])
 def test_clients_that_were_never_used_fit_own_models_wherever_the_method_keeps_them(name):
     slow = {"ditto": {"lam": 0.1}, "pfedme": {"lam": 2.0, "eta": 0.5}}.get(name, {})
@@ -495,6 +499,7 @@ def test_the_gradient_for_policies_is_that_of_the_mean_training_loss():
             torch.testing.assert_close(reply["gradient"][name][row], value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", ["shuffled", "fixed"])
 def test_the_cyclic_policy_hands_the_model_from_client_to_client(order):
     federation, policy = blobs((6, 5, 4)), Participation(policy="cyclic", cyclic={"order": order})

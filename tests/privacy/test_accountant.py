@@ -23,7 +23,7 @@ def test_full_participation_is_the_closed_form(noise, releases, delta):
     assert compute_epsilon(noise, Releases(releases), delta) >= closed_form(releases / noise**2, delta) - 1e-6
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize("noise, rate, steps", [(1.0, 0.02, 500), (2.0, 0.1, 200), (0.8, 0.01, 2000)])
 def test_poisson_sampling_is_that_of_opacus(noise, rate, steps):
     mine = compute_epsilon(noise, Releases(sampled=steps, rate=rate), 1e-5)
@@ -38,6 +38,7 @@ def test_poisson_sampling_is_that_of_opacus(noise, rate, steps):
     assert mine < bounds["RDPAccountant"]  # a looser bound of the same
 
 
+@pytest.mark.long
 def test_without_sampling_nothing_is_amplified_and_nothing_told_costs_nothing():
     assert compute_epsilon(3.0, Releases(sampled=50, rate=0.1), 1e-5) < compute_epsilon(3.0, Releases(50), 1e-5) / 3
     assert compute_epsilon(3.0, Releases(sampled=50, rate=1.0), 1e-5) == pytest.approx(

@@ -12,6 +12,7 @@ from attacks import ATTACKS, attacked, rows_by
 from perfed.privacy.settings import Privacy
 
 
+@pytest.mark.long
 def test_a_row_is_found_in_fedrep_s_body_and_not_in_a_private_one():
     attack = rows_by(attacks.by_span)
     assert attack(attacked("fedrep", 0)) > 0.99

@@ -49,7 +49,7 @@ def randomised(epsilon: float, delta: float, m: int, draw: np.random.Generator) 
     return Audit(m, m, int((said == included).sum()))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize("epsilon, delta", [(0.5, 0.0), (2.0, 0.0), (1.0, 1e-4)])
 def test_randomised_response_is_bounded_by_its_epsilon_and_approached(epsilon, delta):
     draw = np.random.default_rng(0)

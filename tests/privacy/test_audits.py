@@ -35,6 +35,7 @@ def test_a_run_proves_less_than_was_spent_and_more_than_that_without_noise(name)
     assert correct > 97 and bound > spent + 0.5
 
 
+@pytest.mark.long
 def test_a_canary_that_is_out_has_zeros():
     for unit in ("sample", "client"):
         made = audit.federation(unit, SMALL, seed=1)

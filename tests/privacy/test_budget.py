@@ -126,6 +126,7 @@ def test_a_run_ends_before_its_budget_is_exceeded():
         start(experiment(privacy={"noise": 0.1, "epsilon": 1.0})).execute()
 
 
+@pytest.mark.long
 def test_resume_cannot_spend_twice(tmp_path):
     whole = start(experiment(rounds=4), out=tmp_path / "whole").execute()
     run = start(experiment(rounds=4), out=tmp_path / "part")
@@ -253,6 +254,7 @@ def test_anchors_of_values_are_refused_before_anything_runs(unit):
         build_server(method, make_blobs(regression=True), model=build_network(1))
 
 
+@pytest.mark.long
 def test_clients_add_the_noise_themselves_where_the_server_sees_sums_alone():
     found = []
     for more in ({}, {"secure_aggregation": {"threshold": 3}}):

@@ -101,7 +101,7 @@ def test_noise_of_the_mean_has_the_scale_of_theory_and_is_new_in_every_round():
     assert torch.corrcoef(torch.stack(draws)).fill_diagonal_(0).abs().max() < 0.6
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
 def test_engines_give_the_same(name):
     runs = [train(serve(first_of(name, private(1.0)), blobs(), **engine), 2) for engine in ENGINES.values()]

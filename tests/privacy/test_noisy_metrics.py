@@ -70,7 +70,7 @@ def test_a_model_that_says_no_number_of_a_row_is_not_told():
     assert all(np.isfinite(value) for value in made.add_noise(broken, bounds, Noise(b"s" * 32, b"m")).values())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

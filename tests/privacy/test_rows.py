@@ -193,7 +193,7 @@ def test_noise_of_counts_is_drawn_once_and_of_all_classes():
     assert not torch.equal(first, private.noisy_counts(counts + 100, 8, ids, "classes"))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fedavg", "fedrep", "pfedme", "flic-hl", "fedproto"])
 def test_engines_give_the_same(name):
     entries = (*SENT, "means", "counts")
@@ -255,6 +255,7 @@ def test_personal_parts_are_trained_with_noise_and_counted():
     assert (heads[0] - heads[1]).norm() > 1e-3
 
 
+@pytest.mark.long
 def test_poisson_mini_batches_hold_each_row_by_a_coin():
     own, seen = watched(poisson=True)
     method = quick(FedAvg, extensions=(own,), local_epochs=200, batch_size=4, optimizer="sgd", lr=0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 from privacy_tables import PAGE, written
 
 from perfed import start, validate
@@ -20,6 +21,7 @@ TABLE = {
 }
 
 
+@pytest.mark.long
 def test_the_card_of_a_model_says_what_its_client_has_spent():
     run = start(validate(TABLE))
     summary = run.execute()

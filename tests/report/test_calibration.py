@@ -24,6 +24,7 @@ def test_it_is_that_of_a_logistic_regression_on_the_logit():
     assert found.predicted == pytest.approx(said) and found.observed == pytest.approx(seen) and found.rows == 500
 
 
+@pytest.mark.long
 def test_right_probabilities_have_slope_1_and_intercept_0_and_others_have_not():
     rng = np.random.default_rng(1)
     p = rng.beta(2, 2, 200_000)

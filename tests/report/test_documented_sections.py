@@ -33,6 +33,7 @@ def heads(page: str, levels: str) -> set[str]:
     return {unescape(head).lower() for head in re.findall(rf"<({levels})[^>]*>([^<]+)</", page) for head in head[1:]}
 
 
+@pytest.mark.long
 def test_the_page_on_the_report_names_every_section(page):
     text = (DOCS / "howto" / "report.md").read_text().partition("## The sections\n")[2].partition("## ")[0]
     named = {

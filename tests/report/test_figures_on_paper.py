@@ -221,6 +221,7 @@ def test_a_band_on_paper_hides_no_line(files):
     assert len(bands) == 2 and len(thin) == 2 + keys + 2 and max(bands) < min(thin[keys:])
 
 
+@pytest.mark.long
 def test_what_the_font_lacks_and_what_svglib_says_is_told(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", "fedavg", 0)
     quiet = perfed("report", run, "--figures", tmp_path / "quiet")

@@ -82,6 +82,7 @@ def test_seeds_and_clients_that_agree_have_an_interval_of_one_point():
     assert (found.mean, found.low, found.high) == pytest.approx((0.25, 0.25, 0.25))
 
 
+@pytest.mark.long
 def test_with_weights_variances_are_unbiased_and_freedom_is_that_of_the_quadratic_form():
     rng, weights = np.random.default_rng(5), np.array([1.0, 2.0, 2.0, 9.0, 30.0])
     share = weights / weights.sum()
@@ -185,6 +186,7 @@ def differences(rng, methods, seeds, clients, effects):
     return {str(m): values[m] - values[0] for m in range(1, methods + 1)}
 
 
+@pytest.mark.long
 def test_pooled_variances_and_freedom_are_those_of_the_analysis_of_variance():
     """With equal variances, on average: sums of squares of methods x seeds and methods x clients."""
     rng, a, b, e = np.random.default_rng(9), 0.5, 0.7, 1.0
@@ -247,6 +249,7 @@ def test_an_interval_of_many_seeds_and_clients_is_no_wider_than_needed():
         assert verdict_coverage.of_two(30, a, of, 50)["width"] < 1.2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("alone", "federated"), [(1, 8), (3, 5)])
 def test_none_of_several_equal_methods_is_ahead_and_none_behind_the_best_local_one(alone, federated):
     """Uncorrected, some were behind the best of three in 14 to 19 of 100 cases."""
@@ -254,6 +257,7 @@ def test_none_of_several_equal_methods_is_ahead_and_none_behind_the_best_local_o
     assert found["ahead"] + found["behind"] <= allowed(0.05, 100)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("federated", [1, 3, 8])
 def test_a_gain_of_four_standard_errors_is_detected_whatever_the_number_of_methods(federated):
     """With the variance of each method on its own it was in 63, 25 and 13 of 100 cases."""
@@ -261,11 +265,13 @@ def test_a_gain_of_four_standard_errors_is_detected_whatever_the_number_of_metho
     assert detected >= stats.binom.ppf(0.001, 150, 0.6) / 150
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", verdict_coverage.UNEQUAL)
 def test_unequal_variances_of_methods_are_no_reason_to_be_ahead_or_behind(kind):
     assert verdict_coverage.of_unequal(kind, 3, 3, 0.35, 150) <= allowed(0.05, 150)
 
 
+@pytest.mark.long
 def test_a_reference_whose_seeds_vary_more_than_those_of_the_methods_is_rarely_different():
     """With variances that are pooled as if the reference varied like the methods, 10 of 100 verdicts were wrong."""
     kind = "seeds of the reference vary three times as much"
@@ -297,6 +303,7 @@ def test_the_shared_part_of_the_seeds_variance_has_the_freedom_of_one_method():
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("seeds", "clients"), [(1, 6), (1, 20), (3, 20)])
 def test_with_exponential_effects_of_clients_an_end_is_wrong_in_6_of_100_cases_at_most(seeds, clients):
     """Student's interval had one wrong end in 7 to 14 of 100."""

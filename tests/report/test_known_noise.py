@@ -21,6 +21,7 @@ def test_sites_that_agree_by_chance_have_no_interval_below_the_noise():
     assert narrow.low > 0.09 and found.low == pytest.approx(0.1 - norm.ppf(0.975) * 0.2 / 3**0.5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("clients", [1, 4])
 def test_intervals_hold_in_95_of_100_cases(clients):
     """Clients differ by 0.1, the noise is 0.2, and the truth is their mean of 0.3 (of one client its own value)."""

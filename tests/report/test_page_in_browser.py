@@ -35,6 +35,7 @@ def page(tmp_path_factory) -> Path:
     return write_report(load_runs(runs), folder / "report.html", title="Two methods")
 
 
+@pytest.mark.long
 def test_pages_are_silent_and_fit_into_a_phone(tab, page, tmp_path):
     clock = write_report(load_runs(clocked(tmp_path)), tmp_path / "clock.html", title="Clock")
     partition = write_partition_page(ClassTable.from_federation(blobs()), tmp_path / "partition.html")
@@ -69,6 +70,7 @@ def shown(tab: Tab, column: int) -> list[str]:
     return tab.run(f"[...board.tBodies[0].rows].map(row => row.cells[{column}].textContent)")
 
 
+@pytest.mark.long
 def test_the_leaderboard_is_sorted_and_switched_by_keyboard(tab, page):
     tab.open(page)
     assert shown(tab, 0) == ["flic", "FedAvg"] and shown(tab, 3) == ["0 / 0 / 6", "–"]
@@ -112,6 +114,7 @@ def test_the_leaderboard_is_copied_as_text(tab, page, kind, begins, has):
     assert tab.run("document.querySelector('.copy output').textContent")
 
 
+@pytest.mark.long
 def test_panels_are_switched_by_keyboard(tab, page, tmp_path):
     tab.open(page)
     visible = "[...document.querySelectorAll('#combination [data-key]:not([hidden])')].map(panel => panel.dataset.key)"
@@ -156,6 +159,7 @@ def wide(tmp_path_factory) -> Path:
 SCROLLED = "[...document.querySelectorAll('.wide')].filter(box => box.checkVisibility())"
 
 
+@pytest.mark.long
 def test_a_table_that_is_wider_than_the_screen_says_so_and_its_names_stay(tab, wide):
     for width in (390, 1400):
         tab.open(wide, width=width)
@@ -170,6 +174,7 @@ def test_a_table_that_is_wider_than_the_screen_says_so_and_its_names_stay(tab, w
     assert tab.run("board.tBodies[0].rows[0].cells[0].getBoundingClientRect().width") < 390 / 2
 
 
+@pytest.mark.long
 def test_clients_after_the_tenth_are_folded_and_found(tab, wide):
     tab.open(wide)
     first = "[...document.querySelectorAll('#gains .brief tbody th')].map(cell => cell.textContent)"
@@ -184,6 +189,7 @@ def test_clients_after_the_tenth_are_folded_and_found(tab, wide):
     assert tab.run("document.querySelector('#clients-found').textContent") == "1 of 13 clients"
 
 
+@pytest.mark.long
 def test_all_that_is_long_is_on_paper_and_nothing_is_cut(tab, wide):
     """Every word lies between the margins of its page, and every client is there once."""
     tab.open(wide)

@@ -239,6 +239,7 @@ def test_page_is_complete_and_self_contained(run_dirs, tmp_path):
     assert out.stat().st_size < 200_000 and "Content-Security-Policy" in text
 
 
+@pytest.mark.long
 def test_every_figure_and_table_says_what_it_is(run_dirs, tmp_path):
     text = write_report(load_runs(run_dirs), tmp_path / "report.html", title="t").read_text()
     drawings = text.count("<svg xmlns")
@@ -402,6 +403,7 @@ def test_what_cannot_be_read_is_a_line_and_the_rest_is_drawn(run_dirs, tmp_path)
         gather_runs([tmp_path / "absent"])
 
 
+@pytest.mark.long
 def test_runs_that_held_other_data_are_not_compared_in_silence(run_dirs, tmp_path):
     for number, directory in enumerate(run_dirs):
         held = {"data": f"{number % 3:08x}", "classes": ["x"], "domains": [], "clients": {}}
@@ -417,6 +419,7 @@ def test_half_a_last_line_of_a_killed_run_is_passed_over(run_dirs):
     assert len(load_runs(run_dirs)[2].rounds) == before
 
 
+@pytest.mark.long
 def test_the_embedding_shown_first_is_of_a_method_with_anchors(run_dirs, tmp_path):
     without = run_dirs[0]
     (without / "snapshots").mkdir()
@@ -428,6 +431,7 @@ def test_the_embedding_shown_first_is_of_a_method_with_anchors(run_dirs, tmp_pat
     assert "6 samples of 3 classes, 0 anchors" in part and "60 samples of 3 classes, 3 anchors" in part
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_embedded_samples_are_called_what_they_are(run_dirs, tmp_path, split):
     config = run_dirs[2] / "config.toml"

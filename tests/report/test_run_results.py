@@ -53,6 +53,7 @@ def opened_files(monkeypatch):
     return counts
 
 
+@pytest.mark.long
 def test_concluding_a_comparison_opens_each_file_of_a_run_once(comparison, opened_files):
     assert read_comparison(comparison).conclude().verdict is not None
     files = {file.relative_to(comparison): count for file, count in opened_files.items() if "seed-" in str(file)}

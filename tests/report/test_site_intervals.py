@@ -214,6 +214,7 @@ def test_it_holds_the_truth_in_95_of_100_cases_at_least(tmp_path, seeds, same):
         assert hits <= binom.ppf(0.999, cases, 0.95), hits / cases
 
 
+@pytest.mark.long
 def test_rows_that_are_the_same_with_every_seed_do_not_average_out(tmp_path):
     """As if they were others each time, the interval of five seeds would be narrower."""
     rng = np.random.default_rng(12)
@@ -236,6 +237,7 @@ def test_equal_methods_gain_at_no_site(federated, seeds, rows):
     assert found["sites"] <= 0.025 and found["comparisons"] <= most and found["advice"] <= most
 
 
+@pytest.mark.long
 def test_few_rows_and_seeds_that_agree_are_no_certainty(tmp_path):
     fedavg, local = np.arange(10) < 8, np.arange(10) < 7
     runs = accuracies(tmp_path, {"fedavg": [[fedavg]] * 3, "local": [[local]] * 3}, same_rows)
@@ -259,6 +261,7 @@ def test_few_rows_and_seeds_that_agree_are_no_certainty(tmp_path):
     assert without.sentences[-1].endswith("not known: the runs kept no predictions of test rows.")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", [2, 3])
 def test_few_seeds_do_not_hide_a_gain_at_a_site(seeds):
     """With each site's seeds on their own, a gain of four standard errors showed at 0 and 4 of 100 sites."""

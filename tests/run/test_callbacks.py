@@ -98,6 +98,7 @@ def test_it_may_add_to_the_summary_that_is_written(tmp_path):
     assert json.loads((tmp_path / "run/summary.json").read_text())["told"] == 6
 
 
+@pytest.mark.long
 def test_a_round_in_which_one_fails_never_happened():
     """Those before it in the order have seen the round: what they kept of it is gone."""
     whole, told, failing = run(SiteMetadata()), SiteMetadata(), FailAt(round=3)
@@ -114,6 +115,7 @@ def test_a_round_in_which_one_fails_never_happened():
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.long
 def test_a_run_that_one_ends_is_a_whole_run_of_so_many_rounds(tmp_path):
     evaluation, shorter = Evaluation(every=4), run(rounds=3, evaluation=Evaluation(every=4))
     shorter.execute()
@@ -132,6 +134,7 @@ def test_one_that_would_end_the_last_round_ends_nothing():
     assert "stopped_by" not in run(StopAt(round=6)).execute()
 
 
+@pytest.mark.long
 def test_its_state_is_in_checkpoints(tmp_path):
     whole = SiteMetadata()
     run(whole).execute()
@@ -204,6 +207,7 @@ def test_two_runs_of_one_experiment_have_callbacks_of_their_own(own):
     assert not {id(callback) for callback in one.callbacks} & {id(callback) for callback in other.callbacks}
 
 
+@pytest.mark.long
 def test_the_command_line_names_them_too(own, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = ["rounds=4", "callbacks=[my_callbacks:Plateau]", "--method", "local", "--out", "run"]

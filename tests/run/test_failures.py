@@ -81,6 +81,7 @@ def here(tmp_path, monkeypatch, forgotten):
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_run_that_diverges_does_not_stop_a_comparison(here):
     command = ("compare", EXPERIMENT, "--methods", "local,hetfedrep", *TINY, *DIVERGES, "--out", "out")
     result = perfed(*command)
@@ -93,6 +94,7 @@ def test_a_run_that_diverges_does_not_stop_a_comparison(here):
     assert again.code == 2 and "1 of 2 runs failed; local, seed 0" in again.err
 
 
+@pytest.mark.long
 def test_a_search_leaves_out_what_diverges(here):
     grid = ("--grid", "lr=1e12,1e-2", "--grid", 'optimizer="sgd"')
     result = perfed("tune", EXPERIMENT, "--methods", "local", *grid, *TINY, "--out", "out")
@@ -115,6 +117,7 @@ def test_a_model_that_is_no_numbers_after_its_last_step_is_no_result(here):
     assert not (here / "out" / "summary.json").exists()
 
 
+@pytest.mark.long
 def test_two_processes_do_not_work_on_one_run(here):
     result = perfed("run", EXPERIMENT, *TINY, "--method", "local", "rounds=0", "--out", "out")
     assert result.code == 2
@@ -145,6 +148,7 @@ def read_experiment(*settings: str) -> Experiment:
     return validate(override(find_experiment(EXPERIMENT), [*TINY, 'method="local"', *settings], ["local"]))
 
 
+@pytest.mark.long
 def test_a_run_that_cannot_be_restored_does_not_stop_a_comparison(here):
     command = ("compare", EXPERIMENT, "--methods", "local,hetfedrep", *TINY, "--out", "out")
     assert perfed(*command).code == 0
@@ -198,6 +202,7 @@ def federation(seed: int) -> Federation:
     )
 
 
+@pytest.mark.long
 def test_a_run_on_data_of_ones_own_is_continued_on_these_alone(here):
     run_tiny(here / "model", "--method", "local", "checkpoint_seconds=0")
     checked = read((here / "model" / "config.toml").read_text(), "config.toml")
@@ -211,6 +216,7 @@ def test_a_run_on_data_of_ones_own_is_continued_on_these_alone(here):
     assert resume(here / "out", federation=federation(0)).execute()["rounds"] == 3
 
 
+@pytest.mark.long
 def test_a_run_is_not_continued_on_another_trace(here):
     def trace(*seconds: int) -> None:
         lines = [f"{i:03d},*,{s}" for i, s in enumerate(seconds)]
@@ -227,6 +233,7 @@ def test_a_run_is_not_continued_on_another_trace(here):
     assert perfed("resume", "out").code == 0
 
 
+@pytest.mark.long
 def test_a_method_in_a_file_of_ones_own(here):
     (here / "own_methods.py").write_text(OWN)
     result = perfed("compare", EXPERIMENT, "--methods", "own_methods:mine,local", *TINY, "--out", "out")
@@ -261,6 +268,7 @@ def test_every_method_of_a_comparison_has_a_folder_that_any_system_can_make(tmp_
     assert len({folder.casefold() for folder in folders}) == len(names)
 
 
+@pytest.mark.long
 def test_a_name_is_that_of_one_method(here, monkeypatch):
     """A second method of the same name, perfed's or another file's, must not take its place without a word."""
     text = OWN.replace("class Mine", "class Other")
@@ -286,6 +294,7 @@ def test_a_name_is_that_of_one_method(here, monkeypatch):
     assert done.returncode == 0, done.stderr  # a script may import itself
 
 
+@pytest.mark.long
 def test_a_mistake_in_a_method_leaves_no_directory_in_the_way(here):
     Path("own_methods.py").write_text(OWN + "\n    def round(self, server, clients):\n        server.shraed += 1\n")
     placed = 'methods.own_methods:mine.placement={embedding="personal"}'
@@ -379,6 +388,7 @@ def test_names_of_methods_are_printed_as_they_are(here):
     assert "own_methods:x: before local training" in result.out
 
 
+@pytest.mark.long
 def test_data_in_a_file_of_ones_own(here):
     (here / "own_data.py").write_text(OWN_DATA)
     (here / "mine.toml").write_text(f"extends = '{EXPERIMENT}'\n[data]\nname = 'own_data:hospitals'\n")

@@ -53,6 +53,7 @@ def test_a_new_site_of_every_method_leaves_all_others_as_they_were(name):
     assert run.federation.ids == ["c0", "c1"]
 
 
+@pytest.mark.long
 def test_what_a_new_site_trains_is_its_own_and_nothing_of_the_others():
     """FedRep's head, to where a plain loop of its gradient takes it; the shared stages to the bit."""
     whole = blobs((12, 9, 8), test=9)
@@ -83,6 +84,7 @@ def test_what_a_new_site_trains_is_its_own_and_nothing_of_the_others():
     assert float(loss) < float(start) and float(loss) >= float(closure().detach()) - 1e-4
 
 
+@pytest.mark.long
 def test_joining_is_worth_it_where_the_others_share_what_helps():
     """Against the initial head on the shared features, which is what a site has that does nothing."""
     whole = blobs((40, 40, 40, 12), test=60)
@@ -92,6 +94,7 @@ def test_joining_is_worth_it_where_the_others_share_what_helps():
     assert trained > none + 0.1
 
 
+@pytest.mark.long
 def test_flic_s_embedding_is_aligned_to_the_anchors_of_the_others():
     whole = blobs((30, 30, 30), dims=(4, 5, 6), test=30)
     run = done("flic-class", without(whole, "c2"), rounds=10)
@@ -133,6 +136,7 @@ def test_a_site_that_does_not_fit_the_others_is_refused(name, given, says):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "columns"), [("local", "own"), ("fedrep", "common"), ("fedrep", "union")])
 def test_a_table_joins_with_preprocessing_of_its_own(method, columns, tmp_path):
     federation = Federation.from_frames(frames(), target="sick", domain="race", columns=columns)

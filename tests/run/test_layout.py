@@ -47,6 +47,7 @@ def refused(found: Outcome, *parts: str) -> None:
     assert all(part in line for part in parts), line
 
 
+@pytest.mark.long
 def test_a_run_and_a_study_say_who_wrote_them(copy):
     now = {"perfed": package.__version__, "format": FORMAT}
     for name in ("local", "sklearn.svc"):
@@ -54,6 +55,7 @@ def test_a_run_and_a_study_say_who_wrote_them(copy):
     assert now.items() <= tomllib.loads((copy / "comparisons.toml").read_text()).items()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("newer", [True, False])
 def test_what_cannot_be_read_is_refused_in_a_line_that_says_which_perfed_can(run, tmp_path, newer):
     version, format_ = ("9.1.0", FORMAT + 1) if newer else ("0.0.7", FORMAT - 1)

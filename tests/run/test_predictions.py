@@ -79,7 +79,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("case", CASES)
 def test_they_give_each_clients_reported_metric(case, dtype, tmp_path):
@@ -133,6 +133,7 @@ def test_baselines_keep_them_and_a_comparison_has_the_same_rows_of_all(tmp_path)
     assert made.verdict
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_keeps_those_of_its_new_end(tmp_path):
     table = {
         "name": "x",

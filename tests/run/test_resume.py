@@ -106,6 +106,7 @@ def copy(directory: Path, to: Path) -> Path:
 # Killing -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_whole_run_is_repeatable(whole, tmp_path):
     """Otherwise the comparisons below would mean nothing: ``config.toml`` runs again, to the same bits."""
     assert perfed("run", whole / "config.toml", "--out", tmp_path / "again").code == 0
@@ -114,6 +115,7 @@ def test_the_whole_run_is_repeatable(whole, tmp_path):
     assert rounds(tmp_path / "other") != rounds(whole)
 
 
+@pytest.mark.long
 def test_killed_during_the_preparation(whole, tmp_path):
     killed = tmp_path / "run"
     kill_when((killed / "config.toml").exists, "run", EXPERIMENT, *SETTINGS, "--out", killed)
@@ -164,6 +166,7 @@ class Stop(Exception):
     """Something that is no error of perfed's."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [Stop, KeyboardInterrupt])
 def test_an_exception_from_progress_leaves_a_checkpoint(whole, tmp_path, error):
     def stop(number: int, total: int, accuracy: float | None) -> None:
@@ -219,6 +222,7 @@ def test_what_was_done_of_a_round_is_dropped(whole, tmp_path, monkeypatch, error
     assert rounds(tmp_path / "run") == rounds(tmp_path / "copy")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["prepare", "round"])
 def test_a_run_that_goes_on_from_round_0_says_so(whole, tmp_path, monkeypatch, place):
     def interrupt(*given: Any, **more: Any) -> None:
@@ -243,6 +247,7 @@ def test_killed_after_the_first_round(whole, tmp_path):
     assert_same_run(killed, whole)
 
 
+@pytest.mark.long
 def test_killed_in_the_middle(whole, interrupted, tmp_path):
     assert 4 <= lines_of(interrupted) < 12
     assert len(checkpoints(interrupted)) == 2
@@ -273,6 +278,7 @@ def notes_on_digits(run: Path) -> list[str]:
     return [note for note in json.loads((run / "summary.json").read_text())["notes"] if "last digits" in note]
 
 
+@pytest.mark.long
 def test_killed_and_killed_again_while_resuming(whole, interrupted, tmp_path):
     killed = copy(interrupted, tmp_path / "run")
     begun = lines_of(killed)
@@ -282,6 +288,7 @@ def test_killed_and_killed_again_while_resuming(whole, interrupted, tmp_path):
     assert_same_run(killed, whole)
 
 
+@pytest.mark.long
 def test_killed_when_only_old_checkpoints_exist(whole, interrupted, tmp_path):
     """Rounds behind the last checkpoint are done again; a line that was being written is dropped."""
     killed = copy(interrupted, tmp_path / "run")
@@ -350,6 +357,7 @@ def test_a_disk_that_is_full_of_states_ends_with_one_line_and_the_run_goes_on(wh
 # Damage ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["server", "client", "manifest"])
 def test_a_damaged_newest_checkpoint(whole, interrupted, tmp_path, what):
     killed = copy(interrupted, tmp_path / "run")
@@ -422,7 +430,7 @@ def test_a_run_does_not_go_on_with_another_configuration(whole, interrupted, tmp
     assert contents(out) == held
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_run_goes_on_to_more_rounds(whole, interrupted, tmp_path, finished):
     out = copy(whole if finished else interrupted, tmp_path / "run")
@@ -449,6 +457,7 @@ def test_a_run_goes_on_to_more_rounds(whole, interrupted, tmp_path, finished):
     assert "this run has finished" in perfed("resume", out).out
 
 
+@pytest.mark.long
 def test_a_comparison_with_an_edited_run_says_which(tmp_path):
     assert perfed("compare", EXPERIMENT, *TINY, "--methods", "local,hetfedrep", "--out", tmp_path / "out").code == 0
     edit(tmp_path / "out" / "local" / "seed-0", "local_epochs = 1\n", "local_epochs = 2\n")
@@ -460,6 +469,7 @@ def test_a_comparison_with_an_edited_run_says_which(tmp_path):
     assert lines_of(tmp_path / "out" / "hetfedrep" / "seed-0") == 4
 
 
+@pytest.mark.long
 def test_a_seed_that_went_on_is_said_and_a_comparison_does_not_go_on_as_one(tmp_path):
     out = tmp_path / "out"
     assert (
@@ -476,6 +486,7 @@ def test_a_seed_that_went_on_is_said_and_a_comparison_does_not_go_on_as_one(tmp_
     assert "HetFedRep: seeds have 3 and 5 rounds." in kept["verdict"]["warnings"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("seconds", "kept"), [(0, [0, 1]), (30, [1])])
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path, seconds, kept):
     diverging = ("optimizer=sgd", "lr=1e30", "local_epochs=1", "participation.rate=1.0")
@@ -494,6 +505,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(t
     assert not (out / "summary.json").exists()
 
 
+@pytest.mark.long
 def test_damaged_lines_of_rounds_are_reported(interrupted, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(interrupted, out)

@@ -232,6 +232,7 @@ def test_a_directory_with_other_files_is_fine_but_a_file_is_not(tmp_path):
         RunDirectory.create(tmp_path / "notes.txt" / "below")
 
 
+@pytest.mark.long
 def test_a_run_in_memory_is_one_with_a_directory_that_writes_nothing(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

@@ -43,6 +43,7 @@ def own_losses(made, split):
     return losses
 
 
+@pytest.mark.long
 def test_each_site_takes_its_best_round_and_training_ends_when_nobody_improves():
     made = run()
     summary = made.execute()
@@ -67,6 +68,7 @@ def test_each_site_takes_its_best_round_and_training_ends_when_nobody_improves()
     assert summary["taken_rounds"] == best and any("validation data" in note for note in summary["notes"])
 
 
+@pytest.mark.long
 def test_a_sites_own_model_is_the_one_that_it_takes():
     made = run()
     made.execute()
@@ -78,6 +80,7 @@ def test_a_sites_own_model_is_the_one_that_it_takes():
     assert all(torch.equal(t, every_tensor(made.server)[name]) for name, t in after.items())
 
 
+@pytest.mark.long
 def test_a_run_that_was_interrupted_takes_the_same(tmp_path):
     whole = run()
     whole.execute()
@@ -100,6 +103,7 @@ def test_a_run_that_was_interrupted_takes_the_same(tmp_path):
         assert torch.equal(second.predict(client.id, client.test.x), whole.predict(client.id, client.test.x))
 
 
+@pytest.mark.long
 def test_a_stopped_run_is_done_and_opens_with_its_models(tmp_path):
     table = {
         "method": "fedavg-ft",
@@ -119,6 +123,7 @@ def test_a_stopped_run_is_done_and_opens_with_its_models(tmp_path):
     assert torch.equal(opened.predict("000", x), done.predict("000", x))
 
 
+@pytest.mark.long
 def test_sites_without_validation_data_take_the_last_round():
     data = federation()
     first, *others = data.clients
@@ -139,6 +144,7 @@ def test_what_takes_no_one_model_is_refused():
         run(data=blobs())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [2, 8])
 def test_with_one_client_a_round_what_is_reported_is_what_the_models_say(rounds):
     """After two rounds somebody was never used: it takes what it settles to; nobody takes a round before its first."""

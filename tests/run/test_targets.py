@@ -80,6 +80,7 @@ class Interrupted(Exception):
     pass
 
 
+@pytest.mark.long
 def test_a_resumed_run_remembers_the_targets_it_had_reached(tmp_path):
     def stop(number: int, total: int, accuracy: float | None) -> None:
         if number == 8:
@@ -98,6 +99,7 @@ def test_a_resumed_run_remembers_the_targets_it_had_reached(tmp_path):
     ]
 
 
+@pytest.mark.long
 def test_only_evaluated_rounds_count_and_the_command_says_when(tmp_path):
     settings = ("evaluation.every=5", f"evaluation.targets={list(TARGETS)}", "rounds=12")
     result = perfed("run", EXPERIMENT, *TINY, *settings, "--method", "local", "--out", tmp_path / "run")
@@ -120,6 +122,7 @@ def stopping(rounds: int, stop: str, targets: tuple[float, ...] = (0.4, 0.6), **
     return Run(data, method, network(), rounds=rounds, **given, **options)
 
 
+@pytest.mark.long
 def test_a_run_that_ends_with_its_targets_is_the_run_of_so_many_rounds():
     made, whole = stopping(30, "targets"), stopping(30, "last")
     summary = made.execute()
@@ -139,6 +142,7 @@ def test_a_run_that_ends_with_its_targets_is_the_run_of_so_many_rounds():
     assert not stopping(3, "targets", (1.0,)).execute()["targets"][0]["round"]  # never reached: to the last round
 
 
+@pytest.mark.long
 def test_a_run_that_has_ended_with_its_targets_is_done(tmp_path):
     table = experiment("evaluation.stop=targets", "evaluation.targets=[0.1]")
     start(table, out=tmp_path / "run").execute()
@@ -146,6 +150,7 @@ def test_a_run_that_has_ended_with_its_targets_is_done(tmp_path):
     assert resume(tmp_path / "run").execute()["rounds"] < 12
 
 
+@pytest.mark.long
 def test_training_seconds_leave_evaluations_out(monkeypatch):
     """Time stands still but in rounds, which take one second, and in evaluations, which take a hundred."""
     now = [0.0]
@@ -168,6 +173,7 @@ def test_training_seconds_leave_evaluations_out(monkeypatch):
     assert summary["targets"][0]["training_seconds"] == float(summary["targets"][0]["round"])
 
 
+@pytest.mark.long
 def test_a_comparison_prints_and_keeps_the_times(tmp_path):
     settings = (
         "evaluation.targets=[0.05, 1.0]",

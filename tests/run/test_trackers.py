@@ -47,6 +47,7 @@ def cut_and_resumed(path: Path, **settings: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -130,6 +130,7 @@ def test_swapped_days_and_months_are_recognised_and_swapped_back(form, late, tex
         made.clients[0].table.transform(new)
 
 
+@pytest.mark.long
 def test_dates_that_are_in_order_stay_so():
     dates = pd.date_range("2023-01-01", periods=60, freq="5D")
     for cells in (
@@ -164,6 +165,7 @@ def three() -> tuple[dict[str, pd.DataFrame], dict[str, pd.DataFrame]]:
     return plain, {**plain, "south": german(plain["south"])}
 
 
+@pytest.mark.long
 def test_replaced_texts_are_replaced_wherever_a_cell_is_read(tmp_path):
     plain, coded = three()
     options = {"target": "ill", "domain": "race", "columns": "named"}

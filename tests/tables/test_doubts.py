@@ -59,7 +59,7 @@ def as_word(ill: np.ndarray, rng: np.random.Generator) -> Any:
     return np.where(ill, "yes", "no")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.long
 @pytest.mark.parametrize("made", [as_category, as_number, as_range, as_word])
 @pytest.mark.parametrize("columns", ["own", "common"])
 def test_a_column_that_holds_the_answer_is_said_with_how_often_it_is_right(made, columns):
@@ -95,6 +95,7 @@ def test_columns_without_an_answer_are_not_suspected(seed):
     assert doubts(strong) == []  # right for 90 % is a good column
 
 
+@pytest.mark.long
 def test_where_nearly_all_rows_are_of_one_class_saying_so_is_no_answer():
     rare = ["yes", "no", "no", *(["no"] * 57)]
     assert doubts([ward(seed, sick=rare) for seed in range(12)]) == []
@@ -116,6 +117,7 @@ def test_rows_of_one_patient_tell_each_other_nothing():
     assert not [line for line in said if not line.startswith("divided by the group")]
 
 
+@pytest.mark.long
 def test_values_and_times_that_a_column_holds():
     frames = [ward(seed) for seed in range(3)]
     copied = [frame.assign(points=np.exp(frame["score"]), visits=frame["visits"] + frame["score"]) for frame in frames]
@@ -134,6 +136,7 @@ def test_values_and_times_that_a_column_holds():
     ]
 
 
+@pytest.mark.long
 def test_init_check_and_the_verdict_say_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("wards").mkdir()

@@ -51,6 +51,7 @@ def fitted_by_hand(train: pd.DataFrame, rows: pd.DataFrame) -> dict[str, np.ndar
     return {name: values.to_numpy() for name, values in found.items()}
 
 
+@pytest.mark.long
 def test_a_column_written_in_two_ways_is_said():
     other = made(seed=1).rename(columns={"age": "Age"})
     said = "site 'y': column 'Age' is another than 'age' of other sites; is it meant to be?"
@@ -128,6 +129,7 @@ def test_union_fills_what_a_site_lacks_and_says_so_in_a_mask():
     assert two.table.transform(frame)[0].shape == (40, len(two.feature_names))
 
 
+@pytest.mark.long
 def test_what_sites_tell_each_other_is_listed():
     said = {
         mode: Federation.from_frames(two_schemas(), target="sick", columns=mode).describe()
@@ -160,6 +162,7 @@ def test_kinds_that_only_seem_to_differ_are_brought_together():
 # Splits ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_seeds_judge_every_row_once_and_by_class():
     frame = made(43, race=range(1000, 2075, 25))
     folds = [Federation.from_frames({"x": frame}, target="sick", drop=["race"], folds=5, seed=s) for s in range(5)]
@@ -397,6 +400,7 @@ def test_codes_at_one_site_and_names_at_another_are_refused():
 # Real tables -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_four_hospitals_come_in_as_they_are():
     with np.load(require_file("heart_disease.npz")) as data:
         table = pd.DataFrame(data["x"], columns=data["feature_names"]).assign(sick=data["y"])
@@ -440,6 +444,7 @@ def remarks(frames: dict[str, pd.DataFrame], **settings: object) -> tuple[str, .
     return Federation.from_frames(frames, **{"target": "sick", **settings}).notes["remarks"]
 
 
+@pytest.mark.long
 def test_formats_of_dates_are_said_where_they_differ_or_are_not_iso():
     iso = made()
     german = iso.assign(visit=iso["visit"].dt.strftime("%d.%m.%Y"))

@@ -58,6 +58,7 @@ def marks(federation: Federation, split: str) -> set[int]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("split", [{"folds": 5}, {"folds": 2}, {"test": 0.3}, {"folds": 4, "group_draw": 3}])
 def test_a_patient_of_two_sites_is_trained_or_tested_on(split):
     number = split.get("folds", 3)
@@ -104,6 +105,7 @@ def alone(folder: Path, frames: Mapping[str, pd.DataFrame], options: TableOption
     return federation_of(clients, schema)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("split", [{"folds": 5}, {"test_fraction": 0.3, "group_draw": 2}])
 def test_real_sites_divide_patients_as_a_simulation_does_and_tell_none(split, tmp_path):
     options = TableOptions("ill", group="patient", seed=3, **split)
@@ -114,6 +116,7 @@ def test_real_sites_divide_patients_as_a_simulation_does_and_tell_none(split, tm
         assert torch.equal(a.train.group, b.train.group)
 
 
+@pytest.mark.long
 def test_how_many_patients_are_at_several_sites_is_said():
     frames = two_sites()
     line = (
@@ -134,6 +137,7 @@ def small_sites() -> Frames:
     return frames
 
 
+@pytest.mark.long
 def test_a_site_without_test_rows_is_named_with_what_helps():
     made = [Federation.from_frames(small_sites(), target="ill", group="patient", folds=5, seed=s) for s in range(5)]
     (line,) = {text for federation in made for text in federation.notes["doubts"]}
@@ -148,6 +152,7 @@ def test_a_site_without_test_rows_is_named_with_what_helps():
     assert sum(c.split("test") is None for federation in better for c in federation) < len(lacking)
 
 
+@pytest.mark.long
 def test_a_site_of_which_nothing_is_left_to_train_on_is_refused():
     frames = {"north": patients(0), "south": patients(1, 2, first=500)}
     texts = []

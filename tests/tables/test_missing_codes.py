@@ -50,6 +50,7 @@ def emptied(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+@pytest.mark.long
 def test_they_are_as_if_the_cell_were_empty(tmp_path):
     frames = {name: ward(seed) for seed, name in enumerate(("north", "south"))}
     said = Federation.from_frames(frames, target="ill", columns="named", missing=CODES)

@@ -39,6 +39,7 @@ def federation(**more):
     return Federation.from_frames(frames(), target="sick", columns="named", **more)
 
 
+@pytest.mark.long
 def test_columns_of_several_sites_come_first_and_others_are_the_sites_own():
     one, three, two = federation()
     shared = len(one.held)
@@ -88,6 +89,7 @@ def test_a_column_that_a_site_lacks_is_0_on_the_scale_of_the_others():
     assert (three.train.x[:, at["number__sugar"]] == 0).all() and (three.train.x[:, at["missing__sugar"]] == 1).all()
 
 
+@pytest.mark.long
 def test_what_sites_agree_on_names_no_column_of_one_site_alone():
     options, fewest = TableOptions("sick", columns="named"), 5
     sites = {name: SiteTableData.alone(name, frame, options) for name, frame in frames().items()}
@@ -106,10 +108,12 @@ def test_a_sum_of_fewer_values_than_a_site_tells_stays_there():
     assert not {c.name: c.sums is None for c in rows.create_metadata(5).columns}["age"]
 
 
+@pytest.mark.long
 def test_it_is_said_what_sites_tell():
     assert "the sum of these and of their squares: age, smokes, flag, height, sugar" in federation().describe()
 
 
+@pytest.mark.long
 def test_a_newcomer_gets_the_shared_columns_and_keeps_its_own():
     before = federation()
     late = site(3, sugar=lambda g, n: g.exponential(3, n), mine=lambda g, n: g.normal(size=n)).drop(columns="age")

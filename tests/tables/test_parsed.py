@@ -77,6 +77,7 @@ def test_a_wide_table_needs_few_series_for_each_column(monkeypatch):
     assert count < 4 * 2 * 60
 
 
+@pytest.mark.long
 def test_seeds_of_one_process_read_a_file_once_and_anew_where_it_has_changed(tmp_path, opened, parsed):
     for number, name in enumerate(("north", "south")):
         ward(number).to_csv(tmp_path / f"{name}.csv", index=False)
@@ -92,6 +93,7 @@ def test_seeds_of_one_process_read_a_file_once_and_anew_where_it_has_changed(tmp
     assert load("tables", options, seed=0).ids == ["north", "south", "west"]
 
 
+@pytest.mark.long
 def test_commands_read_a_file_once(tmp_path, monkeypatch, opened):
     monkeypatch.chdir(tmp_path)
     Path("wards").mkdir()

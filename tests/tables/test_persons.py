@@ -55,6 +55,7 @@ def test_a_value_in_fewer_than_five_training_rows_stays_and_is_known_where_anoth
     assert rows == {"north": [5, 0, 41], "south": [3, 11, 36]}  # stabbing is as an unknown one
 
 
+@pytest.mark.long
 def test_where_everybody_has_five_rows_real_sites_have_what_a_simulation_has(tmp_path):
     frames = {
         "north": site(pain=pains(mild=25, burning=25)),

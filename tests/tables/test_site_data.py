@@ -78,6 +78,7 @@ def table(seed: int) -> pd.DataFrame:
     return pd.DataFrame({"age": rng.normal(60, 9, 20).round(1), "sick": ["no", "yes"] * 10})
 
 
+@pytest.mark.long
 def test_a_site_s_table_goes_by_the_experiment_s_data_table(tmp_path):
     for seed, name in enumerate(("north", "south")):
         (tmp_path / name).mkdir()

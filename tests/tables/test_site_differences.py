@@ -165,6 +165,7 @@ def test_the_one_site_with_other_codes_is_named_and_the_mapping_makes_it_agree(s
     assert doubts(five(site, column, codes), values={column: mapping}) == []
 
 
+@pytest.mark.long
 def test_codes_without_a_likeness_are_said_without_a_mapping():
     (line,) = doubts(five("south", "stage", {"none": "keine", "mild": "leicht", "severe": "schwer"}))
     assert line.startswith("column 'stage' at south holds 'keine', 'leicht', 'schwer', none of which the other 4 sites")
@@ -179,6 +180,7 @@ def test_one_and_two_in_place_of_zero_and_one():
     )
 
 
+@pytest.mark.long
 def test_sites_that_agree_or_have_names_of_their_own_are_not_asked_about():
     assert doubts(five()) == []
     wards = {site: frame.assign(ward=[f"{site} {n % 3}" for n in range(80)]) for site, frame in five().items()}

@@ -107,6 +107,7 @@ class Shifted(TransformerMixin, BaseEstimator):
         return x[["age"]].fillna(self.mean_).to_numpy() - self.mean_
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("columns", ["own", "union", "mine"])
 def test_a_saved_table_does_the_same(tmp_path, columns):
     settings = {"preprocess": Shifted()} if columns == "mine" else {"columns": columns}
@@ -128,6 +129,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path):
             TablePreprocessor.load(tmp_path / name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("columns", ["own", "union"])
 def test_the_preprocessing_converts_to_onnx_masks_included(columns):
     """With ``add_indicator`` skl2onnx drops the masks and says nothing."""

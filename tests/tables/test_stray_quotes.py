@@ -171,6 +171,7 @@ def test_a_header_of_several_lines_is_read(tmp_path):
     assert list(frame.columns) == ["age\n(years)", "town", "ill"] and frame.index.tolist() == [3, 4]
 
 
+@pytest.mark.long
 def test_many_cells_of_several_lines_are_checked_in_linear_time(tmp_path):
     rows = [f'{at},"first line {at}\nsecond ""line"" {at}\nthird","{at}\n{at}"' for at in range(20_000)]
     (tmp_path / "north.csv").write_text("\n".join(["key,note,more", *rows]))

@@ -75,6 +75,7 @@ def test_splits_are_by_event():
         assert float(client.test.y[:, 1].mean()) == pytest.approx(share, abs=0.08)
 
 
+@pytest.mark.long
 def test_a_model_orders_by_risk_and_a_site_takes_raw_columns():
     run = trained(federation())
     for client in run.federation:
@@ -86,6 +87,7 @@ def test_a_model_orders_by_risk_and_a_site_takes_raw_columns():
     assert concordance_index(new["days"], -found, new["died"] == "yes") > 0.7
 
 
+@pytest.mark.long
 def test_a_new_site_joins_with_its_times_and_events():
     run = trained(federation(), "fedrep", rounds=10)
     client = new_client_from_frame(run.federation, "south", frame(seed=7), "south.csv")

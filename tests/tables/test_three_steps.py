@@ -106,6 +106,7 @@ def test_sites_over_a_network_have_what_one_process_has(target, columns, split):
     assert_same(over_a_network(three(), options)[1], in_one_process(three(), options))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("columns", ["own", "union"])
 @pytest.mark.parametrize("target", ["sick", "value"])
 def test_sites_that_bring_rows_to_be_tested_on(target, columns):
@@ -293,6 +294,7 @@ def test_sites_that_contradict_each_other_are_named():
         agree_on_schema({}, plain)
 
 
+@pytest.mark.long
 def test_targets_that_are_labels_here_and_values_there_need_a_word():
     options = options_of("code")
     values = three()
@@ -309,6 +311,7 @@ def test_targets_that_are_labels_here_and_values_there_need_a_word():
         assert_same(over_a_network(many, said)[1], in_one_process(many, said))
 
 
+@pytest.mark.long
 def test_a_table_that_does_not_fit_what_was_agreed_is_refused_by_row():
     options = options_of("sick", columns="union", domain="race")
     agreement = agree_on_schema(told_by(three(), options), options)

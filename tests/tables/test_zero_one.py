@@ -83,6 +83,7 @@ def test_what_the_sites_agreed_on_wins_over_what_a_newcomer_s_rows_look_like():
     assert len(set(train.tolist())) == 2
 
 
+@pytest.mark.long
 def test_a_newcomer_writes_dates_in_its_own_way():
     days = [pd.Timestamp("2024-01-01") + pd.Timedelta(hours=7 * number) for number in range(40)]
     frames = {site: ward(seed=seed, visit=[f"{day:%Y-%m-%d %H:%M}" for day in days]) for seed, site in enumerate("xy")}

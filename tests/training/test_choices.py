@@ -129,6 +129,7 @@ def write(number):
         assert choices.find_choice(WORK) is not None
 
 
+@pytest.mark.long
 def test_processes_that_write_at_the_same_time_lose_nothing(folder):
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=write, args=(number,)) for number in range(3)]
@@ -159,6 +160,7 @@ def run(lr=0.1, hidden=8, batch=5, seed=0, method="fedavg", optimizer="sgd"):
     return plan
 
 
+@pytest.mark.long
 def test_runs_of_a_comparison_try_each_workload_once(folder):
     plan = run()
     kept = {file: file.stat().st_mtime_ns for file in folder.iterdir()}
@@ -167,6 +169,7 @@ def test_runs_of_a_comparison_try_each_workload_once(folder):
     assert {file: file.stat().st_mtime_ns for file in folder.iterdir()} == kept
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", [{"hidden": 9}, {"batch": 4}, {"optimizer": "adam"}, {"method": "fedprox"}])
 def test_another_model_batch_optimiser_or_method_is_other_work(folder, change):
     before = set(run().paths) and set(folder.iterdir())

@@ -68,6 +68,7 @@ def test_a_set_of_one_stage_is_applied_by_the_loss():
     assert all(t.abs().sum() > 0 for t in heads.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("part", [0.98, 1.02])
 def test_explicit_steps_are_stable_up_to_the_bound(momentum, part):

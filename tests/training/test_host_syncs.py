@@ -78,7 +78,7 @@ def test_the_count_sees_every_way_of_looking():
     assert looks(lambda: (values + 1).square().sum()) == (Counter(), 3)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["stacked", "sequential"])
 @pytest.mark.parametrize("name", sorted({name.partition("+")[0] for name in SHAPES} - {"fedrep-srpfl"}))
 def test_more_steps_ask_for_no_more_values(name, engine):

@@ -56,6 +56,7 @@ def test_rounds_go_through_the_data_shuffle_after_shuffle(rate):
     assert rate == 1 or len({len(batches) for batches in found.values()}) > 1  # some took part more often
 
 
+@pytest.mark.long
 def test_mini_batches_are_the_same_in_every_engine():
     assert watched(engine="stacked") == watched(engine="sequential")
 

@@ -115,6 +115,7 @@ def test_mini_batches_without_events_train_nothing():
     assert all(torch.equal(t, before[name]) for name, t in server.state.shared.items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["stacked", "sequential"])
 def test_training_ends_at_lifelines_estimate(engine):
     federation = survival((120, 80))
@@ -166,6 +167,7 @@ def test_balanced_weights_are_those_of_scikit_learn():
         assert not weights[np.setdiff1d(range(3), held)].any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["stacked", "sequential"])
 def test_training_with_class_weights_ends_at_scikit_learn_s_weighted_fit(engine):
     federation = rare()
@@ -184,7 +186,7 @@ def test_training_with_class_weights_ends_at_scikit_learn_s_weighted_fit(engine)
     assert not torch.allclose(*ends.values(), atol=0.05)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["apfl", "fedrod", "feddar-wa", "separate-fedavg", "fedem"])
 def test_losses_of_methods_have_the_weights_too(name):
     federation = rare()

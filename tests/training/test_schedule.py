@@ -134,6 +134,7 @@ TABLE = {
 }
 
 
+@pytest.mark.long
 def test_files_say_it_and_a_resumed_run_has_the_same_bits(tmp_path):
     experiment = validate(TABLE)
     assert read(experiment.to_toml(), "config.toml") == experiment

@@ -299,6 +299,7 @@ def test_a_pickle_runs_nothing(tmp_path, monkeypatch):
     assert not Path("evil").exists()
 
 
+@pytest.mark.long
 def test_usps_as_openml_has_it(tmp_path):
     rng = np.random.default_rng(0)
     pixels, labels = rng.integers(0, 256, (7293, 256)), rng.integers(0, 10, 7293)

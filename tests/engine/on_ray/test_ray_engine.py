@@ -222,6 +222,7 @@ def test_errors_of_client_programs_arrive_as_in_one_process(ray):
         train(server, 1)
 
 
+@pytest.mark.long
 def test_data_and_states_are_sent_once(ray, monkeypatch):
     from perfed.data.client import Client
     from perfed.engine.ray import pool
@@ -360,6 +361,7 @@ def test_an_address_where_nothing_answers():
         check_answers("127.0.0.1:1")
 
 
+@pytest.mark.long
 def test_addresses_and_numbers_that_cannot_be():
     with pytest.raises(PerfedError, match="Ray address 'north': must be HOST:PORT"):
         use_workers(address="north")

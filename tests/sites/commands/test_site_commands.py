@@ -6,11 +6,13 @@ import pytest
 from command_line import heavy_imports, perfed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["deploy", "submit", "site"])
 def test_help_imports_nothing_heavy(command):
     assert heavy_imports(command, "--help") == []
 
 
+@pytest.mark.long
 def test_log_and_submit_do_not_wait_for_torch(tmp_path):
     (tmp_path / "site.json").write_text("{}")
     (tmp_path / "outgoing.jsonl").touch()

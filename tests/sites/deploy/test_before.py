@@ -67,6 +67,7 @@ def told(path, frame: pd.DataFrame, y, **data: object) -> tuple[dict, dict, np.n
     return left, facts, client.train.x.numpy()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("columns", ["own", "common", "union", "named"])
 @pytest.mark.parametrize("task", TARGETS)
 def test_other_rows_tell_the_same(tmp_path, columns, task):
@@ -157,6 +158,7 @@ def test_a_column_that_the_study_does_not_say_is_refused_at_its_site_by_name(tmp
         start(study(tmp_path, public={**public, "wards": ["a", "b"]}, dates=["born"], drop=["ward"]))
 
 
+@pytest.mark.long
 def test_a_simulation_tells_and_spends_what_a_deployment_does(tmp_path):
     site(tmp_path)
     run = start(study(tmp_path, public={"ill": ["no", "yes"], **COLUMNS}, dates=["born"]))

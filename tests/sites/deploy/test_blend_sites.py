@@ -96,7 +96,7 @@ def of_weights(stations, site):
     return [(header, tree) for header, tree in replies if header["run"] == run and header["kind"] == "done"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 def test_weights_and_mixtures_are_those_of_a_simulation(ran):
     path, _ = ran
     content = same_as_simulated(path)
@@ -104,6 +104,7 @@ def test_weights_and_mixtures_are_those_of_a_simulation(ran):
     assert max(content["pooled"].values()) < 0.999
 
 
+@pytest.mark.long
 def test_what_the_candidates_say_of_a_row_does_not_leave(ran):
     """Sums alone do, of a size that has nothing to do with the number of rows; each is declared, and in the log."""
     path, stations = ran
@@ -142,6 +143,7 @@ def test_the_mixture_is_exported_with_a_card(ran):
     assert own(path, "south").predict(pd.read_csv(path / "south.csv")).shape == (40,)
 
 
+@pytest.mark.long
 def test_what_would_leave_is_previewed_and_consent_is_to_all_of_it(ran):
     path, _ = ran
     text = study(path)
@@ -157,6 +159,7 @@ def test_what_would_leave_is_previewed_and_consent_is_to_all_of_it(ran):
     assert "reply/blend/hessian: 4x4 float64" in done.out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("policy", "key"),
     [
@@ -172,6 +175,7 @@ def test_a_policy_that_forbids_it_is_told_in_one_line(policy, key, tables):
     assert not list(tables.glob(f"at-*/runs/*/{CANDIDATE_FILE}"))
 
 
+@pytest.mark.long
 def test_a_site_takes_part_in_the_runs_of_its_study_and_in_no_other(tables):
     text = study(tables)
     with closing(Stations(tables, study=text)) as stations:

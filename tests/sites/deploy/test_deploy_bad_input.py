@@ -85,6 +85,7 @@ def test_data_of_the_library_are_no_sites(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_nothing_is_written_over(tmp_path):
     folder = deployed(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
@@ -98,6 +99,7 @@ def test_nothing_is_written_over(tmp_path):
     }
 
 
+@pytest.mark.long
 def test_what_belongs_together(tmp_path):
     folder = deployed(tmp_path)
     for arguments, said in (
@@ -120,6 +122,7 @@ def test_without_cryptography_the_extra_is_named(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["study.toml"]
 
 
+@pytest.mark.long
 def test_a_site_that_cannot_start_says_why(tmp_path):
     """And leaves no folder behind."""
     table = tmp_path / "north.csv"

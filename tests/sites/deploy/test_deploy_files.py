@@ -17,6 +17,7 @@ from perfed.sites.deploy.trial import list_sent_entries
 from perfed.sites.flower.processes import FLOWER_SETTINGS
 
 
+@pytest.mark.long
 def test_the_app_carries_the_whole_study_and_no_path(tmp_path):
     app = deployed(tmp_path) / "app"
     files = contents(app)
@@ -47,6 +48,7 @@ def test_the_same_experiment_gives_the_same_app(tmp_path):
     assert contents(deployed(first) / "app") == contents(deployed(second, "--superlink-port", 8001) / "app")
 
 
+@pytest.mark.long
 def test_a_further_site_changes_what_nobody_else_has(tmp_path):
     folder = deployed(tmp_path)
     before = contents(folder)
@@ -145,6 +147,7 @@ def test_pages_say_what_to_do_and_what_leaves(tmp_path):
     assert "@{" not in "".join(text.decode() for text in contents(folder).values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "sent"),
     [

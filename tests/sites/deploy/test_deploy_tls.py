@@ -126,6 +126,7 @@ def test_a_new_certificate_of_the_same_authority(tmp_path):
     assert contents(folder) == {name: text for name, text in after.items() if name != "tls/ca.key"}
 
 
+@pytest.mark.long
 def test_a_further_site_needs_no_new_authority(tmp_path):
     folder = deployed(tmp_path, *OPTIONS)
     (folder / "tls/ca.key").unlink()  # kept elsewhere

@@ -14,6 +14,7 @@ from perfed.sites.flower.message import pack, unpack
 from perfed.tree import map_leaves
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("unit", ["sample", "client"])
 def test_weights_that_overflow_at_one_row_get_the_same_kind_of_reply_with_the_row_and_without(unit, tables):
     """The oracle of a curious server: one exchange with crafted weights asked whether a row is there."""
@@ -46,6 +47,7 @@ def test_weights_that_overflow_at_one_row_get_the_same_kind_of_reply_with_the_ro
     assert sum(kind == "done" for kind, _ in kinds[0]) >= 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("distance", ["w2", "mixture", "mmd"])
 def test_anchors_with_which_features_overflow_get_the_same_kind_of_reply_as_any_other(distance, tables):
     """Some distances of FLIC factorise matrices of a client's features, or end where features are not finite."""

@@ -50,6 +50,7 @@ def kept(path: Path, site: str) -> dict[int, dict]:
     return {line["round"]: line["metrics"] for line in lines if line["index"] < 0}
 
 
+@pytest.mark.long
 def test_a_site_tells_its_metrics_with_noise_and_each_evaluated_round_counts(tables):
     text = quick(tables)
     found = told(submit(tables, text, Stations(tables, text)), "north")
@@ -123,6 +124,7 @@ def test_under_masks_the_mean_alone_is_known(unit, tables):
     assert all(f"{site},32,8,,,,," in clients[1 + place] for place, site in enumerate(COLUMNS))
 
 
+@pytest.mark.long
 def test_with_hardly_any_noise_the_mean_under_masks_is_that_of_the_sites(tables):
     text = quick(tables, epsilon=1e6, **MASKED)
     submit(tables, text, Stations(tables, text))
@@ -147,6 +149,7 @@ def test_runs_of_several_methods_end_with_a_verdict(more, tables):
     assert len(read_ledger(tables / "at-north")) == 3
 
 
+@pytest.mark.long
 def test_a_policy_s_metrics_refuse_it_in_one_line(tables):
     text = quick(tables)
     for names in ((), ("accuracy",)):

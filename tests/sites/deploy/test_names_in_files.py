@@ -57,6 +57,7 @@ def test_a_study_name_that_would_be_another_line_is_refused(tmp_path, name):
     assert not (tmp_path / "deployment").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ODD)
 def test_a_study_name_is_in_the_description_of_units_and_nowhere_else(tmp_path, name):
     plain, odd = deployed(tmp_path / "plain"), deployed(tmp_path / "odd", called(name))
@@ -69,6 +70,7 @@ def test_a_study_name_is_in_the_description_of_units_and_nowhere_else(tmp_path, 
             assert "%" not in text.replace("%%", "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ODD)
 def test_pages_show_names_and_no_markup_of_them(tmp_path, name):
     columns = f"drop = [{quote_name(name)}, {quote_name('`<i>`')}]"
@@ -120,6 +122,7 @@ def test_the_proxy_listens_where_sites_call(tmp_path, options, both):
     ]
 
 
+@pytest.mark.long
 def test_a_private_study_is_limited_at_each_site_unless_the_site_decides_otherwise(tmp_path):
     more = ('method = "flic-hl"', 'method = "fedavg"'), ("[methods.flic-hl]\npretrain_epochs = 1\n", PRIVACY)
     folder = deployed(tmp_path / "private", *more, ('target = "disease"', 'target = "disease"\ncolumns = "common"'))

@@ -86,6 +86,7 @@ def agreement_of(told: dict[str, Any]) -> dict[str, Any]:
     return agree_on_schema({"north": SiteMetadata.of_plain(told, "north")}, options).plain()
 
 
+@pytest.mark.long
 def test_a_module_that_the_site_s_own_study_names_is_imported(tables, witness):
     text = study(tables, data=PLACES[-1]["data"])
     submit(tables, text, Stations(tables, text))

@@ -78,6 +78,7 @@ def with_agreement(message: bytes, **changes: Any) -> bytes:
     return pack({**header, "agreement": {**header["agreement"], **changes}}, {})
 
 
+@pytest.mark.long
 def test_a_second_agreement_of_a_run_is_refused_and_the_first_is_answered_again(finished):
     path, text, stations = finished
     before = (path / "at-north" / LEDGER).read_bytes()
@@ -91,6 +92,7 @@ def test_a_second_agreement_of_a_run_is_refused_and_the_first_is_answered_again(
     assert (path / "at-north" / LEDGER).read_bytes() == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [
@@ -124,6 +126,7 @@ def test_an_agreement_that_is_not_what_data_public_says_is_refused_before_the_ru
     assert read_ledger(tables / "at-north") == []
 
 
+@pytest.mark.long
 def test_one_run_id_for_several_studies_is_answered_for_the_first_only(finished):
     """A site whose administrator agrees to each; the ledger would have counted four studies as one."""
     path, text, stations = finished
@@ -138,6 +141,7 @@ def test_one_run_id_for_several_studies_is_answered_for_the_first_only(finished)
     assert compute_ledger_epsilon(read_ledger(path / "at-north"), "sample", 1e-3) == spent
 
 
+@pytest.mark.long
 def test_other_studies_under_other_run_ids_add_up(finished):
     path, text, stations = finished
     other = text.replace("lr = 0.1", "lr = 0.2")
@@ -161,6 +165,7 @@ def test_a_server_chooses_the_names_of_the_sites_of_a_private_study_and_not_thei
     assert reply.get("error", reply["kind"]) == answer
 
 
+@pytest.mark.long
 def test_a_site_that_takes_any_study_refuses_private_ones(finished):
     """A server that makes up the study could ask for classes or columns whose refusal tells of single rows."""
     path, text, stations = finished
@@ -177,6 +182,7 @@ def change_a_label(file: Path) -> None:
     table.to_csv(file, index=False)
 
 
+@pytest.mark.long
 def test_rows_that_change_end_a_private_run_at_the_site(finished):
     """One label is corrected and the site starts again: with the old noise, noisy counts would differ by that label."""
     path, text, stations = finished
@@ -191,6 +197,7 @@ def test_rows_that_change_end_a_private_run_at_the_site(finished):
     assert len(read_ledger(path / "at-north")) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("package", ["perfed", "torch"])
 def test_a_private_run_does_not_go_on_with_other_versions(package, finished, monkeypatch):
     """They may compute other replies to the same messages, and the noise would be the same."""
@@ -214,6 +221,7 @@ def test_a_private_run_does_not_go_on_with_other_versions(package, finished, mon
     assert one.squared_mu == two.squared_mu
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "refused"), [("fedrod", False), ("fedavg-ft", True)])
 def test_a_model_fine_tuned_with_noise_is_not_made_again_by_other_versions(method, refused, tables, monkeypatch):
     """It would be a further release, or one with the same noise; models that are kept as they are need none."""
@@ -247,6 +255,7 @@ INVALID = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("columns", ["own", "union"])
 @pytest.mark.parametrize("change", INVALID.values(), ids=INVALID)
 def test_rows_that_do_not_fit_are_said_at_the_start_and_not_to_the_server(change, columns, tables):
@@ -270,12 +279,14 @@ def test_rows_that_do_not_fit_are_said_at_the_start_and_not_to_the_server(change
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.long
 def test_few_rows_of_a_class_are_said_at_the_start_and_not_to_the_server(finished):
     path, text, _ = finished
     with pytest.raises(PerfedError, match=r"rows_per_class: .*allowed: at least 30"):
         SiteAgent(path / "other", "north", path / "north.csv", text, policy=Policy(rows_per_class=30))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["study", "agreement"])
 def test_where_a_policy_bounds_epsilon_no_row_is_read_for_a_study_that_bounds_none(kind, tables):
     """A site that takes any study would say by its refusals how many rows of each class there are."""
@@ -304,6 +315,7 @@ def noise_of(part: SiteRun, folder: Path, message: bytes = b"") -> torch.Tensor:
     return budget.make_noise(message).draw(rng.key(0, "counts"), 8, torch.float64, once=not message)
 
 
+@pytest.mark.long
 def test_noise_depends_on_study_agreement_rows_and_run_also_where_it_is_drawn_once(finished):
     path, text, stations = finished
     plain = unpack(stations.first("agreement"))[0]["agreement"]
@@ -340,6 +352,7 @@ def test_noise_depends_on_the_name_under_which_the_folder_of_a_site_is_used(fini
     assert not torch.equal(first, second)
 
 
+@pytest.mark.long
 def test_deployments_that_share_a_ledger_add_up(finished):
     """A second deployment with the same table under another site's name counts in the same file."""
     path, text, _ = finished

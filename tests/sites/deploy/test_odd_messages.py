@@ -96,6 +96,7 @@ def test_every_odd_message_has_a_reply_and_its_lines_and_says_nothing_of_the_tab
     )
 
 
+@pytest.mark.long
 def test_forged_classes_are_no_oracle(tables, sent):
     """Rows whose class an agreement lacks are neither counted nor named."""
     header, _ = unpack(sent[1])
@@ -107,7 +108,7 @@ def test_forged_classes_are_no_oracle(tables, sent):
     assert reply["error"] == str(RefusalReason.DATA) and "ill" in notes[-1]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "error", [TypeError, KeyError, RuntimeError, MemoryError, RecursionError, OSError, PerfedError]
 )
@@ -126,6 +127,7 @@ def test_whatever_fails_the_server_is_told_a_fixed_sentence(error, tables, sent,
         ]
 
 
+@pytest.mark.long
 def test_what_cannot_be_logged_does_not_leave(tables, sent, monkeypatch):
     with closing(SiteAgent(tables / "at-south", "south", tables / "south.csv")) as station:
         monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
@@ -135,6 +137,7 @@ def test_what_cannot_be_logged_does_not_leave(tables, sent, monkeypatch):
         monkeypatch.undo()
 
 
+@pytest.mark.long
 def test_whatever_a_site_tells_the_server_begins_or_names_the_site(tables):
     """What west tells, and its facts, with something changed, or bytes that are none."""
     text, proper = study(tables), dict[tuple[str, str], bytes]()

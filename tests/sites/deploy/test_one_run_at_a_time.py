@@ -61,6 +61,7 @@ def test_a_run_whose_server_is_gone_does_not_keep_its_sites(tables):
     same_as_simulated(tables)
 
 
+@pytest.mark.long
 def test_a_run_that_is_refused_by_one_site_takes_no_other(tables):
     """Two sites are free, and keep the run that they were in last."""
     text, first = study(tables), Stations(tables)
@@ -79,6 +80,7 @@ def test_a_run_that_is_refused_by_one_site_takes_no_other(tables):
         answer_all(tables, text, first)
 
 
+@pytest.mark.long
 def test_what_is_sent_again_before_a_run_is_answered_as_before(tables, monkeypatch):
     """Nothing is read again; and word that another run is over counts only as long as that run is silent."""
     text, reads, sent = study(tables), [], []
@@ -109,6 +111,7 @@ def test_what_is_sent_again_before_a_run_is_answered_as_before(tables, monkeypat
         assert kind(taken_over) == "error" and kind(taken_over) == "facts"  # and has ended when the server asks again
 
 
+@pytest.mark.long
 def test_a_study_that_is_mended_takes_the_sites_of_its_first_try(tables):
     """Into the same directory: some had joined when another site's table turned out not to fit."""
     with closing(Stations(tables)) as stations:

@@ -36,6 +36,7 @@ def policy(path: Path, text: str) -> Policy:
     return Policy.read(path / "policy.toml")
 
 
+@pytest.mark.long
 def test_a_policy_that_allows_what_the_study_needs_changes_nothing(tables):
     text = study(tables)
     sent = submit(tables, text, Stations(tables, text, policy(tables, ENOUGH)))
@@ -44,7 +45,7 @@ def test_a_policy_that_allows_what_the_study_needs_changes_nothing(tables):
     }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize(("before", "after", "said"), TOO_LITTLE)
 def test_a_policy_that_forbids_what_the_study_needs_says_so_at_the_start(before, after, said, tables):
     """Before anything is sent; and where the site takes any study, once it knows which, before it trains."""
@@ -129,6 +130,7 @@ def test_what_a_study_or_few_rows_forbid_is_named_at_both_ends_before_anything_i
     assert any(line.endswith(said) for line in noted)  # the site's own terminal
 
 
+@pytest.mark.long
 def test_enough_rows_and_a_study_under_masks_pass(tables):
     text = study(tables, secure_aggregation={})
     narrow = policy(tables, "methods = ['flic-*']\nrows = 30\nrows_per_class = 5\nsecure_aggregation = true")

@@ -34,7 +34,7 @@ def options(path: Path, text: str | None, *more: object) -> list[object]:
     return [*given, "--dir", path / "at-north", *more]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("columns", "changes"),
     [
@@ -55,6 +55,7 @@ def test_what_is_shown_is_what_leaves(tables, columns, changes):
             assert all({**entries[entry["name"]], **entry} == entries[entry["name"]] for entry in left)
 
 
+@pytest.mark.long
 def test_what_is_shown_of_values_is_what_leaves(tables):
     """The study does not say that they are values; the checksum is of targets that all sites' means have scaled."""
     for site in COLUMNS:
@@ -87,6 +88,7 @@ def test_a_value_of_four_rows_does_not_leave(tables):
     assert "stabbing" not in told and "dull" in told
 
 
+@pytest.mark.long
 def test_copies_of_rows_are_shown_to_the_site_alone(tables):
     text, file = study(tables), tables / "north.csv"
     before = Preview.of("north", file, text)
@@ -99,6 +101,7 @@ def test_copies_of_rows_are_shown_to_the_site_alone(tables):
     assert (before.doubts, after.digest) == ([], before.digest) and "equal another" not in json.dumps(after.plain())
 
 
+@pytest.mark.long
 def test_all_of_it_is_printed(tables):
     text = study(tables, data={"name": "tables", "files": ["x"], "target": "ill", "columns": "union", "drop": ["age"]})
     (tables / "study.toml").write_text(text)
@@ -130,6 +133,7 @@ def test_what_depends_on_other_sites_is_said(tables):
     assert shown.facts is None and "is the same in all rows" in shown.why and shown.entries
 
 
+@pytest.mark.long
 def test_a_site_begins_when_somebody_at_its_terminal_has_said_yes(tables, monkeypatch, capsys):
     sites, typed = started(monkeypatch), ["y", "yes"]
     monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
@@ -179,6 +183,7 @@ def test_without_a_study_consent_is_to_anything(tables, monkeypatch):
     assert sites == ["north"] * 2
 
 
+@pytest.mark.long
 def test_a_damaged_consent_is_said_in_one_line(tables):
     (tables / "at-north").mkdir()
     (tables / "at-north" / preview.CONSENT).write_text("{")

@@ -61,6 +61,7 @@ def test_what_a_site_writes(tables, monkeypatch):
     assert (tables / "site/north.safetensors").exists() and not open_to_others(tables / "site")
 
 
+@pytest.mark.long
 def test_what_the_server_writes(tables):
     submit(tables, study(tables))
     written = {path.relative_to(tables / "run").parts[0] for path in (tables / "run").rglob("*") if path.is_file()}
@@ -68,6 +69,7 @@ def test_what_the_server_writes(tables):
     assert not open_to_others(tables / "run")
 
 
+@pytest.mark.long
 def test_what_a_simulation_writes_is_as_the_user_has_it(tables):
     submit(tables, study(tables))
     files = [str(tables / f"{site}.csv") for site in COLUMNS]
@@ -77,6 +79,7 @@ def test_what_a_simulation_writes_is_as_the_user_has_it(tables):
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tables / "own").glob("*.json")} == {0o644}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [(), ("--tls",)], ids=["trial", "tls"])
 def test_a_deployment(tmp_path, options):
     if options:

@@ -79,6 +79,7 @@ def test_noise_is_of_a_secret_and_a_run_that_was_interrupted_has_the_same(privac
     assert sum(name.isdecimal() for name in line.releases) == 3  # and each round is counted once
 
 
+@pytest.mark.long
 def test_sites_with_the_same_rows_send_different_numbers(tables):
     """And what they send is in no folder or log of theirs a secret."""
     for site in ("south", "west"):
@@ -94,6 +95,7 @@ def test_sites_with_the_same_rows_send_different_numbers(tables):
         assert secret not in told and secret.hex().encode() not in told + logs
 
 
+@pytest.mark.long
 def test_no_loss_metric_count_or_checksum_of_rows_leaves_and_the_site_keeps_its_metrics(tables):
     text = quick(tables, ROWS)
     sent = submit(tables, text, Stations(tables, text))
@@ -112,6 +114,7 @@ def test_no_loss_metric_count_or_checksum_of_rows_leaves_and_the_site_keeps_its_
     assert not shown.metrics and "loss" not in {entry["name"] for entry in shown.entries}
 
 
+@pytest.mark.long
 def test_a_message_that_comes_again_gets_the_same_and_another_one_of_the_exchange_is_refused(tables):
     text, asked, noted = quick(tables, ROWS), list[bytes](), list[str]()
 
@@ -139,6 +142,7 @@ def test_a_message_that_comes_again_gets_the_same_and_another_one_of_the_exchang
     assert (tables / "at-north" / LEDGER).read_text() == before
 
 
+@pytest.mark.long
 def test_a_reply_that_no_site_has_cut_is_refused_by_the_server(tables):
     text = quick(tables, CLIENTS)
     stations = Stations(tables, text)
@@ -159,6 +163,7 @@ def test_a_reply_that_no_site_has_cut_is_refused_by_the_server(tables):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.long
 def test_epsilon_on_the_card_is_the_accountant_s_and_of_each_contributor(tables):
     text = quick(tables, ROWS)
     submit(tables, text, Stations(tables, text))
@@ -196,6 +201,7 @@ def test_runs_add_up_and_a_policy_s_epsilon_ends_them_at_both_ends(tables):
     assert compute_ledger_epsilon(read_ledger(tables / "at-north"), "client", 1e-3) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("policy", "key", "said"),
     [
@@ -226,11 +232,13 @@ def test_a_delta_that_gives_a_row_or_site_away_is_refused_where_a_policy_bounds_
     check_site(SiteSettings("north", *settings, Policy(epsilon=100.0, delta=1e-5)))
 
 
+@pytest.mark.long
 def test_a_policy_allows_a_study_whose_losses_and_metrics_stay(tables):
     text = quick(tables, ROWS)
     submit(tables, text, Stations(tables, text, Policy(entries=("shared/*", "num_samples"), metrics=())))
 
 
+@pytest.mark.long
 def test_a_budget_with_noise_ends_the_run_and_no_site_answers_beyond_it(tables):
     text = quick(tables, {"privacy": {"epsilon": 4.0, "delta": 1e-3, "noise": 2.0}}, rounds=9)
     submit(tables, text, Stations(tables, text))

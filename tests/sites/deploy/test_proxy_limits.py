@@ -166,6 +166,7 @@ def test_nginx_takes_the_file_as_it_is_written(proxy):
     assert done.returncode == 0 and "syntax is ok" in done.stderr and "warn" not in done.stderr, done.stderr
 
 
+@pytest.mark.long
 def test_what_a_site_sends_passes_unchanged_and_what_is_larger_does_not(proxy):
     with proxy.running():
         chunk = os.urandom(CHUNK + 1000)
@@ -184,6 +185,7 @@ def test_what_a_site_sends_passes_unchanged_and_what_is_larger_does_not(proxy):
         assert len(proxy.got) == 1
 
 
+@pytest.mark.long
 def test_requests_that_never_end_shut_nobody_else_out(proxy):
     """63 of them did, with 128 connections; none of them reaches the SuperLink."""
     with proxy.running(("client_body_timeout 10s", "client_body_timeout 60s")), ExitStack() as held:
@@ -222,11 +224,13 @@ def test_a_site_that_is_refused_for_the_number_tries_again(proxy):
     assert "limit_conn_status" not in proxy.said and "limit_req_status" not in proxy.said  # nginx's own is 503
 
 
+@pytest.mark.long
 def test_a_site_never_meets_the_rate(proxy):
     with proxy.running(), ThreadPoolExecutor(8) as sites:
         assert set(sites.map(lambda number: proxy.answer(), range(150))) == {200}
 
 
+@pytest.mark.long
 def test_requests_in_a_hurry_wait(proxy):
     with proxy.running(("rate=100r/s", "rate=20r/s")):
         connection, began = proxy.connection(), time.monotonic()
@@ -252,6 +256,7 @@ def ended(connection: socket.socket) -> bool:
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("setting", "begin"),
     [

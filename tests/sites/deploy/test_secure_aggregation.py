@@ -29,6 +29,7 @@ from perfed.sites.flower.signing import SigningKey
 DIGITS = {"method": "fedavg", "rounds": 2, "data": {"name": "digits", "clients": 4}, "model": {"head": "linear"}}
 
 
+@pytest.mark.long
 def test_sites_under_masks_end_where_a_simulation_ends(tables):
     text = study(tables, secure_aggregation={"threshold": 2})
     submit(tables, text, Stations(tables, text))
@@ -39,6 +40,7 @@ def site_keys(path: Path) -> dict[str, str]:
     return {site: SigningKey.in_folder(path / f"at-{site}").public_key for site in ("north", "south", "west")}
 
 
+@pytest.mark.long
 def test_sites_that_check_each_others_keys_end_where_a_simulation_ends(tables):
     text = study(tables, secure_aggregation={"threshold": 2, "keys": site_keys(tables)})
     submit(tables, text, Stations(tables, text))
@@ -57,6 +59,7 @@ def test_sites_remember_the_sums_of_a_study_after_a_key_was_rotated(tables):
     assert hash_with(keys, seed=1) != hash_with(keys)
 
 
+@pytest.mark.long
 def test_a_site_whose_key_the_study_does_not_have_joins_no_run(tables):
     """Its folder was lost, and with it the key."""
     text = study(tables, secure_aggregation={"threshold": 2, "keys": site_keys(tables)})
@@ -97,6 +100,7 @@ def test_a_site_prints_its_key_as_a_line_of_the_table(tmp_path):
     assert done.code == 2 and "signing.key is damaged: 5 bytes" in done.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("known", [True, False])
 def test_page_and_preview_say_whom_masks_protect_against(known, tables):
     keys = site_keys(tables)
@@ -111,6 +115,7 @@ def test_page_and_preview_say_whom_masks_protect_against(known, tables):
         assert ("no keys of the sites" in said) is not known
 
 
+@pytest.mark.long
 def test_a_site_sees_beforehand_that_its_replies_leave_under_masks(tables):
     text = study(tables, secure_aggregation={})
     shown = Preview.of("north", tables / "north.csv", text)
@@ -167,6 +172,7 @@ def test_a_simulation_under_masks_learns_as_without_them():
     assert secure.execute()["accuracy"] == plain.execute()["accuracy"]
 
 
+@pytest.mark.long
 def test_the_card_of_a_model_lists_the_sites_that_contributed(tables):
     run = start(validate(DIGITS))
     run.execute()

@@ -35,6 +35,7 @@ from perfed.sites.flower.transport import Answer
 from perfed.tree import map_leaves
 
 
+@pytest.mark.long
 def test_what_leaves_is_what_was_declared_and_what_the_log_says(tables):
     """Every byte of a FLIC run: exactly the declared replies; results and models are those of a simulation."""
     text = study(tables)
@@ -103,6 +104,7 @@ def test_a_run_that_is_submitted_again_goes_on_to_the_same_bits(exchanges, table
     same_as_simulated(tables)
 
 
+@pytest.mark.long
 def test_patients_of_several_sites_are_divided_as_in_a_simulation(tables):
     for n, site in enumerate(COLUMNS):
         numbers = np.arange(40) // 2 + 10 * n
@@ -115,6 +117,7 @@ def test_patients_of_several_sites_are_divided_as_in_a_simulation(tables):
     same_as_simulated(tables, data=data)
 
 
+@pytest.mark.long
 def test_models_of_each_sites_best_round_are_those_of_a_simulation(tables):
     changes = {"evaluation": {"every": 1, "stop": "validated", "patience": 2}, "rounds": 4}
     files = [str(tables / f"{site}.csv") for site in COLUMNS]
@@ -126,6 +129,7 @@ def test_models_of_each_sites_best_round_are_those_of_a_simulation(tables):
     assert summaries[0]["metrics"] == summaries[1]["metrics"]
 
 
+@pytest.mark.long
 def test_what_does_not_fit_is_said_in_one_line(tables, capsys, monkeypatch):
     text = study(tables)
     absent = Stations(tables)
@@ -163,6 +167,7 @@ def test_what_does_not_fit_is_said_in_one_line(tables, capsys, monkeypatch):
         submit(tables, text)
 
 
+@pytest.mark.long
 def test_a_site_joins_a_study_and_the_others_keep_what_they_were_given(tables):
     """North and south have the study from before there was west."""
     text = study(tables)
@@ -191,6 +196,7 @@ def west_says(stations: Stations, change: Callable[[dict, dict], object]) -> Sta
     return stations
 
 
+@pytest.mark.long
 def test_a_site_that_sends_anchors_of_1e30_is_named_and_the_run_may_go_on_without_it(tables, capsys):
     def enlarge(header, tree):
         if header.get("round") == 2:
@@ -208,7 +214,7 @@ def test_a_site_that_sends_anchors_of_1e30_is_named_and_the_run_may_go_on_withou
     assert json.loads((tables / "run" / "rounds.jsonl").read_text().splitlines()[1])["counts"] == {"refused": ["west"]}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -227,7 +233,7 @@ def test_counts_that_cannot_be_are_refused_and_the_site_is_named(fields, said, t
         submit(tables, study(tables), west_says(Stations(tables), lie))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize("field", ["told", "facts"])
 @pytest.mark.parametrize("value", [None, "text", [1], {"id": "north"}, "nothing"])
 def test_what_is_no_told_and_no_facts_is_refused_and_the_site_is_named(field, value, tables):
@@ -249,6 +255,7 @@ def test_bytes_that_are_no_message_are_refused_and_the_site_is_named(tables):
         submit(tables, study(tables), stations)
 
 
+@pytest.mark.long
 def test_a_site_that_does_not_return_ends_a_run_unless_enough_others_are_there(tables, capsys):
     """The message names the way on; with it rounds say who was missing, also where the site is not there at all."""
     text, settings = study(tables), {"out": str(tables / "run"), "wait": 1.0, "deadline": 60.0}

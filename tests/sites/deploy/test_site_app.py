@@ -60,6 +60,7 @@ def test_what_is_no_message_of_a_run_is_in_the_log_and_on_the_terminal(tables):
     assert notes == [line] and line in [entry.get("note") for entry in read_log(tables / "site" / LOG)]
 
 
+@pytest.mark.long
 def test_a_site_records_the_threads_that_its_trials_choose(tables, monkeypatch):
     for name in THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)

@@ -115,6 +115,7 @@ def test_an_exported_log_that_was_changed_shows(change, said, site):
     assert code == 2 and said in " ".join(found.split())
 
 
+@pytest.mark.long
 def test_what_is_no_exported_log_or_key_is_said_in_one_line(site):
     file = exported(site)
     other = site.parent / "other.json"

@@ -25,6 +25,7 @@ from perfed.training.private import PrivateTraining
 FEDREP = {"method": "fedrep", "methods": {"fedrep": {"placement": {"embedding": "personal"}}}}
 
 
+@pytest.mark.long
 def test_a_site_that_is_asked_to_settle_after_each_round_counts_what_it_trains(tables):
     """Fitting what is a site's own looks at its rows, and training may go on from the state that it leaves."""
     text = study(tables, **{**PRIVATE, **FEDREP, "participation": {"fit_unused": True}})
@@ -45,6 +46,7 @@ def test_a_site_that_is_asked_to_settle_after_each_round_counts_what_it_trains(t
     assert trained["error"] == RefusalReason.BUDGET  # of two rounds in all
 
 
+@pytest.mark.long
 def test_runs_that_protect_clients_count_to_what_is_told_of_a_row(tables):
     """Studies of both units, one after the other, share the budget of a policy."""
     policy = Policy(epsilon=7.0)
@@ -58,6 +60,7 @@ def test_runs_that_protect_clients_count_to_what_is_told_of_a_row(tables):
     assert before < 7.0 and str(refused.get("error", "")).startswith(RefusalReason.POLICY)
 
 
+@pytest.mark.long
 def test_an_earlier_ledger_in_the_place_of_the_present_one_is_refused(tables):
     """Restored from a backup, it would let the site answer once more what it has answered since."""
     text = study(tables, **PRIVATE)
@@ -143,6 +146,7 @@ def check_sum(folder: Path, gradients: GradientCounter, evaluations: int) -> Non
     assert compute_ledger_epsilon([line], "sample", 1e-3) == pytest.approx(expected, rel=5e-3)
 
 
+@pytest.mark.long
 def test_training_from_an_earlier_state_of_the_round_is_counted(tables, monkeypatch):
     """Local-Full trains what has not trained in the round yet: from an older state it does so again."""
     text = noisy_study(tables, "local-full")
@@ -159,6 +163,7 @@ def test_training_from_an_earlier_state_of_the_round_is_counted(tables, monkeypa
     check_sum(folder, gradients, 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "passes"), [("fedavg-ft", 10), ("fedbabu", 5)])
 def test_fine_tuning_of_evaluations_that_were_not_planned_is_counted(method, passes, tables, monkeypatch):
     text = noisy_study(tables, method)
@@ -174,6 +179,7 @@ def test_fine_tuning_of_evaluations_that_were_not_planned_is_counted(method, pas
     check_sum(folder, gradients, 3)
 
 
+@pytest.mark.long
 def test_models_that_stay_at_the_site_count_as_the_one_that_it_keeps(tables):
     text = noisy_study(tables, "fedavg-ft", privacy={"noise": 3.0, "delta": 1e-3}, evaluation={"every": 1})
     submit(tables, text, Stations(tables, text))

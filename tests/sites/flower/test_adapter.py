@@ -92,6 +92,7 @@ def test_without_names_from_keys_each_site_is_asked_once(open_transport):
     assert grid.sent["3"].metadata.dst_node_id == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("code", "words"),
     [

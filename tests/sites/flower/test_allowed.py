@@ -83,6 +83,7 @@ def test_a_run_of_values_is_not_refused(name, tmp_path):
     run_through(Sites(tmp_path, make(name), federation, **options), 3)
 
 
+@pytest.mark.long
 def test_a_warm_up_may_end_after_many_rounds(tmp_path):
     sites = Sites(tmp_path, make("feddar-sa", warmup_rounds=70), blobs((6, 5)), rounds=100)
     sites.server.prepare()
@@ -177,6 +178,7 @@ ODD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("fields", "said"), ODD, ids=[" ".join(fields) for fields, _ in ODD])
 def test_what_the_study_does_not_ask_for_is_refused_in_one_line(fields, said, asked):
     sites, header, tree = asked
@@ -185,6 +187,7 @@ def test_what_the_study_does_not_ask_for_is_refused_in_one_line(fields, said, as
     assert "\n" not in str(error.value) and len(str(error.value)) < 300
 
 
+@pytest.mark.long
 def test_a_field_that_is_missing_is_named(asked):
     sites, header, tree = asked
     for name in header:
@@ -195,6 +198,7 @@ def test_a_field_that_is_missing_is_named(asked):
 Change = Callable[[dict[str, Any]], object]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -214,6 +218,7 @@ def test_a_payload_that_the_study_does_not_send_is_refused(change: Change, said,
         sites.transport.at["c0"].answer(pack(header, tree))
 
 
+@pytest.mark.long
 def test_an_exchange_is_not_done_with_any_number_of_payloads(asked, tmp_path):
     """Three payloads of an exchange are answered, whoever asks how often; another is not, after a restart either."""
     sites, header, tree = asked
@@ -244,6 +249,7 @@ class Curious(FedAvg):
         return Reply(**reply, rows=cohort.samples().x[None]) if float(shared["head.bias"].max()) > 1e3 else reply
 
 
+@pytest.mark.long
 def test_a_reply_that_the_rehearsal_did_not_give_does_not_leave(tmp_path):
     sites = Sites(tmp_path, Curious(batch_size=4), blobs())
     sites.server.prepare()

@@ -224,6 +224,7 @@ def test_five_overlapping_sums_do_not_reveal_a_reply(rounds, tmp_path):
     assert sums == [sorted(sets[0])]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sequences", [(10_001,), (10_001, 20_001, 30_001)])
 @pytest.mark.parametrize(("count", "asked"), [(7, 3), (5, 5)])
 def test_no_combination_of_opened_sums_of_one_payload_isolates_a_site(count, asked, sequences, tmp_path):
@@ -246,6 +247,7 @@ def test_no_combination_of_opened_sums_of_one_payload_isolates_a_site(count, ask
     assert sums and not isolated(sums, server.names)
 
 
+@pytest.mark.long
 def test_a_payload_that_is_repeated_with_a_claimed_drop_out_does_not_reveal_a_reply(tmp_path):
     server = Server(tmp_path, 4)
     first = server.masked(server.names, dict.fromkeys(server.names, server.request))
@@ -286,6 +288,7 @@ def other_arrivals(server: Server, *, confirmed: bool) -> np.ndarray | None:
     return unmask_sum(going.context, keys, vectors, {**first.secrets, **rest.secrets})
 
 
+@pytest.mark.long
 def test_a_sum_of_fewer_than_the_threshold_is_opened_only_where_sites_cannot_check_keys(tmp_path):
     """Each helper is told of three arrivals; two sites are in all lists, and every other one in two at most."""
     names = ["c0", "c1", "c2", "c3", "c4"]
@@ -294,6 +297,7 @@ def test_a_sum_of_fewer_than_the_threshold_is_opened_only_where_sites_cannot_che
     assert other_arrivals(Server(tmp_path / "with", 5, **signed(names)), confirmed=True) is None
 
 
+@pytest.mark.long
 def test_a_server_that_withholds_sealed_shares_from_one_site_does_not_reveal_its_reply(tmp_path):
     """The masks of c0 would be with c1 and c2 only, of whom the server says to the others that they dropped out."""
     server = Server(tmp_path, 5, **signed(["c0", "c1", "c2", "c3", "c4"]))
@@ -304,6 +308,7 @@ def test_a_server_that_withholds_sealed_shares_from_one_site_does_not_reveal_its
     assert "shares of [4, 5] are missing" in str(going.refused["c0"])
 
 
+@pytest.mark.long
 def test_a_server_that_is_killed_while_confirmed_sums_are_opened_goes_on(tmp_path):
     federation = blobs((12, 7, 5), dims=(4,))
     sites = Sites(tmp_path, make("fedavg"), federation, **signed(federation.ids))
@@ -312,6 +317,7 @@ def test_a_server_that_is_killed_while_confirmed_sums_are_opened_goes_on(tmp_pat
     assert sites.server.round(1).participants == federation.ids
 
 
+@pytest.mark.long
 def test_a_second_run_of_the_study_does_not_reveal_a_reply(tmp_path):
     """Its payloads are the same, and a site agrees to a study and not to each of its runs."""
     server = Server(tmp_path, 4)
@@ -326,6 +332,7 @@ def test_a_second_run_of_the_study_does_not_reveal_a_reply(tmp_path):
     assert {*third.refused} == {"c1", "c2", "c3"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [3, 5])
 def test_a_study_of_other_sites_than_the_keys_are_of_is_refused(count, tmp_path):
     """A server may change the names and number of sites in a study; a sum of two is less than was agreed to."""
@@ -336,6 +343,7 @@ def test_a_study_of_other_sites_than_the_keys_are_of_is_refused(count, tmp_path)
         Sites(tmp_path, make("fedavg"), blobs((5, 6, 7, 8), dims=(4,)), **options)
 
 
+@pytest.mark.long
 def test_a_restarted_site_remembers_which_sites_were_asked(tmp_path):
     server = Server(tmp_path, 7, participation=Participation(rate=3 / 7))
     requests = dict.fromkeys(server.names, server.request)
@@ -375,6 +383,7 @@ def swapped(server: Server, victim: str) -> tuple[PerfedError | None, np.ndarray
     return None, unmask_sum(context, keys, vectors, recovery.secrets)
 
 
+@pytest.mark.long
 def test_a_server_with_keys_of_its_own_reads_a_reply_unless_the_study_has_the_keys_of_the_sites(tmp_path):
     """Without the keys masks protect only against a server that follows the protocol, as docs/privacy.md says."""
     server = Server(tmp_path / "without", 4)
@@ -386,6 +395,7 @@ def test_a_server_with_keys_of_its_own_reads_a_reply_unless_the_study_has_the_ke
     assert "are not signed with its key in secure_aggregation.keys" in str(error)
 
 
+@pytest.mark.long
 def test_sites_that_know_each_others_keys_end_where_a_simulation_ends(tmp_path):
     federation = blobs((12, 7, 5), dims=(4,))
     sites = Sites(tmp_path, make("fedavg"), federation, **signed(federation.ids))
@@ -397,6 +407,7 @@ def test_sites_that_know_each_others_keys_end_where_a_simulation_ends(tmp_path):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("signer", [None, "c1"])
 def test_a_site_whose_key_is_not_that_of_the_study_does_not_begin(signer, tmp_path):
     federation = blobs((12, 7, 5), dims=(4,))
@@ -407,6 +418,7 @@ def test_a_site_whose_key_is_not_that_of_the_study_does_not_begin(signer, tmp_pa
     assert error.value.reason == RefusalReason.SUM
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keys", [True, False])
 def test_other_models_for_other_sites_make_the_sum_fail(keys, tmp_path):
     """The server tells each site the hash of what it sends to it."""
@@ -419,6 +431,7 @@ def test_other_models_for_other_sites_make_the_sum_fail(keys, tmp_path):
     assert "c0" in going.refused or "c0" not in going.vectors
 
 
+@pytest.mark.long
 def test_a_site_refuses_another_model_than_the_one_that_its_keys_were_made_for(tmp_path):
     server = Server(tmp_path, 4)
     going = server.masked(server.names, dict.fromkeys(server.names, server.request))
@@ -455,6 +468,7 @@ class LowOrder(Liar):
         return pack(header, tree)
 
 
+@pytest.mark.long
 def test_a_site_with_keys_of_low_order_is_left_out_and_the_others_go_on(tmp_path):
     federation = blobs((12, 7, 5, 9), dims=(4,))
     sites = Sites(tmp_path, make("fedavg"), federation, secure=SecureAggregation(threshold=3))
@@ -463,6 +477,7 @@ def test_a_site_with_keys_of_low_order_is_left_out_and_the_others_go_on(tmp_path
     assert sites.server.round(1).participants == ["c0", "c2", "c3"]
 
 
+@pytest.mark.long
 def test_a_site_that_gives_wrong_shares_is_named_and_the_sum_is_opened_without_them(tmp_path):
     federation, notes = blobs((12, 7, 5, 9), dims=(4,)), list[str]()
     sites = Sites(tmp_path, make("fedavg"), federation, secure=SecureAggregation(threshold=3))
@@ -479,6 +494,7 @@ def test_a_site_that_gives_wrong_shares_is_named_and_the_sum_is_opened_without_t
     assert note.startswith("round 1: site 'c1' gave wrong shares of the secrets of c0, c1, c2 and 1 more; the sum was")
 
 
+@pytest.mark.long
 def test_where_too_few_shares_are_left_the_message_blames_nobody(tmp_path):
     federation, notes = blobs((12, 7, 5), dims=(4,)), list[str]()
     sites = Sites(tmp_path, make("fedavg"), federation, secure=SecureAggregation(threshold=3))
@@ -490,6 +506,7 @@ def test_where_too_few_shares_are_left_the_message_blames_nobody(tmp_path):
     assert "c1' gave" not in notes[0]
 
 
+@pytest.mark.long
 def test_a_sum_that_was_opened_without_wrong_shares_goes_on_to_the_same_bits(tmp_path):
     """The server is killed after it has opened the sum, and reads the shares from its journal."""
     federation = blobs((12, 7, 5, 9), dims=(4,))
@@ -551,6 +568,7 @@ def difference_without_masks(server: Server, later: Mapping[str, int], change: f
     return differences
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("with_keys", [True, False])
 def test_a_site_that_starts_from_another_state_is_not_isolated_by_two_sums_of_one_payload(with_keys, tmp_path):
     """The personal head of c1 has been trained before the second sum, and those of the others have not."""
@@ -563,6 +581,7 @@ def test_a_site_that_starts_from_another_state_is_not_isolated_by_two_sums_of_on
     assert learned is None  # the loss of c1, and every other number of its reply
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moved", ["c1", "c0 c2 c3", "c0 c1"])
 def test_some_sites_of_a_sum_cannot_start_from_another_state(moved, tmp_path):
     server = Server(tmp_path, 4, method=make("fedrep", batch_size=WHOLE))
@@ -570,6 +589,7 @@ def test_some_sites_of_a_sum_cannot_start_from_another_state(moved, tmp_path):
     assert sum_again(server, later) is None
 
 
+@pytest.mark.long
 def test_all_sites_may_start_from_another_state(tmp_path):
     """A method may send the same payload in every round; the difference is a sum over all sites, too."""
     server = Server(tmp_path, 4, method=make("fedrep", batch_size=WHOLE))
@@ -578,6 +598,7 @@ def test_all_sites_may_start_from_another_state(tmp_path):
     assert sum_again(server, later) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("all_sites", [True, False])
 def test_where_every_sum_is_of_all_sites_no_payload_isolates_one_that_starts_from_another_state(all_sites, tmp_path):
     """The second payload differs by so little that the other sites reply nearly the same."""
@@ -589,6 +610,7 @@ def test_where_every_sum_is_of_all_sites_no_payload_isolates_one_that_starts_fro
     assert (learned is None) if all_sites else (learned == pytest.approx(expected, abs=1e-5))  # the docs say so
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("base", [0, 10_001])
 def test_a_payload_that_is_repeated_in_another_round_gets_the_same_replies(base, tmp_path):
     """Only c3 has more than one mini-batch, in another order each round; states of FedAvg hold no numbers."""
@@ -598,6 +620,7 @@ def test_a_payload_that_is_repeated_in_another_round_gets_the_same_replies(base,
     assert sum_again(server, later) == 0
 
 
+@pytest.mark.long
 def test_a_site_starts_from_the_state_that_its_keys_were_made_for(tmp_path):
     server = Server(tmp_path, 4, method=make("fedrep"))
     names = server.names
@@ -608,6 +631,7 @@ def test_a_site_starts_from_the_state_that_its_keys_were_made_for(tmp_path):
     assert "starts from exchange 10001, and its keys were created for 0" in str(going.refused["c1"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("with_keys", [True, False])
 def test_a_server_cannot_show_a_site_another_history_of_another(with_keys, tmp_path):
     """Without signatures the masks of c1 and the others do not cancel, for all keys depend on the histories."""

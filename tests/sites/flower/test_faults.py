@@ -150,7 +150,7 @@ BAD = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.long
 @pytest.mark.parametrize("change", BAD, ids=lambda change: change.__name__)
 def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on_where_the_policy_allows(change, tmp_path):
     """With SRPFL's first two of three the round uses the two others; with everybody it ends, and names the site."""
@@ -197,6 +197,7 @@ def enlarge(tree) -> None:
             tensor.fill_(1e30)
 
 
+@pytest.mark.long
 def test_a_policy_waits_for_another_reply_in_the_place_of_one_that_is_too_large(tmp_path):
     going = sites(tmp_path, participation=FIRST_TWO)
     going.transport.at["c0"] = Sends(going.transport.at["c0"], large_weight)
@@ -205,6 +206,7 @@ def test_a_policy_waits_for_another_reply_in_the_place_of_one_that_is_too_large(
     assert record.participants == ["c1", "c2"] and record.counts == {"refused": ["c0"]}
 
 
+@pytest.mark.long
 def test_a_silent_site_is_named_by_full_participation_and_left_out_by_others(tmp_path):
     strict = sites(tmp_path / "all")
     strict.transport.silent = {"c1"}
@@ -219,6 +221,7 @@ def test_a_silent_site_is_named_by_full_participation_and_left_out_by_others(tmp
         assert record.seconds <= seconds and set(record.replied) == {"c0", "c2"}
 
 
+@pytest.mark.long
 def test_a_round_without_any_reply_changes_nothing(tmp_path):
     going = sites(tmp_path, participation=DEADLINE)
     going.server.prepare()
@@ -229,6 +232,7 @@ def test_a_round_without_any_reply_changes_nothing(tmp_path):
     assert record.counts == {"no_reply": ["c0", "c1", "c2"]}
 
 
+@pytest.mark.long
 def test_the_first_replies_are_used_and_the_others_dropped(tmp_path):
     """What an unused site has trained is not committed: it starts its next round from where it last was used."""
     going = sites(tmp_path, participation=FIRST_TWO)
@@ -242,6 +246,7 @@ def test_the_first_replies_are_used_and_the_others_dropped(tmp_path):
     assert going.server.selection.policy.state["rounds"] == 2
 
 
+@pytest.mark.long
 def test_policies_decide_before_all_have_replied(tmp_path):
     going = sites(tmp_path, participation=FIRST_TWO)
     invitation = create_invitation(going.server.selection, 1)
@@ -251,6 +256,7 @@ def test_policies_decide_before_all_have_replied(tmp_path):
     assert not waiting.is_complete({"c1": 1.0, "c2": 2.0}) and waiting.limit == 10.0
 
 
+@pytest.mark.long
 def test_a_site_whose_state_is_lost_says_so(tmp_path):
     going = sites(tmp_path)
     train(going.server, 1)
@@ -260,6 +266,7 @@ def test_a_site_whose_state_is_lost_says_so(tmp_path):
         going.server.round(2)
 
 
+@pytest.mark.long
 def test_a_message_that_is_sent_again_gets_the_first_reply_and_trains_nothing(tmp_path):
     going = sites(tmp_path)
     train(going.server, 1)
@@ -270,6 +277,7 @@ def test_a_message_that_is_sent_again_gets_the_first_reply_and_trains_nothing(tm
     assert file.stat().st_mtime_ns == before
 
 
+@pytest.mark.long
 def test_an_evaluation_that_is_sent_again_is_not_made_again(tmp_path, monkeypatch):
     """It leaves no state on disk; another split is another question."""
     federation = blobs(SIZES, validation=3)

@@ -32,7 +32,7 @@ def sites_with_columns(survival: bool = False) -> Federation:
     return Federation(tuple(clients), None if survival else 2, survival=survival)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "survival"), [("forest", False), ("boost", False), ("boost", True)])
 def test_sites_with_other_columns_end_with_the_same_bits(name, survival, tmp_path):
     federation, model = sites_with_columns(survival), Model(head=linear(1 if survival else 2))

@@ -96,6 +96,7 @@ def test_fewer_members_than_are_needed_open_nothing_with_the_server():
         opened(2, held, shares)
 
 
+@pytest.mark.long
 def test_shares_below_the_threshold_do_not_depend_on_the_secret():
     """Of two secrets, 300 times cut: bytes of any two of three shares needed are equally frequent for both."""
     from flwr.common.secure_aggregation.crypto.shamir import create_shares

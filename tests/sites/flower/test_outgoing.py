@@ -230,6 +230,7 @@ def attempt(path: Path, said) -> None:
         said.put(str(error))
 
 
+@pytest.mark.long
 def test_one_process_writes_it_and_others_read(path):
     context = multiprocessing.get_context("fork")
     said = context.SimpleQueue()

@@ -25,7 +25,7 @@ def same(sites: Sites, server) -> None:
 PROJECTS = "fedrep-tsne"  # the data of all clients together, which no site has
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.long
 @pytest.mark.every_method("name")
 @pytest.mark.parametrize("name", [name for name in known_names() if name != PROJECTS])
 def test_every_method_ends_with_the_same_bits(name, tmp_path):
@@ -39,6 +39,7 @@ def test_every_method_ends_with_the_same_bits(name, tmp_path):
     assert a == b
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["median", "trimmed-mean", "norm-bound"])
 def test_robust_aggregation_is_the_same_as_in_a_simulation(kind, tmp_path):
     federation, aggregation = blobs((12, 7, 5), dims=(4,)), Aggregation(kind=kind)

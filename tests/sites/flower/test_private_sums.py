@@ -56,6 +56,7 @@ def test_of_noisy_rows_the_sum_under_masks_is_the_plain_one_to_the_quantisation(
     assert 0 < float((found[0] - found[1]).abs().max()) < 2**-22
 
 
+@pytest.mark.long
 def test_shares_of_noise_that_sites_add_are_in_the_sum_and_in_nothing_that_leaves_without_masks(tmp_path):
     """The mean under masks against that of the same replies, seen: sites are asked the same, so noise is the same."""
     own = ClientPrivacy(clip=0.5, noise=2.0, shares=2, entries=SENT)
@@ -74,6 +75,7 @@ def test_shares_of_noise_that_sites_add_are_in_the_sum_and_in_nothing_that_leave
     assert all(float((reply - before).norm()) > 0.5 for reply in replies)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("there", "lost"), [(3, ()), (2, (FEDERATION.ids[1],))])
 def test_a_sum_has_the_noise_that_is_counted_also_with_the_fewest_sites(there, lost, tmp_path):
     own = ClientPrivacy(clip=0.5, noise=2.0, shares=2, entries=SENT)
@@ -93,6 +95,7 @@ def test_a_sum_has_the_noise_that_is_counted_also_with_the_fewest_sites(there, l
     assert torch.corrcoef(torch.stack(draws)).fill_diagonal_(0).abs().max() < 0.6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("part", "refusals"), [(1.0, 3), (0.6, 3), (0.4, 0)])
 def test_whether_a_site_refuses_a_sum_does_not_depend_on_its_share_of_the_noise(part, refusals, tmp_path):
     """A server sends a number near the largest that fits, so that only replies above it would not fit."""
@@ -107,6 +110,7 @@ def test_whether_a_site_refuses_a_sum_does_not_depend_on_its_share_of_the_noise(
     assert len(refused) == refusals and len(answered) == 3 - refusals
 
 
+@pytest.mark.long
 def test_a_site_without_a_secret_does_not_take_part_in_a_private_study(tmp_path):
     with pytest.raises(PerfedError, match="a private study needs a secret and a budget"):
         Sites(tmp_path, quick(FedAvg, extensions=(SamplePrivacy(entries=SENT),)), FEDERATION)

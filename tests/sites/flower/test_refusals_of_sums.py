@@ -68,6 +68,7 @@ def fragile(forgotten) -> str:
     return "share-of-class-1"
 
 
+@pytest.mark.long
 def test_an_exact_metric_that_fails_does_not_make_a_private_site_fail(fragile, tmp_path):
     federation = blobs((12, 7, 5), dims=(4,))
     method = quick(FedAvg, extensions=(ClientPrivacy(noise=1.0, entries=("shared", "num_samples")),))

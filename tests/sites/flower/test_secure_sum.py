@@ -31,7 +31,7 @@ def worst(one, other) -> float:
     return max((float((a.double() - b.double()).abs().max()) for (_, a), (_, b) in pairs if a.numel()), default=0.0)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.every_method("name")
 @pytest.mark.parametrize("name", [name for name in known_names() if name not in (*SINGLE, PROJECTS)])
 def test_sums_under_masks_are_those_of_a_simulation_and_the_plain_ones_to_the_quantisation(name, tmp_path):
@@ -74,6 +74,7 @@ def test_a_policy_that_chooses_among_replies_and_too_few_clients_are_refused():
         SECURE.check(Participation(), 5, by_name=True)
 
 
+@pytest.mark.long
 def test_a_server_without_values_still_learns_the_mean_loss(tmp_path):
     federation = blobs((12, 7, 5), dims=(4,))
     sites = Sites(tmp_path, make("fedavg"), federation, secure=SECURE)
@@ -82,6 +83,7 @@ def test_a_server_without_values_still_learns_the_mean_loss(tmp_path):
     assert sites.server.round(1).train_loss == pytest.approx(plain.round(1).train_loss, abs=1e-6)
 
 
+@pytest.mark.long
 def test_what_leaves_a_site_in_a_round_is_a_vector_of_whole_numbers(tmp_path):
     sites = Sites(tmp_path, make("fedavg"), blobs((12, 7, 5), dims=(4,)), secure=SECURE)
     train(sites.server, 1)
@@ -106,6 +108,7 @@ def silent_from(sites: Sites, phase: str, names: tuple[str, ...]) -> None:
 PHASES = ("keys", "shares", "work", "unmask")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_site_that_drops_out_in_any_phase_is_survived(phase, tmp_path):
     """The model is that of the sites whose replies have arrived, as if the others were not there."""
@@ -120,6 +123,7 @@ def test_a_site_that_drops_out_in_any_phase_is_survived(phase, tmp_path):
     assert worst(sites.server, train(serve(make("fedavg"), rest, engine="sequential"), 1)) < 2**-22
 
 
+@pytest.mark.long
 def test_sites_that_drop_out_one_after_the_other_before_all_have_shared_are_survived(tmp_path):
     """The server begins again with the rest each time, and asks no site twice for shares of one attempt."""
     federation = blobs((12, 7, 5, 9, 8), dims=(4,))
@@ -139,6 +143,7 @@ def test_sites_that_drop_out_one_after_the_other_before_all_have_shared_are_surv
     assert worst(sites.server, train(serve(make("fedavg"), rest, engine="sequential"), 1)) < 2**-22
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("phase", PHASES)
 def test_with_fewer_than_the_threshold_the_round_is_void_and_the_next_one_is_not(phase, tmp_path):
     federation, notes = blobs((12, 7, 5, 9), dims=(4,)), list[str]()
@@ -157,6 +162,7 @@ def test_with_fewer_than_the_threshold_the_round_is_void_and_the_next_one_is_not
     assert sites.server.round(2).participants == federation.ids
 
 
+@pytest.mark.long
 def test_what_all_sites_must_do_still_needs_all_of_them(tmp_path):
     sites = Sites(tmp_path, make("feddbe"), blobs((12, 7, 5, 9), dims=(4,)), secure=SECURE)
     sites.transport.silent = {"c2"}
@@ -164,6 +170,7 @@ def test_what_all_sites_must_do_still_needs_all_of_them(tmp_path):
         sites.server.prepare()
 
 
+@pytest.mark.long
 def test_a_server_that_is_killed_before_it_opens_the_sum_goes_on_to_the_same_bits(tmp_path):
     """And sites are not asked to open another one."""
     federation = blobs((12, 7, 5), dims=(4,))
@@ -175,6 +182,7 @@ def test_a_server_that_is_killed_before_it_opens_the_sum_goes_on_to_the_same_bit
     assert worst(killed.server, whole.server) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rate", [1.0, 0.6])
 def test_a_server_that_is_killed_after_masked_replies_goes_on_with_other_keys(rate, tmp_path):
     """Sites have noted whom the server has asked, and it asks the same ones; their first vectors are of no use."""
@@ -187,6 +195,7 @@ def test_a_server_that_is_killed_after_masked_replies_goes_on_with_other_keys(ra
     assert worst(killed.server, whole.server) == 0
 
 
+@pytest.mark.long
 def test_where_a_round_asks_some_sites_a_void_round_does_not_end_the_run(tmp_path):
     """Sites that have put a reply under masks refuse the same payload with others; those that have not go on."""
     federation, who = blobs((12, 7, 5, 9, 8, 6, 11, 10), dims=(4,)), Participation(rate=3 / 8)
@@ -203,6 +212,7 @@ def test_where_a_round_asks_some_sites_a_void_round_does_not_end_the_run(tmp_pat
     assert len(notes) == 1 + first
 
 
+@pytest.mark.long
 def test_a_round_after_a_void_one_does_what_the_void_one_would_have_done(tmp_path):
     """Sites have noted their replies to the same payload; every sum is of all sites, so they need one history."""
     federation, secure = blobs((12, 7, 5), dims=(4,)), SecureAggregation(threshold=3)
@@ -231,6 +241,7 @@ def lose_replies(sites: Sites, name: str) -> None:
     sites.transport.exchange = exchange
 
 
+@pytest.mark.long
 def test_a_site_whose_reply_was_lost_returns_with_a_shorter_history(tmp_path):
     federation = blobs((12, 7, 5, 9), dims=(4,))
     sites = Sites(tmp_path, make("fedrep"), federation, secure=SecureAggregation(threshold=3))
@@ -241,6 +252,7 @@ def test_a_site_whose_reply_was_lost_returns_with_a_shorter_history(tmp_path):
     assert sites.server.round(2).participants == sites.server.round(3).participants == federation.ids
 
 
+@pytest.mark.long
 def test_sites_that_take_part_in_different_rounds_have_different_histories(tmp_path):
     federation, who = blobs((12, 7, 5, 9, 8), dims=(4,)), Participation(rate=0.6)
     sites = Sites(tmp_path, make("fedrep"), federation, secure=SECURE, participation=who)
@@ -249,6 +261,7 @@ def test_sites_that_take_part_in_different_rounds_have_different_histories(tmp_p
     assert len({sites.server.engine.states[name]["sequence"].item() for name in sites.server.engine.states}) > 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("secure", [SECURE, SecureAggregation(threshold=3)])
 def test_a_second_run_of_a_study_comes_to_the_same_bits(secure, tmp_path):
     federation = blobs((12, 7, 5), dims=(4,))
@@ -272,6 +285,7 @@ class Asking:
         return unpack(self.sites.transport.at[site].answer(pack({"kind": kind, **self.fields, **fields}, {})))[0]
 
 
+@pytest.mark.long
 def test_a_site_opens_one_sum_of_an_exchange_and_no_second_one(tmp_path):
     """With two sums, of three and of two sites, a server would have the reply of the third."""
     sites = Sites(tmp_path, make("fedavg"), blobs((12, 7, 5), dims=(4,)), secure=SECURE)
@@ -281,6 +295,7 @@ def test_a_site_opens_one_sum_of_an_exchange_and_no_second_one(tmp_path):
     assert error.value.reason == RefusalReason.SUM
 
 
+@pytest.mark.long
 def test_a_site_gives_its_reply_to_no_server_that_asks_without_a_sum(tmp_path):
     sites = Sites(tmp_path, make("fedavg"), blobs((12, 7, 5), dims=(4,)), secure=SECURE)
     train(sites.server, 1)
@@ -293,6 +308,7 @@ def test_a_site_gives_its_reply_to_no_server_that_asks_without_a_sum(tmp_path):
         assert error.value.reason == RefusalReason.SUM
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "fields", "said"),
     [
@@ -317,6 +333,7 @@ def test_messages_that_are_not_of_the_protocol_are_refused(kind, fields, said, t
         Asking(sites).ask("c0", kind, **fields)
 
 
+@pytest.mark.long
 def test_a_value_that_does_not_fit_into_a_sum_is_refused_at_its_site(tmp_path):
     """2^22 is the most that a sum of three with 40 bits behind the point can hold of each."""
     federation = blobs((12, 7, 5), dims=(4,))
@@ -328,6 +345,7 @@ def test_a_value_that_does_not_fit_into_a_sum_is_refused_at_its_site(tmp_path):
     assert sites.server.drain_notes()[0].startswith("round 1 is void: 0 of 3 sites are left, and a sum needs 2: ")
 
 
+@pytest.mark.long
 def test_a_masked_message_does_not_repeat_itself(tmp_path):
     """A round that is done again is done under other masks."""
     sent = []

@@ -124,6 +124,7 @@ def attempt(path, said) -> None:
         said.put(str(error))
 
 
+@pytest.mark.long
 def test_one_process_works_on_it(store):
     context = multiprocessing.get_context("fork")
     said = context.SimpleQueue()

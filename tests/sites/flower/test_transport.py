@@ -57,6 +57,7 @@ def test_who_is_missing_at_the_deadline_is_named_with_why(message_queue, transpo
     }
 
 
+@pytest.mark.long
 def test_with_enough_answers_who_is_not_connected_is_not_waited_for(message_queue, transport):
     """A site that is connected is, and with too few answers everybody."""
     message_queue.away, message_queue.delay = {"south"}, {"west": 0.3}
@@ -67,6 +68,7 @@ def test_with_enough_answers_who_is_not_connected_is_not_waited_for(message_queu
         assert list(transport.exchange(ALL, 0.6, least))[-1].seconds >= 0.6
 
 
+@pytest.mark.long
 def test_who_is_waited_for_is_said_before_the_deadline(message_queue, transport, monkeypatch):
     monkeypatch.setattr(module, "REMINDER_SECONDS", 0.1)
     notes = []
@@ -89,6 +91,7 @@ def test_a_site_that_connects_before_the_deadline_gets_its_message(message_queue
     assert {answer.site for answer in first} == {"north", "west"}
 
 
+@pytest.mark.long
 def test_a_straggler_gets_its_next_message_after_its_late_reply_which_is_dropped(message_queue, transport):
     message_queue.delay = {"west": 0.6}
     answers = transport.exchange(ALL, 5)
@@ -103,6 +106,7 @@ def test_a_straggler_gets_its_next_message_after_its_late_reply_which_is_dropped
     assert message_queue.got["west"] == [b"west", b"third"]  # what was not sent in time is never sent
 
 
+@pytest.mark.long
 def test_a_server_that_hangs_is_named_at_the_deadline(message_queue, transport, monkeypatch):
     monkeypatch.setattr(module, "HANG_SECONDS", 0.2)
     assert transport.list_sites() == NAMES
@@ -142,6 +146,7 @@ def test_a_site_that_is_silent_and_connected_is_asked_again(message_queue, trans
     assert not errors(transport.exchange(ALL, 5))  # and what was lost keeps nobody busy
 
 
+@pytest.mark.long
 def test_a_message_that_is_lost_again_and_again_is_sent_until_the_deadline(message_queue, transport, monkeypatch):
     monkeypatch.setattr(module, "RESEND_SECONDS", 0.1)
     message_queue.drop = {"west"}
@@ -155,6 +160,7 @@ def test_a_message_that_is_lost_again_and_again_is_sent_until_the_deadline(messa
     assert sum(0.1 * 2**wait for wait in range(times - 1)) <= answer.seconds < 5  # each is twice the one before
 
 
+@pytest.mark.long
 def test_a_slow_site_is_asked_again_ever_more_seldom_and_answers_once(message_queue, transport, monkeypatch):
     """With what it has kept, where it is a site; its next message waits until it has."""
     monkeypatch.setattr(module, "RESEND_SECONDS", 0.2)
@@ -166,6 +172,7 @@ def test_a_slow_site_is_asked_again_ever_more_seldom_and_answers_once(message_qu
     assert answer.body == b"NEXT" and message_queue.got["west"] == [b"slow", b"slow", b"next"]
 
 
+@pytest.mark.long
 def test_a_copy_that_is_lost_keeps_no_site_busy(message_queue, transport, monkeypatch):
     monkeypatch.setattr(module, "RESEND_SECONDS", 0.25)
     message_queue.delay = {"west": 0.4}
