@@ -128,8 +128,8 @@ def federated_learning() -> str:
         parts += [step(x + 11, 258, number), draw_text(x + 28, 263, said, font_size=13)]
     return drawing(
         "One round of federated learning",
-        "A server holds a shared model. It sends the model to three clients, each trains it on its own rows, and the "
-        "server averages what comes back.",
+        "A server has a shared model. It sends the model to three clients, each client trains it on its own data, "
+        "and the server averages the results.",
         284,
         *parts,
     )
@@ -155,7 +155,8 @@ def four_ways() -> str:
             parts += [draw_text(x + 14, top + 26, client, fill=MUTED), draw(x + 40, top, client == "A")]
     return drawing(
         "Four ways in which clients differ",
-        "Two clients hold other classes, other columns, other shares of two domains, or need other times for a round.",
+        "Two clients have different classes, different columns, different shares of two domains, or need different "
+        "times for a round.",
         338,
         *parts,
     )
@@ -221,8 +222,8 @@ def before_after() -> str:
     ]
     return drawing(
         "Before and after local training",
-        "In every round a client's accuracy rises in local training, from before to after, and falls when the server "
-        "averages. Both curves rise over the rounds.",
+        "In every round the accuracy of a client rises during local training, from before to after, and falls when "
+        "the server averages the models. Both curves rise over the rounds.",
         260,
         *parts,
         *key,
@@ -321,8 +322,9 @@ def privacy() -> str:
     parts += [middle(479, 226, "sees replies,", font_weight="600"), middle(479, 244, "or sums", font_weight="600")]
     return drawing(
         "What stays at a client and what leaves it",
-        "Rows and the personal part stay at the client. Parameters and counts leave it, through a policy, noise and "
-        "masks where these are set. The server sees replies, or sums of them alone.",
+        "Rows and the personal part of the model stay at the client. Parameters and counts leave it after a "
+        "policy, noise and masks have been applied, if these are set. The server sees replies, or only sums of "
+        "replies.",
         262,
         *parts,
     )
