@@ -122,7 +122,7 @@ class PersonalModels:
 
         Raises:
             PerfedError: if the id exists already, the client does not fit the federation, or the method does not
-                support new clients (:func:`perfed.engine.joining.joined`).
+                support new clients (:func:`perfed.engine.joining.add_client`).
         """
         rounds = self.done if rounds is None else rounds
         site = self._build_site_model(add_client(self.server, client, rounds), client.id)
