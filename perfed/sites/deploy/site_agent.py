@@ -33,7 +33,7 @@ from perfed.sites.deploy.part import (
 )
 from perfed.sites.deploy.policy import Policy
 from perfed.sites.deploy.server_files import app_hash
-from perfed.sites.deploy.spending import ledger
+from perfed.sites.deploy.spending import RUNS, ledger
 from perfed.sites.deploy.trial import private_in
 from perfed.sites.flower.allowed import Allowed
 from perfed.sites.flower.audit_log import OutgoingLog
@@ -43,7 +43,7 @@ from perfed.sites.flower.message import pack, unframe
 from perfed.sites.flower.probe import Server
 from perfed.sites.flower.refusal import Refused, Said, detail, refusing, said_of
 from perfed.sites.flower.site import Site
-from perfed.sites.flower.store import SiteStore
+from perfed.sites.flower.store import SiteStore, check_sums
 from perfed.system import installed_version
 from perfed.tables.site_data import SiteData, describe_problems, read_site_data
 
@@ -375,6 +375,8 @@ def check_site(settings: SiteSettings) -> None:
         if experiment.privacy is not None:
             ledger(settings.folder)  # which refuses one that is older than the site's other files
         secure, options = experiment.secure_aggregation, table_options(experiment)
+        if secure is not None:
+            check_sums(settings.folder / RUNS)
         if secure is not None and secure.keys is not None:
             from perfed.sites.flower.signing import SigningKey  # which needs perfed[flower]
 

@@ -47,7 +47,7 @@ from perfed.sites.flower.allowed import Allowed
 from perfed.sites.flower.checks import short
 from perfed.sites.flower.message import pack
 from perfed.sites.flower.refusal import Said, refusing
-from perfed.sites.flower.store import SiteStore
+from perfed.sites.flower.store import ASKED_NOTE, SiteStore, check_sums
 from perfed.sites.flower.wire import MASKED, SUM, done_header, exchange_of, payload_hash, request_hash
 from perfed.tree import Tree
 
@@ -112,7 +112,8 @@ class Masking:
         signer: the site's signing key; needed where the study has the public keys of the sites.
 
     Raises:
-        Refused: the study has another public key for this site, or keys of more or fewer sites than take part.
+        Refused: the study has another public key for this site, or keys of more or fewer sites than take part; or the
+            notes on sums of earlier runs are missing.
     """
 
     def __init__(
@@ -127,6 +128,8 @@ class Masking:
     ) -> None:
         self._secure, self._site, self._run, self._allowed, self._store = secure, site, run, allowed, store
         self._study, self._signer = study, signer
+        with refusing(Said.SUM):
+            check_sums(store.path.parent)
         if secure.keys is not None:
             with refusing(Said.SUM):
                 secure.check_key(site, "" if signer is None else signer.public)
@@ -190,9 +193,10 @@ class Masking:
                 raise PerfedError(f"it starts from exchange {header['base']}, and its keys were made for {now.base}")
             self._check_asked(now.sequence, now.payload, now.asked)
             histories = self._check_histories(now.payload, now.member, now.histories)
-            self._store.write_note(f"exchange-{now.sequence}", now.asked)
+            # those of all runs first: where only the run's own notes are left, the others were removed
             self._store.write_note(f"payload-{self._with_study(now.payload)}", now.asked, in_all_runs=True)
             self._store.write_note(self._start_of(now.payload, now.member.history), histories, in_all_runs=True)
+            self._store.write_note(f"{ASKED_NOTE}{now.sequence}", now.asked)
             return now
 
     def repeat_exchange(self, header: Mapping[str, Any], tree: Mapping[str, Any], state: Tree | None) -> Exchange:
@@ -387,7 +391,7 @@ class Masking:
     def _check_asked(self, sequence: int, payload: str, asked: Collection[str]) -> None:
         """Refuse a sum of other sites than those that were asked before for the same exchange or payload."""
         why = "the site has put a reply to the same request under masks, for which these sites were asked:"
-        self._check_sites(f"exchange-{sequence}", asked, why)
+        self._check_sites(f"{ASKED_NOTE}{sequence}", asked, why)
         self._check_sites(f"payload-{self._with_study(payload)}", asked, why, in_all_runs=True)
 
     def _check_sites(self, name: str, sites: Collection[str], why: str, *, in_all_runs: bool = False) -> None:

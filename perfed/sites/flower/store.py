@@ -23,6 +23,8 @@ from perfed.tree import Tree
 
 TRIES = 3
 """Payloads that an exchange may be asked with: a server that was killed may go on with the replies of other sites."""
+ASKED_NOTE = "exchange-"
+"""How the name of a run's note begins that says which sites were asked for a sum; its number follows."""
 _SUFFIX = ".exchange"
 _OPENED = ".opened"
 _NOTE = ".sites"
@@ -33,6 +35,22 @@ _NOT_AGAIN = (
     "exchanges could be asked more often than the study allows: restore the file from a backup, or submit the study "
     "again with another --out"
 )
+
+
+def check_sums(path: Path) -> None:
+    """Do nothing where the notes on sums of all runs below ``path`` are there, or no reply has left under masks yet.
+
+    Raises:
+        PerfedError: a run has put a reply under masks, and the notes are missing.
+    """
+    noted = sorted(path.glob(f"*/{ASKED_NOTE}*{_NOTE}"))
+    if noted and not (path / _SUMS).is_dir():
+        raise PerfedError(
+            f"{path / _SUMS} is missing, where this site has written down which sums it takes part in, and run "
+            f"'{noted[0].parent.name}' has put replies under masks; two sums of one payload could show the reply of a "
+            "single site: restore the folder, or move those of earlier runs elsewhere and take part in a study with "
+            "another seed"
+        )
 
 
 class Stored:
