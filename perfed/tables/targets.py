@@ -16,6 +16,8 @@ from perfed.data.labels import Classes, Task
 from perfed.tables.kinds import ParsedTable, describe_control_characters, split_words
 from perfed.tables.problems import Series, describe_rows, pandas
 
+_LARGEST = 1e145
+"""Largest value of a target: squares of larger ones, summed over many rows, would be beyond the largest number."""
 _EVENTS = {"1": 1.0, "1.0": 1.0, "true": 1.0, "yes": 1.0, "0": 0.0, "0.0": 0.0, "false": 0.0, "no": 0.0}
 _EVENT_WORDS = frozenset({"event", "status", "death", "dead", "died", "censored"})
 CONSTANT = "{} is the same in all rows of all sites; there is nothing to predict"
@@ -110,6 +112,11 @@ def read_targets(
         needed = "numbers are needed for regression"
         of_sites = zip(sources, labels.numbers, rows_with_texts, strict=True)
         problems = [f"{source}: {target} holds texts{rows}; {needed}" for source, n, rows in of_sites if n.isna().any()]
+        problems += [
+            f"{source}: {target} holds numbers beyond {_LARGEST:g} {describe_rows(numbers.index[too_large])}"
+            for source, numbers in zip(sources, labels.numbers, strict=True)
+            if (too_large := numbers.abs() > _LARGEST).any()
+        ]
         return ([] if problems else [*labels.values]), task, problems
     problems = describe_label_conflicts(
         list(zip(sources, map(_kind, labels.numbers), rows_with_texts, strict=True)), target

@@ -298,6 +298,11 @@ BAD = {
         {},
         "site 'x': column 'sick', the target, holds infinity in rows",
     ),
+    "target too large": (
+        {"sick": [1.5, 1e300] * 20},
+        {"task": "regression"},
+        "site 'x': column 'sick', the target, holds numbers beyond 1e+145 in rows",
+    ),
     "target of texts": (
         {"sick": [1.5, "high"] * 20},
         {"task": "regression"},

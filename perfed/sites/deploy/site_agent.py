@@ -33,7 +33,7 @@ from perfed.sites.deploy.part import (
 )
 from perfed.sites.deploy.policy import Policy
 from perfed.sites.deploy.server_files import hash_app
-from perfed.sites.deploy.spending import read_ledger
+from perfed.sites.deploy.spending import RUNS, read_ledger
 from perfed.sites.deploy.trial import build_private_method
 from perfed.sites.flower.allowed import AllowList
 from perfed.sites.flower.audit_log import OutgoingLog
@@ -43,7 +43,7 @@ from perfed.sites.flower.message import pack, unframe
 from perfed.sites.flower.probe import ServerAddress
 from perfed.sites.flower.refusal import RefusalReason, Refused, describe_for_server, describe_for_site, refuse_as
 from perfed.sites.flower.site import Site
-from perfed.sites.flower.store import SiteStore
+from perfed.sites.flower.store import SiteStore, check_sums
 from perfed.system import installed_version
 from perfed.tables.site_data import SiteData, describe_problems, read_site_data
 
@@ -401,6 +401,8 @@ def check_site(settings: SiteSettings) -> None:
         if experiment.privacy is not None:
             read_ledger(settings.folder)  # which refuses a ledger that is older than the site's other files
         secure, options = experiment.secure_aggregation, read_table_options(experiment)
+        if secure is not None:
+            check_sums(settings.folder / RUNS)
         if secure is not None and secure.keys is not None:
             from perfed.sites.flower.signing import SigningKey  # requires perfed[flower]
 

@@ -48,7 +48,7 @@ from perfed.sites.flower.allowed import AllowList
 from perfed.sites.flower.checks import shorten_repr
 from perfed.sites.flower.message import pack
 from perfed.sites.flower.refusal import RefusalReason, refuse_as
-from perfed.sites.flower.store import SiteStore
+from perfed.sites.flower.store import ASKED_NOTE, SiteStore, check_sums
 from perfed.sites.flower.wire import (
     MASKED,
     SUM,
@@ -120,7 +120,8 @@ class Masking:
         signer: The site's signing key; needed if the study has the public keys of the sites.
 
     Raises:
-        Refused: The study has another public key for this site, or its number of keys is not its number of sites.
+        Refused: The study has another public key for this site, its number of keys is not its number of sites, or the
+            notes on the sums of earlier runs are missing.
     """
 
     def __init__(
@@ -135,6 +136,8 @@ class Masking:
     ) -> None:
         self._secure, self._site, self._run, self._allowed, self._store = secure, site, run, allowed, store
         self._study, self._signer = study, signer
+        with refuse_as(RefusalReason.SUM):
+            check_sums(store.path.parent)
         if secure.keys is not None:
             with refuse_as(RefusalReason.SUM):
                 secure.check_key(site, "" if signer is None else signer.public_key)
@@ -204,13 +207,14 @@ class Masking:
                 )
             self._check_asked_sites(current.sequence, current.payload, current.asked_sites)
             histories = self._check_histories(current.payload, current.member, current.histories)
-            self._store.write_note(f"exchange-{current.sequence}", current.asked_sites)
+            # First the notes for all runs: check_sums takes a note of the run alone for lost notes of all runs.
             self._store.write_note(
                 f"payload-{self._hash_with_study(current.payload)}", current.asked_sites, in_all_runs=True
             )
             self._store.write_note(
                 self._history_note_name(current.payload, current.member.history), histories, in_all_runs=True
             )
+            self._store.write_note(f"{ASKED_NOTE}{current.sequence}", current.asked_sites)
             return current
 
     def repeat_exchange(self, header: Mapping[str, Any], tree: Mapping[str, Any], state: Tree | None) -> Exchange:
@@ -432,7 +436,7 @@ class Masking:
     def _check_asked_sites(self, sequence: int, payload: str, sites: Collection[str]) -> None:
         """Refuse a sum for which other sites are asked than before for the same exchange or payload."""
         why = "this site has masked a reply to the same request, for which these sites were asked:"
-        self._check_recorded_sites(f"exchange-{sequence}", sites, why)
+        self._check_recorded_sites(f"{ASKED_NOTE}{sequence}", sites, why)
         self._check_recorded_sites(f"payload-{self._hash_with_study(payload)}", sites, why, in_all_runs=True)
 
     def _check_recorded_sites(self, name: str, sites: Collection[str], why: str, *, in_all_runs: bool = False) -> None:

@@ -24,6 +24,8 @@ from perfed.tree import Tree
 MAX_PAYLOADS = 3
 """The number of different payloads that a site accepts for one exchange. It is more than one because a server that was
 killed may continue with the replies of other sites."""
+ASKED_NOTE = "exchange-"
+"""Prefix of the names of a run's notes that list the sites that were asked for a sum; the exchange's number follows."""
 _SUFFIX = ".exchange"
 _OPENING = ".opened"
 _NOTE = ".sites"
@@ -34,6 +36,25 @@ _REMEDY = (
     "the server could repeat exchanges more often than the study allows: restore the file from a backup, or submit the "
     "study again with another --out"
 )
+
+
+def check_sums(path: Path) -> None:
+    """Check that a site still has its notes on sums if a run has put a reply under masks.
+
+    Args:
+        path: The folder of all runs.
+
+    Raises:
+        PerfedError: A run has put a reply under masks, and the notes are missing.
+    """
+    notes = sorted(path.glob(f"*/{ASKED_NOTE}*{_NOTE}"))
+    if notes and not (path / _SUMS).is_dir():
+        raise PerfedError(
+            f"{path / _SUMS} is missing, where this site has recorded the sums in which it took part, and run "
+            f"'{notes[0].parent.name}' has put replies under masks; two sums of one payload could reveal the reply of "
+            "a single site: restore the folder, or move those of earlier runs elsewhere and take part in a study with "
+            "another seed"
+        )
 
 
 class StoredExchanges:

@@ -60,6 +60,16 @@ def test_sites_remember_the_sums_of_a_study_after_a_key_was_rotated(tables):
 
 
 @pytest.mark.long
+def test_a_site_without_the_notes_on_its_sums_does_not_start(tables):
+    text = study(tables, secure_aggregation={"threshold": 2})
+    submit(tables, text, Stations(tables, text))
+    settings = SiteSettings("north", tables / "north.csv", ServerAddress("127.0.0.1:1"), tables / "at-north", text)
+    check_site(settings)
+    shutil.rmtree(tables / "at-north" / "runs" / ".sums")
+    with pytest.raises(PerfedError, match=r"\.sums is missing, .* restore the folder, or move those of earlier runs"):
+        check_site(settings)
+
+
 def test_a_site_whose_key_the_study_does_not_have_joins_no_run(tables):
     """Its folder was lost, and with it the key."""
     text = study(tables, secure_aggregation={"threshold": 2, "keys": site_keys(tables)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -333,6 +334,40 @@ def test_a_second_run_of_the_study_does_not_reveal_a_reply(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("run", ["run", "another"])
+def test_a_site_without_the_notes_on_its_sums_takes_part_in_no_sum(run, tmp_path):
+    """They are in a folder beside those of the runs, which somebody may take for one that is over."""
+    server = Server(tmp_path, 4)
+    first = server.masked(server.names, dict.fromkeys(server.names, server.request))
+    assert first.opened(server.names, server.names[:3]) is not None
+    server.restart_sites(run)
+    shutil.rmtree(tmp_path / "attacked" / "c1" / ".sums")
+    with pytest.raises(PerfedError, match=r"\.sums is missing, .* and run 'run' has put replies under masks"):
+        server.restart_sites(run)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_site_whose_folder_was_lost_helps_to_open_a_second_sum_of_a_payload(lost, tmp_path):
+    """Nobody can notice it; the docs say that such a site counts as one that colludes with the server."""
+    names = ["c0", "c1", "c2", "c3", "c4"]
+    server = Server(tmp_path, 5, **signed(names))
+    first = server.masked(names, dict.fromkeys(names, server.request))
+    all_but_c4 = first.opened(names[:4], names[2:], confirmed=True)
+    if lost:
+        shutil.rmtree(tmp_path / "attacked" / "c4")
+    server.restart_sites()
+    request = with_header(server.request, sequence=20_001, round=2, base=0)
+    second = server.masked(names, dict.fromkeys(names, request))
+    others = second.opened(names[:3], ["c0", "c1", "c4"], confirmed=True)
+    assert all_but_c4 is not None
+    if not lost:
+        assert others is None
+        return
+    reply = unpack(server.plain.transport.at["c3"].answer(pack(*server.requests["c3"])))[1]
+    learned = float((all_but_c4 - others).view(np.int64)[0]) / 2**24  # the loss is the first term
+    assert learned == pytest.approx(float(reply["loss"]), abs=1e-6)
+
+
 @pytest.mark.parametrize("count", [3, 5])
 def test_a_study_of_other_sites_than_the_keys_are_of_is_refused(count, tmp_path):
     """A server may change the names and number of sites in a study; a sum of two is less than was agreed to."""
