@@ -108,9 +108,9 @@ def test_auc_of_each_client_that_holds_both_classes():
 
 def test_extremes_over_domains_are_taken_after_the_mean_over_the_last_rounds():
     tally = RunTotals()
-    tally.evaluated({}, {"accuracy": {"a": 0.9, "b": 0.1}}, 2)
-    tally.evaluated({}, {"accuracy": {"a": 0.6, "b": 0.4}}, 2)
-    tally.evaluated({}, {"accuracy": {"a": 0.2, "b": 0.8}}, 2)
+    tally.add_evaluation({}, {"accuracy": {"a": 0.9, "b": 0.1}}, 2)
+    tally.add_evaluation({}, {"accuracy": {"a": 0.6, "b": 0.4}}, 2)
+    tally.add_evaluation({}, {"accuracy": {"a": 0.2, "b": 0.8}}, 2)
     found = with_extremes(tally.domains)["accuracy"]
     assert found == pytest.approx({"a": 0.4, "b": 0.6, "mean": 0.5, "min": 0.4, "max": 0.6})
     assert RunTotals.from_dict(tally.to_dict()) == tally

@@ -604,9 +604,9 @@ def test_baselines_alone(tmp_path):
         (("compare", EXPERIMENT, "--methods", "local,sklearn:ridge"), ("sklearn:ridge is not for a classification",)),
         (
             ("tune", EXPERIMENT, "--methods", "sklearn:svc", "--grid", "lr=1,2"),
-            ("'sklearn:svc' is no method", "compare"),
+            ("'sklearn:svc' is not a method", "compare"),
         ),
-        (("run", EXPERIMENT, "--method", "sklearn:svc"), ("'sklearn:svc' is no method", "perfed compare")),
+        (("run", EXPERIMENT, "--method", "sklearn:svc"), ("'sklearn:svc' is not a method", "perfed compare")),
     ],
 )
 def test_what_is_not_there_is_one_line(arguments, parts, tmp_path):

@@ -254,9 +254,9 @@ def test_a_blend_is_no_method(tmp_path):
         ("tune", "digits-label-skew", "--methods", "blend"),
     ):
         refused = perfed(*words, "--out", tmp_path / "out")
-        assert refused.code == 2 and "'blend' is no method" in refused.err
+        assert refused.code == 2 and "'blend' is not a method" in refused.err
     table = {"rounds": 1, "data": {"name": "digits"}, "model": {"head": "linear"}}
-    with pytest.raises(PerfedError, match="'blend' is no method"):
+    with pytest.raises(PerfedError, match="'blend' is not a method"):
         validate({**table, "method": "blend"})
 
 

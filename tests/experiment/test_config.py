@@ -262,7 +262,7 @@ def test_a_function_that_returns_no_module_says_so():
         ("lambda1=-1", r"methods\.flic-class\.lambda1: .*\(given: -1\)"),
         ("optimizer=lion", "optimizer: .*'adam' or 'sgd'"),
         ("training.optimiser=sgd", r"unknown key 'training\.optimiser'; allowed: .*optimizer"),
-        ("methods.zzz.lr=1", "unknown method 'zzz'; 'perfed list methods' names"),
+        ("methods.zzz.lr=1", "unknown method 'zzz'; 'perfed list methods' lists"),
         ("methods.flic-hl.lamda1=1", r"unknown key 'methods\.flic-hl\.lamda1'; allowed: .*lambda1"),
         ("methods.flic-class=3", r"methods\.flic-class: .*dictionary"),
         ("methods.local.model=3", r"methods\.local\.model: must be a table \(given: 3\)"),

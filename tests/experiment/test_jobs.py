@@ -87,7 +87,7 @@ def without_resumption(value: Any) -> Any:
     """Without the notes of a run that was begun again, or went on."""
     if not isinstance(value, list):
         return value
-    return [note for note in value if "continued from" not in note and "begun again" not in note]
+    return [note for note in value if "continued from" not in note and "started again" not in note]
 
 
 def rounds(directory: Path) -> list[dict[str, Any]]:

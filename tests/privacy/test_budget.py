@@ -198,7 +198,7 @@ def test_a_run_with_poisson_samples_goes_on_with_each_client_s_noise(tmp_path):
         ({"privacy": {"sampling": "some"}}, "privacy.sampling"),
         ({"privacy": {"delta": None}}, "privacy.delta"),
         ({"method": "fedpac"}, "fedpac does not declare what it sends"),
-        ({"method": "knnper"}, "its clients' own models hold their rows"),
+        ({"method": "knnper"}, "the clients' models contain their rows"),
         ({"method": "fedamp", "privacy": {"unit": "client"}}, "noise is on their mean"),
         ({"method": "fedproto", "privacy": {"unit": "client"}}, "'means' of extension 'prototypes'"),
         ({"training": {"class_weights": "balanced"}}, "counts all rows"),

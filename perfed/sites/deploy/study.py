@@ -39,7 +39,7 @@ def make_deployed_study(experiment: Experiment, sites: Sequence[str]) -> Experim
     Example:
         >>> data = {"name": "tables", "files": ["/home/me/a.csv"], "target": "ill"}
         >>> table = {"rounds": 2, "data": data, "model": {"head": "linear"}}
-        >>> study_of(validate(table), ["north", "south"]).data.options["files"]
+        >>> make_deployed_study(validate(table), ["north", "south"]).data.options["files"]
         ['north', 'south']
     """
     _check_data(experiment)

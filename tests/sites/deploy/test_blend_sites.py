@@ -187,15 +187,15 @@ def test_a_site_takes_part_in_the_runs_of_its_study_and_in_no_other(tables):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"candidates": ["local"]}, "at least two, each once, are needed (given: local)"),
-        ({"candidates": ["local", "Local"]}, "at least two, each once"),
+        ({"candidates": ["local"]}, "at least two different methods are needed (given: local)"),
+        ({"candidates": ["local", "Local"]}, "at least two different methods"),
         ({"candidates": ["local", "blend"]}, "'blend' cannot be trained within single sites"),
         ({"candidates": ["local", "pooled:logistic"]}, "'pooled:logistic' cannot be trained within single sites"),
-        ({"candidates": ["local", "sklearn:sklearn.svm.SVC"]}, "in a deployment models of scikit-learn's are named"),
+        ({"candidates": ["local", "sklearn:sklearn.svm.SVC"]}, "in a deployment, scikit-learn models have names"),
         ({"candidates": ["local", "fedrep-tsne"]}, "fedrep-tsne cannot be deployed"),
         ({"candidates": ["local", "fedpak"]}, "unknown method 'fedpak'"),
-        ({"data": {"inner_fold": [0, 2]}}, "leave data.inner_fold out"),
-        ({"evaluation": {"when": "after"}}, "when = 'before' alone"),
+        ({"data": {"inner_fold": [0, 2]}}, "leave out data.inner_fold"),
+        ({"evaluation": {"when": "after"}}, "when = 'before'"),
         ({"blend": {"candidates": CANDIDATES, "prior_rows": "cv"}}, "blend.prior_rows = 'cv' is for simulations"),
     ],
 )

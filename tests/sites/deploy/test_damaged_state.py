@@ -68,10 +68,10 @@ def test_a_damaged_ledger_is_refused(asked, tmp_path, damage):
     (asked.parent / SECRET).write_bytes(bytes(32))
     answers = {str(number): content for number, content in ADMITTED}
     lines = [
-        vars(LedgerLine(run, "x", "study", "sample", 1e-3, 2.0, 1, {"1": 3}, answers=answers))
-        for run in ("run-0", "run-1")
+        LedgerLine(run, "x", "study", "sample", 1e-3, 2.0, 1, {"1": 3}, answers=answers) for run in ("run-0", "run-1")
     ]
-    (tmp_path / LEDGER).write_text(json.dumps([seal(line) for line in lines], indent=1) + "\n")
+    (tmp_path / LEDGER).write_text(json.dumps([seal(vars(line)) for line in lines], indent=1) + "\n")
+    (asked.parent / "x.noted").write_text(str(lines[0].count))
     assert [line.run for line in read_ledger(tmp_path)] == ["run-0", "run-1"]
     damage(tmp_path / LEDGER)
     with pytest.raises(PerfedError, match=LEDGER) as error:

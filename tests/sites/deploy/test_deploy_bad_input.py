@@ -31,7 +31,7 @@ TARGET = 'target = "disease"'
         (("--dir-on-server", "srv/heart"), "--dir-on-server 'srv/heart': must be absolute"),
         (("--dir-on-server", "/srv/my heart"), "must be absolute, of letters"),
         (("--days", "0"), "--days"),
-        (("method=sklearn:logistic",), "'sklearn:logistic' is no method"),
+        (("method=sklearn:logistic",), "'sklearn:logistic' is not a method"),
         (("rouns=3",), "unknown key 'rouns'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -56,9 +56,9 @@ def test_options(tmp_path, options, said):
             "participation.deadline.seconds = 2.5: these are real seconds",
         ),
         ((FLIC, FLIC + '[participation]\npolicy = "deadline"\n'), "participation.deadline.seconds = None"),
-        ((FLIC, FLIC + "[snapshots]\nrounds = [5]\n"), "snapshots.rounds: embedded samples would leave"),
+        ((FLIC, FLIC + "[snapshots]\nrounds = [5]\n"), "snapshots.rounds: embeddings of single rows would leave"),
         ((FLIC, FLIC + "[snapshots]\nlosses = true\n"), "snapshots.losses: the losses of single sites would leave"),
-        ((FLIC, FLIC + '[evaluation]\nmetrics = ["generalisation-gap"]\n'), "own models, which stay there"),
+        ((FLIC, FLIC + '[evaluation]\nmetrics = ["generalisation-gap"]\n'), "local models, which stay at the sites"),
         (('"flic-hl"', '"fedrep-tsne"'), "fedrep-tsne cannot be deployed"),
         (
             (FLIC, FLIC + '[aggregation]\nkind = "median"\n'),
@@ -79,7 +79,7 @@ def test_studies(tmp_path, change, said):
 
 def test_data_of_the_library_are_no_sites(tmp_path):
     done = deploy("heart-disease", tmp_path / "deployment")
-    assert done.code == 2 and "data.name = 'heart-disease': sites of a deployment bring tables" in done.err
+    assert done.code == 2 and "data.name = 'heart-disease': the sites of a deployment use their own tables" in done.err
     done = deploy("hart-disease", tmp_path / "deployment")
     assert done.code == 2 and "unknown experiment 'hart-disease' (did you mean 'heart-disease'?)" in done.err
     assert not list(tmp_path.iterdir())

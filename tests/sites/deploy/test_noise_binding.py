@@ -26,7 +26,7 @@ from perfed.sites.deploy.part import SiteRun
 from perfed.sites.deploy.policy import Policy
 from perfed.sites.deploy.site_agent import SiteAgent, SiteSettings, check_site
 from perfed.sites.deploy.spending import LEDGER, compute_ledger_epsilon, read_ledger
-from perfed.sites.deploy.study import study_of
+from perfed.sites.deploy.study import make_deployed_study
 from perfed.sites.flower.message import pack, unpack
 from perfed.sites.flower.probe import ServerAddress
 from perfed.sites.flower.refusal import RefusalReason
@@ -159,7 +159,7 @@ def test_other_studies_under_other_run_ids_add_up(finished):
 def test_a_server_chooses_the_names_of_the_sites_of_a_private_study_and_not_their_number(sites, answer, finished):
     """Under masks a site's share of the noise is the smaller the more sites there are."""
     path, text, stations = finished
-    other = study_of(read(text, "the study"), sites).to_toml()
+    other = make_deployed_study(read(text, "the study"), sites).to_toml()
     header, _ = unpack(stations.first("study"))
     (reply,) = replies_of(path, text, pack({**header, "run": "another", "study": other}, {}))
     assert reply.get("error", reply["kind"]) == answer

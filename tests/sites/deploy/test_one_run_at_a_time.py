@@ -25,7 +25,7 @@ def test_a_site_in_the_middle_of_a_run_refuses_another_and_is_free_when_that_has
     def other() -> None:
         with pytest.raises(PerfedError) as error:
             answer_all(tables, text, stations, "other")
-        said, way = str(error.value), "wait for its end, or end it ('perfed submit DIR --stop')"
+        said, way = str(error.value), "wait until it ends, or end it ('perfed submit DIR --stop')"
         assert "'north'" in said and "'south'" in said and "'west': busy since 20" in said
         assert said.endswith(f", whose results are in {tables / 'run'} on the server; {way}")
         assert [unpack(stations.left[site][-1])[0]["kind"] for site in COLUMNS] == ["told"] * 3

@@ -49,8 +49,8 @@ def test_sites_that_check_each_others_keys_end_where_a_simulation_ends(tables):
 
 def test_sites_remember_the_sums_of_a_study_after_a_key_was_rotated(tables):
     """With new notes, a second sum of the first payload, of fewer sites, would show the reply of the others."""
-    rotated = SigningKey(b"another".ljust(32, b"-")).public
-    keys = {name: SigningKey(name.encode().ljust(32, b"-")).public for name in ("north", "south", "west")}
+    rotated = SigningKey(b"another".ljust(32, b"-")).public_key
+    keys = {name: SigningKey(name.encode().ljust(32, b"-")).public_key for name in ("north", "south", "west")}
 
     def hash_with(keys: dict[str, str], **changes: object) -> str:
         return hash_study(study(tables, secure_aggregation={"threshold": 2, "keys": keys}, **changes))

@@ -203,7 +203,7 @@ Change = Callable[[dict[str, Any]], object]
     ("change", "said"),
     [
         (lambda tree: tree["shared"].update(more=torch.zeros(0)), "'shared/more', which is not expected"),
-        (lambda tree: tree["row"].update(shared=torch.zeros(2)), "nobody asked for|bytes of tensors"),
+        (lambda tree: tree["row"].update(shared=torch.zeros(2)), "which is not expected|bytes of tensors"),
         (lambda tree: tree["shared"]["shared"].popitem(), "lacks 'shared/shared/"),
         (lambda tree: tree["shared"]["shared"]["head.bias"].fill_(torch.nan), "3 values that are not finite"),
         (lambda tree: tree["shared"]["shared"].update({"head.bias": torch.zeros(2, dtype=torch.float64)}), "has shape"),
