@@ -15,6 +15,10 @@ import perfed
 sys.path.insert(0, str(Path(__file__).parent))
 import glossary_links
 
+# Load pydantic's models here: autodoc sets TYPE_CHECKING, with which they cannot be built.
+for _name in perfed.__all__:
+    getattr(perfed, _name)
+
 _project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 
 project = "perfed"

@@ -220,13 +220,8 @@ def test_a_run_whose_process_is_killed_twice_has_failed_and_the_others_go_on(tmp
     study = planned(tmp_path / "out")
     outcomes = dict(study.execute_runs(execute=Jobs(2, tell=killing(2)[1])))
     failed = {key: str(outcome) for key, outcome in outcomes.items() if isinstance(outcome, PerfedError)}
-    assert len(outcomes) == 6 and failed == {
-        (
-            "",
-            "local",
-            0,
-        ): "local, seed 0: its process ended 2 times before the run had finished, the last time by signal SIGKILL"
-    }
+    reason = "its process ended 2 times before the run had finished, the last time by signal SIGKILL"
+    assert len(outcomes) == 6 and failed == {("", "local", 0): reason}
     assert study.list_unfinished() == [("", "local", 0)]
 
 
