@@ -47,7 +47,7 @@ TrustOption = Annotated[
 
 @dataclass(frozen=True)
 class Training:
-    """The options that the commands that train share, unchanged as they were given."""
+    """The options that are common to all commands that train, as the user gave them."""
 
     engine: Annotated[
         str | None,
