@@ -28,7 +28,7 @@ def _methods_and_pairs(incomplete: str) -> list[str]:
 
 
 def several_methods(incomplete: str) -> list[str]:
-    """Complete the last of several names separated by commas; models of scikit-learn are included."""
+    """Return the completions of the last of several names separated by commas, including models of scikit-learn."""
     before, comma, last = incomplete.rpartition(",")
     earlier_names = before.split(",")
     candidates = [

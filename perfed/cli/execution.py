@@ -287,7 +287,7 @@ def check_gate(study: Study) -> None:
 
 
 def end_if_worse(conclusion: Conclusion) -> None:
-    """Exit with code :data:`WORSE` if a federated method is worse than the best that needs no federation."""
+    """Raise ``SystemExit`` with code :data:`WORSE` if a federated method is worse than the best non-federated one."""
     verdict = conclusion.verdict
     if verdict is not None and verdict.below_local:
         say_whole(
