@@ -1,8 +1,8 @@
-"""The command line: what ``perfed`` calls."""
+"""The command line, which the program ``perfed`` runs."""
 
 
 def main() -> None:
-    """``perfed``: :func:`perfed.cli.entry.main`, imported here: it reads what :mod:`perfed.cli.listing` writes."""
+    """Run the command line; imports :mod:`perfed.cli.entry`, which reads the output of :mod:`perfed.cli.listing`."""
     from perfed.cli import entry
 
     entry.main()

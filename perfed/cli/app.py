@@ -1,4 +1,4 @@
-"""The program that commands are added to: blocks of options, and Typer's own texts on itself, made whole."""
+"""The Typer application to which all commands are added: shared blocks of options, complete help texts and errors."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from perfed.cli.index import fill_index, index
 from perfed.errors import PerfedError, suggest_name
 from perfed.system import installed_version
 
-_OPTIONS_INSTEAD = ("method", "seed")  # where a command has no such option, it has another for it
+_OPTIONS_INSTEAD = ("method", "seed")  # commands that lack these options have others instead, such as --methods
 _TABLES = ("data", "model", "training", "participation", "clock", "evaluation", "snapshots", "blend", "methods", "plan")
 
 
 class Command(TyperCommand):
-    """A command whose help has each argument's text and no marks of markup."""
+    """A command whose help describes every argument, without markup."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments and options."""
         self._fill_text()
-        texts = _argument_texts(self.callback)
+        texts = _collect_argument_texts(self.callback)
         for kind, title in (("argument", "Arguments"), ("option", "Options")):
             parameters = [parameter for parameter in self.get_params(ctx) if parameter.param_type_name == kind]
             if rows := [
@@ -39,7 +39,7 @@ class Command(TyperCommand):
                     formatter.write_dl(rows)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Return what a shell offers, with the options' help."""
+        """Return the completions of ``incomplete`` for a shell, with the help of options."""
         self._fill_text()
         return super().shell_complete(ctx, incomplete)
 
@@ -78,14 +78,14 @@ class App(typer.Typer):
     def __init__(self, **settings: Any) -> None:
         super().__init__(cls=Commands, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
 
-    def command(self, name: str | None = None, **more: Any) -> Callable[[Any], Any]:
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
         """Return a decorator for the function of a command, which may have :class:`blocks <Without>` of options."""
-        decorate = super().command(name, cls=Command, **more)
+        decorate = super().command(name, cls=Command, **options)
         return lambda function: decorate(_with_blocks(function))
 
 
 class Without:
-    """A mark with the options of a block that a command does not have: ``Annotated[Block, Without("jobs")]``.
+    """A mark that names the options of a block that a command does not have: ``Annotated[Block, Without("jobs")]``.
 
     A block is a dataclass whose fields are options, each with its default: a command takes it as one parameter.
     """
@@ -132,8 +132,8 @@ app = App(
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         console.print(f"perfed {installed_version()}")
         raise typer.Exit
 
@@ -147,7 +147,7 @@ def _add_common_options(
     pass
 
 
-def _argument_texts(function: Callable[..., Any] | None) -> dict[str, str]:
+def _collect_argument_texts(function: Callable[..., Any] | None) -> dict[str, str]:
     """Return the help text of each argument of a command, by name."""
     hints = get_type_hints(function, include_extras=True) if function is not None else {}
     marks = {name: mark for name, hint in hints.items() for mark in get_args(hint)}
@@ -164,19 +164,19 @@ def _format_row(parameter: Any, ctx: Any, text: str) -> tuple[str, str] | None:
 
 
 def no_such_option(error: Any, words: Sequence[str]) -> str | None:
-    """Return what to say of an unknown option, Typer's ``error``, that is a setting with dashes; else ``None``.
+    """Return a message for an unknown option that is a setting with dashes; ``None`` for any other unknown option.
 
-    ``words``: the command line.
+    ``error``: Typer's error about the option. ``words``: the command line.
     """
     option, command = str(getattr(error, "option_name", "")), getattr(error.ctx, "command", None)
     takes_settings = any(parameter.name == "settings" for parameter in getattr(command, "params", ()))
     key = option.lstrip("-").replace("-", "_")
     if not takes_settings or not _is_setting(key):
         return None
-    at = next((number for number, word in enumerate(words) if word.partition("=")[0] == option), len(words))
-    following = [*words[at : at + 2], "", ""]
-    _, given, value = following[0].partition("=")
-    if not given:
+    position = next((number for number, word in enumerate(words) if word.partition("=")[0] == option), len(words))
+    following = [*words[position : position + 2], "", ""]
+    _, equals, value = following[0].partition("=")
+    if not equals:
         value = following[1] if following[1] and not following[1].startswith("--") else "VALUE"
     return f"No such option '{option}'; a setting has no dashes: {shlex.quote(f'{key}={value}')}"
 
@@ -185,10 +185,10 @@ def _is_setting(key: str) -> bool:
     first, dot, _ = key.partition(".")
     if dot:
         return first in _TABLES
-    own = (
+    tables = (
         item.get("settings") or item.get("options")
-        for what in ("methods", "datasets", "extensions")
-        for item in index()[what]
+        for list_name in ("methods", "datasets", "extensions")
+        for item in index()[list_name]
     )
-    known = {*index()["settings"], *(name for settings in own for name in settings)}
-    return key in known and key not in (*_TABLES, *_OPTIONS_INSTEAD)
+    keys = {*index()["settings"], *(name for settings in tables for name in settings)}
+    return key in keys and key not in (*_TABLES, *_OPTIONS_INSTEAD)

@@ -1,4 +1,4 @@
-"""What a shell offers when the user presses Tab; without torch."""
+"""The completions that a shell offers for the arguments of commands; torch is not imported."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from perfed.plugins import BLEND
 _MARKS = ("config.toml", "comparisons.toml")
 
 
-def _list_names(what: str) -> list[str]:
-    return [item["name"] for item in index()[what]]
+def _list_names(list_name: str) -> list[str]:
+    return [item["name"] for item in index()[list_name]]
 
 
 def methods(incomplete: str) -> list[str]:
-    """Return methods that begin so; after METHOD+ with each policy."""
+    """Return the methods that begin with ``incomplete``; after ``METHOD+``, that method with each policy."""
     return [name for name in _methods_and_pairs(incomplete) if name.startswith(incomplete)]
 
 
@@ -28,19 +28,19 @@ def _methods_and_pairs(incomplete: str) -> list[str]:
 
 
 def several_methods(incomplete: str) -> list[str]:
-    """Return the last of several names that are separated by commas, scikit-learn's models among them."""
+    """Return the completions of the last of several names separated by commas, including models of scikit-learn."""
     before, comma, last = incomplete.rpartition(",")
-    used = before.split(",")
-    known = [
+    earlier_names = before.split(",")
+    candidates = [
         *_methods_and_pairs(last),
         BLEND,
         *(name for name in index()["baselines"] if name.islower() and "." not in name),
     ]
-    return [f"{before}{comma}{name}" for name in known if name.startswith(last) and name not in used]
+    return [f"{before}{comma}{name}" for name in candidates if name.startswith(last) and name not in earlier_names]
 
 
 def experiments(incomplete: str) -> list[str]:
-    """Return shipped experiments and the user's own files."""
+    """Return the shipped experiments and the ``.toml`` files that begin with ``incomplete``."""
     return [
         *(name for name in _list_names("experiments") if name.startswith(incomplete)),
         *_match_files(incomplete, ".toml"),
@@ -48,39 +48,41 @@ def experiments(incomplete: str) -> list[str]:
 
 
 def leaderboards(incomplete: str) -> list[str]:
-    """Return leaderboards that begin so."""
+    """Return the leaderboards that begin with ``incomplete``."""
     return [name for name in _list_names("leaderboards") if name.startswith(incomplete)]
 
 
 def campaigns(incomplete: str) -> list[str]:
-    """Return files that may be campaigns."""
+    """Return the ``.toml`` files that begin with ``incomplete``, which may be campaigns."""
     return _match_files(incomplete, ".toml")
 
 
 def shown(incomplete: str) -> list[str]:
-    """Return whatever ``perfed show`` knows."""
-    found = (name for what in LISTS for name in _list_names(what) if name.startswith(incomplete))
-    return list(dict.fromkeys(found))
+    """Return the names that ``perfed show`` accepts and that begin with ``incomplete``."""
+    names = (name for list_name in LISTS for name in _list_names(list_name) if name.startswith(incomplete))
+    return list(dict.fromkeys(names))
 
 
 def lists(incomplete: str) -> list[str]:
-    """Return what ``perfed list`` knows."""
+    """Return the lists of ``perfed list`` that begin with ``incomplete``."""
     return [name for name in LISTS if name.startswith(incomplete)]
 
 
 def sources(incomplete: str) -> list[str]:
-    """Return what ``perfed data get`` knows: files by their names, data sets and experiments that need some."""
-    needing = (item["name"] for what in ("datasets", "experiments") for item in index()[what] if item["files"])
-    return [name for name in dict.fromkeys((*SOURCES, *needing)) if name.startswith(incomplete)]
+    """Return the names for ``perfed data get``: sources, and the data sets and experiments that need files."""
+    items_with_files = (
+        item["name"] for list_name in ("datasets", "experiments") for item in index()[list_name] if item["files"]
+    )
+    return [name for name in dict.fromkeys((*SOURCES, *items_with_files)) if name.startswith(incomplete)]
 
 
 def engines(incomplete: str) -> list[str]:
-    """Return engines that begin so."""
+    """Return the engines that begin with ``incomplete``."""
     return [name for name in index()["engines"] if name.startswith(incomplete)]
 
 
 def run_directories(incomplete: str) -> list[str]:
-    """Return directories of runs, comparisons, searches and campaigns, and those on the way to them."""
+    """Return directories of runs, comparisons, searches and campaigns, and directories that may contain some."""
     folders = [path for path in _list_siblings(incomplete) if path.is_dir()]
     results = [str(path) for path in folders if any((path / mark).is_file() for mark in _MARKS)]
     inside = (path for path in folders if str(path) in results or not results)
@@ -92,8 +94,8 @@ def _match_files(incomplete: str, suffix: str) -> list[str]:
 
 
 def _list_siblings(incomplete: str) -> Iterator[Path]:
-    """What begins so on disk, without what is hidden."""
-    begun = Path(incomplete)
-    folder, start = (begun, "") if incomplete.endswith("/") or not incomplete else (begun.parent, begun.name)
+    """Yield the files and folders that begin with ``incomplete``, except hidden ones."""
+    path = Path(incomplete)
+    folder, start = (path, "") if incomplete.endswith("/") or not incomplete else (path.parent, path.name)
     if folder.is_dir():
         yield from sorted(p for p in folder.iterdir() if p.name.startswith(start) and not p.name.startswith("."))

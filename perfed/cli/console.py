@@ -32,11 +32,11 @@ INTERRUPTED = {CTRL_C: "interrupted", TERMINATED: "terminated"}
 
 
 class Stopped(Exception):
-    """An error: a command was interrupted; has a message and an exit code."""
+    """The error of an interrupted command; its arguments are the message and the exit code."""
 
 
 def escape_controls(text: str) -> str:
-    r"""Return ``text`` with escaped control characters, so that text of others cannot manipulate the terminal.
+    r"""Return ``text`` with escaped control characters, so that text from other people cannot manipulate the terminal.
 
     Example:
         >>> print(escape_controls("north\x1b[2K"))
@@ -70,7 +70,9 @@ def command_lines(text: str) -> list[str]:
     """
     lines = textwrap.wrap(text, console.width - 6, break_long_words=False, break_on_hyphens=False)
     continuation = " \\"
-    return [f"  {'  ' * (at > 0)}{line}{continuation * (at < len(lines) - 1)}" for at, line in enumerate(lines)]
+    return [
+        f"  {'  ' * (number > 0)}{line}{continuation * (number < len(lines) - 1)}" for number, line in enumerate(lines)
+    ]
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""The commands on data before any training: ``perfed init | check | partition``.
+"""The commands that prepare and check data before training: ``perfed init | check | partition``.
 
-What takes torch along is imported when one of them runs: help and completion come without it.
+Modules that need torch are imported when a command runs, so that help and completion do not wait for torch.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ def init_command(
     tables = {"files": [str(file) for file in files], "test_files": [str(file) for file in test or []]}
     table_settings: dict[str, Any] = {key: value for key, value in {**tables, **roles, **columns}.items() if value}
     table_settings |= {"values": _parse_replacements(values)} if values else {}
-    with reserve_stdout(as_json), _all_problems():
+    with reserve_stdout(as_json), _print_all_problems():
         federation, settings = choose_split_and_columns(table_settings)
-    settings |= {key: [_relative(path, out) for path in settings[key]] for key in tables if key in settings}
+    settings |= {key: [_make_relative(path, out) for path in settings[key]] for key in tables if key in settings}
     text = study_text(out.stem, settings, federation)
     validate(tomllib.loads(text))
     with out.open("x", encoding="utf-8") as file:
@@ -112,19 +112,19 @@ def init_command(
     print_federation(federation)
     say_where("experiment", out)
     methods = ",".join(suggest_methods(settings, federation))
-    _say_next(
+    _print_next_steps(
         shlex.join(["perfed", "compare", str(out), "--methods", methods, "--seeds", "0..4"]),
         tune_command(str(out), settings, federation),
     )
 
 
-def _say_next(comparing: str, tuning: str) -> None:
-    """Say which commands follow."""
-    for line in ("next:", *command_lines(comparing)):
+def _print_next_steps(compare_command: str, tune_command: str) -> None:
+    """Print the commands that may follow ``perfed init``."""
+    for line in ("next:", *command_lines(compare_command)):
         say_whole(line)
     say("the same as perfed blend adds a mixture of all these at each site, in six times the time")
     say("rate and weight decay decide who wins; this chooses them for your tables, on validation data:")
-    for line in command_lines(tuning):
+    for line in command_lines(tune_command):
         say_whole(line)
 
 
@@ -145,7 +145,7 @@ def _check_mode(columns: str) -> None:
         raise PerfedError(f"--columns {columns}: allowed: named, own")
 
 
-def _relative(path: str, out: Path) -> str:
+def _make_relative(path: str, out: Path) -> str:
     return Path(os.path.relpath(Path(path).resolve(), out.parent.resolve())).as_posix()
 
 
@@ -158,9 +158,9 @@ def check_command(
     from perfed.cli.terminal import print_federation
     from perfed.experiment.start import start
 
-    with reserve_stdout(as_json), _modules_named():
+    with reserve_stdout(as_json), _report_imported_modules():
         checked = chosen_experiment(experiment, settings or [])
-        with _all_problems():
+        with _print_all_problems():
             federation = checked.data.load(checked.seed, data_dir)
         if not as_json:
             print_federation(federation)
@@ -170,8 +170,8 @@ def check_command(
 
 
 @contextmanager
-def _modules_named() -> Iterator[None]:
-    """Say at the end, be it an error, which modules were imported for ``module:NAME``, and so run."""
+def _report_imported_modules() -> Iterator[None]:
+    """Print at the end, even after an error, which modules were imported for ``module:NAME`` and thereby executed."""
     try:
         yield
     finally:
@@ -180,18 +180,18 @@ def _modules_named() -> Iterator[None]:
 
 
 @contextmanager
-def _all_problems() -> Iterator[None]:
-    """Print every problem of tables, in place of the first alone."""
+def _print_all_problems() -> Iterator[None]:
+    """Print all problems of the tables if there are any, and raise an error with their number."""
     from perfed.data.problems import DataProblems
 
     try:
         yield
-    except DataProblems as found:
-        for problem in found.problems[:_PROBLEMS]:
+    except DataProblems as error:
+        for problem in error.problems[:_PROBLEMS]:
             say_whole(problem)
-        if len(found.problems) > _PROBLEMS:
-            say(f"and {len(found.problems) - _PROBLEMS} more")
-        number = len(found.problems)
+        if len(error.problems) > _PROBLEMS:
+            say(f"and {len(error.problems) - _PROBLEMS} more")
+        number = len(error.problems)
         raise PerfedError(f"{number} problem{'s' if number > 1 else ''} in the tables") from None
 
 
@@ -212,14 +212,14 @@ def partition_command(
 
     checked = chosen_experiment(experiment, with_seed(settings, seed))
     with reserve_stdout(as_json):
-        held = ClassTable.from_federation(checked.data.load(checked.seed, data_dir))
+        class_table = ClassTable.from_federation(checked.data.load(checked.seed, data_dir))
         if show:
             out = out or default_out(f"partition-{checked.name}").with_suffix(".html")
-        picture = None if out is None else write_partition_page(held, out)
+        picture = None if out is None else write_partition_page(class_table, out)
         if as_json:
-            return print_json({**held.to_dict(), "picture": None if picture is None else str(picture)})
-        say(held.summary())
-        for table in count_tables(held) if show else ():
+            return print_json({**class_table.to_dict(), "picture": None if picture is None else str(picture)})
+        say(class_table.summary())
+        for table in count_tables(class_table) if show else ():
             print_table(table)
         if picture is not None:
             say_where("picture", picture)

@@ -1,4 +1,4 @@
-"""The program: how commands end, and what is said of the user's errors."""
+"""The entry point of the command line: it runs commands, and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 

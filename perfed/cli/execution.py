@@ -1,6 +1,6 @@
-"""What the commands that train have in common: what was asked for, how it is executed, and what came of it.
+"""Functions that the commands that train share: they parse requests, execute runs and print results.
 
-Imported when one of them runs, for it takes torch along.
+The commands import this module when they run, because it imports torch.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ from perfed.system import TERMINATED, is_sigterm_exit
 from perfed.training.plan import ENGINES, open_device
 
 WORSE = 3
-"""Exit code of ``--fail-if-worse-than-local`` where a federated method is behind what needs no federation."""
+"""Exit code of ``--fail-if-worse-than-local`` if a federated method is worse than the best that needs no federation."""
 
-# What was asked for ----------------------------------------------------------------------------------------
+# Requests -------------------------------------------------------------------------------------------------
 
 
 def device_of(how: Training) -> torch.device | None:
-    """Return the device that ``--device`` names."""
+    """Return the device that ``--device`` names; ``None`` without this option."""
     return None if how.device is None else open_device(how.device, f"--device {how.device}")
 
 
 def resources_of(how: Training) -> Resources:
-    """Return what runs are made with."""
+    """Return the data folder, the device and the trust with which runs are created."""
     return Resources(how.data_dir, device_of(how), how.trust)
 
 
 def settings_of(how: Training, settings: Sequence[str] | None) -> list[str]:
-    """Return the settings, with the engine among them."""
+    """Return the settings together with that of the requested engine."""
     engine = how.asked_engine
     if engine is not None and engine not in ENGINES:
         raise PerfedError(f"--engine {engine}: unknown engine; allowed: {', '.join(ENGINES)}")
@@ -65,7 +65,7 @@ def settings_of(how: Training, settings: Sequence[str] | None) -> list[str]:
 
 
 def shared_settings(how: Training, settings: Sequence[str] | None) -> list[str]:
-    """Return settings of a command that runs several methods and seeds."""
+    """Return the settings of a command for several methods and seeds; refuse settings of method and seed."""
     for assignment in settings or []:
         if assignment.partition("=")[0].strip() in ("method", "seed"):
             raise PerfedError(f"'{assignment}': methods and seeds are given with --methods and --seeds here")
@@ -75,9 +75,9 @@ def shared_settings(how: Training, settings: Sequence[str] | None) -> list[str]:
 def chosen_experiment(name: str, settings: Sequence[str]) -> Experiment:
     """Return the experiment ``name`` with the ``settings`` of one method and seed."""
     table = find_experiment(name)
-    # The method that the settings name last: its settings may be given by their bare names.
-    named = [text.removeprefix("method=") for text in settings if text.startswith("method=")]
-    method = method_id(str(parse_value(named[-1])) if named else method_in(table))
+    # Settings of this method, the last that is named, need no prefix.
+    methods = [text.removeprefix("method=") for text in settings if text.startswith("method=")]
+    method = method_id(str(parse_value(methods[-1])) if methods else method_in(table))
     return validate(override(table, settings, [method]))
 
 
@@ -98,41 +98,43 @@ def asked_comparison(
     """Return the comparison of ``--methods`` over ``--seeds`` on an experiment with ``settings``.
 
     Raises:
-        PerfedError: also where no method is named; says what to write.
+        PerfedError: an argument is wrong, or no method is named; the message suggests methods.
     """
     check_one_word(methods, [experiment, *(settings or [])])
     table = find_experiment(experiment)
     if not methods.strip(" ,"):
-        some = ",".join(suggest_methods(table))
+        examples = ",".join(suggest_methods(table))
         raise PerfedError(
-            f"--methods: at least one is needed, such as --methods {some}; 'perfed list methods' names all"
+            f"--methods: at least one is needed, such as --methods {examples}; 'perfed list methods' names all"
         )
     names, numbers = parse_names(methods, baselines=baselines), parse_seeds(seeds)
     return ComparisonSpec(override(table, shared_settings(how, settings), federated(names)), names, numbers)
 
 
 def with_blend(methods: str) -> str:
-    """Return ``--methods`` with the row ``blend`` behind them, if they are some and do not have it."""
+    """Return ``--methods`` followed by the row ``blend``, unless they are empty or contain it."""
     names = [name.strip() for name in methods.split(",") if name.strip()]
     return methods if not names or BLEND in names else ",".join([*names, BLEND])
 
 
-def check_one_word(text: str, others: Sequence[str | None]) -> None:
+def check_one_word(text: str, words: Sequence[str | None]) -> None:
     """Refuse a list of methods that a shell has divided at its spaces.
 
     Args:
-        text: what ``--methods`` has got.
-        others: the words that stand for themselves: the experiment and settings.
+        text: the value of ``--methods``.
+        words: the arguments of the command: the experiment and settings.
 
     Raises:
-        PerfedError: ``others`` has the rest of the list; says how to write it.
+        PerfedError: ``words`` contains the rest of the list; the message has the corrected list.
     """
-    loose = [word for word in others if word and "=" not in word]
+    loose = [word for word in words if word and "=" not in word]
     if text.rstrip().endswith(",") or any(word.startswith(",") for word in loose):
-        rest = [name for word in loose for name in word.split(",") if _is_method(name)]
-        whole = ",".join([*(name.strip() for name in text.split(",") if name.strip()), *rest])
-        if rest:
-            raise PerfedError(f"--methods {text} {' '.join(rest)}: a list has no spaces; write --methods {whole}")
+        stray_methods = [name for word in loose for name in word.split(",") if _is_method(name)]
+        corrected = ",".join([*(name.strip() for name in text.split(",") if name.strip()), *stray_methods])
+        if stray_methods:
+            raise PerfedError(
+                f"--methods {text} {' '.join(stray_methods)}: a list has no spaces; write --methods {corrected}"
+            )
 
 
 def _is_method(name: str) -> bool:
@@ -153,13 +155,13 @@ def extend_runs(
         settings, experiment = [experiment, *(settings or [])], None
     names = parse_names(methods, baselines=True) if methods else []
     numbers = [] if seeds is None else parse_seeds(seeds)
-    given = None if experiment is None else find_experiment(experiment)
-    named = [module for name in names for module in list_modules(name)]
-    with refuse_modules(path, how.trust, named):
-        return extend(path, names, numbers, given, shared_settings(how, settings), resources_of(how))
+    table = None if experiment is None else find_experiment(experiment)
+    modules = [module for name in names for module in list_modules(name)]
+    with refuse_modules(path, how.trust, modules):
+        return extend(path, names, numbers, table, shared_settings(how, settings), resources_of(how))
 
 
-# How it is executed ----------------------------------------------------------------------------------------
+# Execution ------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -191,7 +193,7 @@ def _choose_executor(how: Training, work: Work) -> Execute:
     )
 
 
-# What came of it -------------------------------------------------------------------------------------------
+# Results --------------------------------------------------------------------------------------------------
 
 
 def finish_run(make: Callable[[], Run], directory: Path, name: str, method: str, show: Shown) -> None:
@@ -235,7 +237,7 @@ def finish(study: Study, how: Training, show: Shown) -> dict[str, Conclusion]:
         _finish_leaderboard(study, how, show)
         return {}
 
-    def tell(label: str, outcome: dict[str, Any] | PerfedError) -> None:
+    def report_outcome(label: str, outcome: dict[str, Any] | PerfedError) -> None:
         if isinstance(outcome, PerfedError):
             say_whole(f"failed: {outcome}", style="red")
         else:
@@ -248,7 +250,7 @@ def finish(study: Study, how: Training, show: Shown) -> dict[str, Conclusion]:
         if study.spec.kind == "search":
             choices = study.choose(resources, execute)
         else:
-            conclusions, failed = study.execute(resources, execute, tell)
+            conclusions, failed = study.execute(resources, execute, report_outcome)
     if study.spec.kind == "search":
         print_choice(study, choices, show)
         return {}
@@ -263,9 +265,9 @@ def finish(study: Study, how: Training, show: Shown) -> dict[str, Conclusion]:
 
 
 def _finish_leaderboard(study: Study, how: Training, show: Shown) -> None:
-    def make_execute(what: str, runs: int) -> Execute:
+    def make_execute(label: str, runs: int) -> Execute:
         def execute(factory: RunFactory, keys: Sequence[Key]) -> Outcomes:
-            say(f"{what}: {len(keys)} runs", style="dim")
+            say(f"{label}: {len(keys)} runs", style="dim")
             with show_progress(Work(max(runs, len(keys)))) as work:
                 work.set_finished(runs - len(keys))
                 yield from _choose_executor(how, work)(factory, keys)
@@ -279,14 +281,14 @@ def _finish_leaderboard(study: Study, how: Training, show: Shown) -> None:
 
 
 def check_gate(study: Study) -> None:
-    """Refuse a gate where nothing that needs no federation is compared."""
+    """Refuse ``--fail-if-worse-than-local`` if all compared methods need a federation."""
     if not any(needs_no_federation(method) for _, method, _ in study.keys):
         raise PerfedError("--fail-if-worse-than-local: needs a local method among --methods: local, sklearn:NAME")
 
 
-def end_if_worse(found: Conclusion) -> None:
-    """End with exit code :data:`WORSE` where a federated method is behind what needs no federation."""
-    verdict = found.verdict
+def end_if_worse(conclusion: Conclusion) -> None:
+    """Raise ``SystemExit`` with code :data:`WORSE` if a federated method is worse than the best non-federated one."""
+    verdict = conclusion.verdict
     if verdict is not None and verdict.below_local:
         say_whole(
             f"behind {display_name(verdict.reference)}: {', '.join(map(display_name, verdict.below_local))}",
@@ -296,7 +298,7 @@ def end_if_worse(found: Conclusion) -> None:
 
 
 def begin(out: Path, spec: Planned, how: Training, show: Shown, key: str = "") -> None:
-    """Create a study in ``out``, or continue the campaign, sweep or leaderboard that is there, and run it."""
+    """Create a study in ``out``, or open the campaign, sweep or leaderboard that it contains, and run it."""
     with reserve_stdout(show.as_json):
         if isinstance(spec, Mapping):
             say(f"checking {len(spec)} comparisons on their data")
@@ -304,7 +306,7 @@ def begin(out: Path, spec: Planned, how: Training, show: Shown, key: str = "") -
 
 
 def run_study(study: Study, how: Training, show: Shown) -> dict[str, Conclusion]:
-    """Print the directory of a study, run what remains of it (:func:`finish`), and return its conclusions."""
+    """Print the directory of a study, execute its unfinished runs (:func:`finish`), and return its conclusions."""
     with handle_interruption(study.path, how), reserve_stdout(show.as_json):
         say_where("results", study.path)
         return finish(study, how, show)

@@ -1,4 +1,4 @@
-"""Figures as files: SVG, and with libraries PDF and PNG, with a page that shows each and says how it is read."""
+"""Figures as files: SVG, PDF and PNG if the libraries are installed, and a page that shows and explains them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from perfed.report.page.paper import FAMILY, SPACE
 from perfed.system import extra_command, write_atomic
 
 BOLD = f"{FAMILY}-Bold"
-POINTS, DOTS = 72, 300  # in an inch, of a PDF and of a PNG
+POINTS, DOTS = 72, 300  # per inch: units of a PDF, pixels of a PNG
 Maker = Callable[[str], tuple[bytes, bytes, list[str]]]
-"""From an SVG to a PDF, a PNG, and what is not in them as it should be."""
+"""A function from an SVG to a PDF, a PNG, and messages about parts that were not converted correctly."""
 
 
-def write_figures(drawn: Mapping[str, str], folder: Path, command: str) -> list[Path]:
-    """Write figures, and ``index.html`` that shows them; say which is which, and what is not as in the SVG.
+def write_figures(svgs: Mapping[str, str], folder: Path, command: str) -> list[Path]:
+    """Write figures and ``index.html`` that shows them; print their titles, and differences of a PDF to its SVG.
 
     Args:
-        drawn: SVG by the stem of a file's name.
-        folder: made if it is not there.
-        command: that writes them.
+        svgs: the SVGs, by file name without suffix.
+        folder: the folder for the files, which is created if it does not exist.
+        command: the command that wrote the figures, for the page.
 
     Returns:
-        The paths.
+        The paths of the written files.
     """
     folder.mkdir(exist_ok=True)
     written: list[Path] = []
@@ -38,21 +38,21 @@ def write_figures(drawn: Mapping[str, str], folder: Path, command: str) -> list[
         written.append(folder / name)
         write_atomic(written[-1], content)
 
-    for stem, svg in drawn.items():
+    for stem, svg in svgs.items():
         write(f"{stem}.svg", svg)
     try:
-        made = picture_maker()
-        for stem, svg in drawn.items():
-            pdf, png, lines = made(svg)
+        convert = picture_maker()
+        for stem, svg in svgs.items():
+            pdf, png, lines = convert(svg)
             write(f"{stem}.pdf", pdf)
             write(f"{stem}.png", png)
             for line in lines:
                 say(f"{stem}.pdf: {line}", style="yellow")
     except PerfedError as error:
         say(str(error), style="yellow")
-    write("index.html", build_gallery(drawn, written, command))
+    write("index.html", build_gallery(svgs, written, command))
     say_where("written", written[-1])
-    for stem, svg in drawn.items():
+    for stem, svg in svgs.items():
         kinds = ", ".join(path.suffix[1:] for path in written if path.stem == stem)
         say_whole(f"  {stem} ({kinds}): {read_title(svg)}")
     return written

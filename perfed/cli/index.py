@@ -1,6 +1,6 @@
-"""What ``perfed list``, help and completion say: what :mod:`perfed.cli.listing` makes of these sources, without torch.
+"""The index that ``perfed list``, help and completion read: the output of :mod:`perfed.cli.listing`, without torch.
 
-A wheel has it (``hatch_build.py``). A checkout makes it at first use, in another process, and keeps it for the user.
+A wheel contains it (``hatch_build.py``). In a checkout another process builds it at first use, and it is cached.
 """
 
 from __future__ import annotations
@@ -19,30 +19,32 @@ from perfed.errors import PerfedError
 from perfed.system import write_atomic
 
 LISTS = ("methods", "datasets", "experiments", "extensions", "leaderboards", "policies", "aggregations")
-"""What can be listed."""
+"""The arguments of ``perfed list``."""
 
 _PACKAGE = Path(__file__).parents[1]
-_OF_WHEEL = Path(__file__).with_name("index.json")
-_KEPT = 8  # checkouts, and states of one, whose index the cache holds
+_WHEEL_INDEX = Path(__file__).with_name("index.json")
+_MAX_CACHED = 8  # largest number of cached indexes, of several checkouts or states of one
 
 
 @cache
 def index() -> dict[str, Any]:
-    """Return the lists by name, and what help and hints need: ``engines``, ``baselines``, ``training``, ``settings``.
+    """Return the lists by name, and the names that help and hints need.
+
+    The latter are under ``engines``, ``baselines``, ``training`` and ``settings``.
 
     Raises:
-        PerfedError: they cannot be made, as in a checkout with a mistake in it.
+        PerfedError: the index cannot be built, for example because a module of the checkout has an error.
     """
     digest = digest_of_sources()
-    kept = _cache_folder() / f"index-{digest[:16]}.json"
-    for file in (_OF_WHEEL, kept):
-        if (found := _read(file, digest)) is not None:
-            return found
+    cached = _cache_folder() / f"index-{digest[:16]}.json"
+    for file in (_WHEEL_INDEX, cached):
+        if (content := _read_index(file, digest)) is not None:
+            return content
     text = _build_index()
-    _save_index(kept, text)
-    found = json.loads(text)
-    assert isinstance(found, dict)
-    return found
+    _save_index(cached, text)
+    content = json.loads(text)
+    assert isinstance(content, dict)
+    return content
 
 
 def fill_index(text: str) -> str:
@@ -55,20 +57,20 @@ def fill_index(text: str) -> str:
 
 def digest_of_sources() -> str:
     """Return a hash of the modules, experiments and leaderboards of this package, from which the lists are built."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in sorted(file for file in _PACKAGE.rglob("*") if file.suffix in (".py", ".toml")):
         content = file.read_bytes()
-        found.update(f"{file.relative_to(_PACKAGE).as_posix()} {len(content)}\n".encode() + content)
-    return found.hexdigest()
+        digest.update(f"{file.relative_to(_PACKAGE).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
-def _read(file: Path, digest: str) -> dict[str, Any] | None:
+def _read_index(file: Path, digest: str) -> dict[str, Any] | None:
     """Return the content of a cached index; ``None`` if it is missing, damaged or belongs to other sources."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and found.get("sources") == digest else None
+    return content if isinstance(content, dict) and content.get("sources") == digest else None
 
 
 def _build_index() -> str:
@@ -77,8 +79,8 @@ def _build_index() -> str:
     command = [sys.executable, "-P", "-m", "perfed.cli.listing"]
     process = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, encoding="utf-8")
     if process.returncode:
-        why = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
-        raise PerfedError(f"{_PACKAGE}: methods and data sets cannot be listed: {why}")
+        reason = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+        raise PerfedError(f"{_PACKAGE}: methods and data sets cannot be listed: {reason}")
     return process.stdout
 
 
@@ -95,6 +97,6 @@ def _save_index(file: Path, text: str) -> None:
     except OSError as error:
         print(f"perfed: {file}: cannot be kept ({error.strerror}); lists take seconds each time", file=sys.stderr)
         return
-    with suppress(OSError):  # another process removes them too
-        for old in sorted(file.parent.glob("index-*.json"), key=lambda path: path.stat().st_mtime)[:-_KEPT]:
+    with suppress(OSError):  # another process may remove them at the same time
+        for old in sorted(file.parent.glob("index-*.json"), key=lambda path: path.stat().st_mtime)[:-_MAX_CACHED]:
             old.unlink()

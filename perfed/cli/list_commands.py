@@ -1,4 +1,4 @@
-"""``perfed list`` and ``perfed show``: from the index, without torch."""
+"""The commands ``perfed list`` and ``perfed show``, which read the index and do not import torch."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def list_command(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, with all settings")] = False,
 ) -> None:
     """List methods, data sets and others; methods are grouped by how the clients differ, and by paper."""
-    asked = match_name(what, LISTS)
-    if asked is None:
+    list_name = match_name(what, LISTS)
+    if list_name is None:
         raise PerfedError(f"unknown list '{what}'; allowed: {', '.join(LISTS)}")
     if as_json:
-        return print_json(index()[asked])
-    for line in format_list(asked):
+        return print_json(index()[list_name])
+    for line in format_list(list_name):
         typer.echo(line)
 
 
@@ -74,18 +74,18 @@ def show_command(
             typer.echo(line)
 
 
-def format_list(what: str) -> Iterator[str]:
+def format_list(list_name: str) -> Iterator[str]:
     """Return the lines of ``perfed list``."""
-    items = index()[what]
-    if what != "methods":
+    items = index()[list_name]
+    if list_name != "methods":
         yield from _list_names(items, "")
         return
     for number, (differs, meaning) in enumerate(DIFFERENCES.items()):
         if number:
             yield ""
         yield from _wrap_text(meaning, f"{differs}: ", " " * 4)
-        own = sorted((item for item in items if item["differs"] == differs), key=_sort_items)
-        for paper, group in groupby(own, key=_format_paper):
+        selected = sorted((item for item in items if item["differs"] == differs), key=_sort_items)
+        for paper, group in groupby(selected, key=_format_paper):
             yield f"  {paper}"
             yield from _list_names(list(group), " " * 4)
 
@@ -100,24 +100,24 @@ def _sort_items(item: Mapping[str, Any]) -> tuple[bool, str]:
     return not item["paper"], _format_paper(item).casefold()
 
 
-def _title(item: Mapping[str, Any]) -> str:
-    """Return the title of an item, or its name."""
+def _get_title(item: Mapping[str, Any]) -> str:
+    """Return the title of an item; its name if it has none."""
     title: str = item.get("title", item["name"])
     return title
 
 
 def _list_names(items: Sequence[Mapping[str, Any]], indent: str) -> Iterator[str]:
-    widest = max(len(_title(item)) for item in items)
+    widest = max(len(_get_title(item)) for item in items)
     column = min(widest, max(12, console.width // 3 - len(indent)))
     for item in items:
-        head = f"{indent}{_title(item).ljust(column)}  "
-        if len(_title(item)) > column:
+        head = f"{indent}{_get_title(item).ljust(column)}  "
+        if len(_get_title(item)) > column:
             yield head.rstrip()
             head = " " * len(indent + " " * column + "  ")
-        yield from _wrap_text(_summary(item), head, " " * (len(indent) + column + 2))
+        yield from _wrap_text(_format_summary(item), head, " " * (len(indent) + column + 2))
 
 
-def _summary(item: Mapping[str, Any]) -> str:
+def _format_summary(item: Mapping[str, Any]) -> str:
     """Return the summary without its paper, which is printed elsewhere, and without code markup."""
     text: str = item["summary"].replace("``", "")
     paper = item.get("paper", "")
@@ -141,20 +141,23 @@ def find_item(name: str) -> dict[str, dict[str, Any]]:
     Raises:
         PerfedError: if nothing has the name; suggests similar names.
     """
-    every = [(_KINDS[what], item) for what in LISTS for item in index()[what]]
-    hits = {kind: item for kind, item in every if match_name(name, (item["name"], _title(item)))}
+    entries = [(_KINDS[list_name], item) for list_name in LISTS for item in index()[list_name]]
+    hits = {kind: item for kind, item in entries if match_name(name, (item["name"], _get_title(item)))}
     if hits:
         return hits
-    if set(name) & set(":+"):  # of the user's own, or under a policy
+    if set(name) & set(":+"):  # in a module of the user, or under a policy
         from perfed.cli.listing import describe_name
 
         return describe_name(name)
-    known, given = sorted({item["name"] for _, item in every}), name.casefold()
-    family = [other for other in known if other.startswith(f"{given}-")]
-    near = difflib.get_close_matches(given, family or known, n=3, cutoff=0.5) or [o for o in known if given in o][:3]
+    names, word = sorted({item["name"] for _, item in entries}), name.casefold()
+    family = [candidate for candidate in names if candidate.startswith(f"{word}-")]
+    suggestions = (
+        difflib.get_close_matches(word, family or names, n=3, cutoff=0.5)
+        or [candidate for candidate in names if word in candidate][:3]
+    )
     hint = (
-        f"did you mean: {', '.join(near)}?"
-        if near
+        f"did you mean: {', '.join(suggestions)}?"
+        if suggestions
         else "see 'perfed list methods', 'datasets', 'experiments', 'policies' or 'aggregations'"
     )
     raise PerfedError(f"nothing is called '{name}'; {hint}")
@@ -162,7 +165,7 @@ def find_item(name: str) -> dict[str, dict[str, Any]]:
 
 def describe_item(kind: str, item: Mapping[str, Any]) -> Iterator[str]:
     """Return the lines of ``perfed show``."""
-    yield from _wrap_text(_summary(item), f"{_title(item)} ({kind}): ", "  ")
+    yield from _wrap_text(_format_summary(item), f"{_get_title(item)} ({kind}): ", "  ")
     facts = _FACTS[kind](item) if kind in _FACTS else []
     for label, text in facts:
         if text:
@@ -170,10 +173,10 @@ def describe_item(kind: str, item: Mapping[str, Any]) -> Iterator[str]:
             yield from _wrap_text(text, f"{label}: ", "  ")
     settings = item.get("settings") or item.get("options") or {}
     common = [key for key in settings if kind == "method" and key in index()["training"]]
-    own = {key: value for key, value in settings.items() if key not in common}
-    if own:
+    specific = {key: value for key, value in settings.items() if key not in common}
+    if specific:
         yield from ["", "options:" if kind == "data set" else "settings:"]
-        yield from _format_settings(own)
+        yield from _format_settings(specific)
     if common:
         yield from ["", "settings that every method has:"]
         yield from _format_settings({key: settings[key] for key in common})
@@ -182,32 +185,32 @@ def describe_item(kind: str, item: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _format_settings(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    for name, about in settings.items():
-        yield from _wrap_text(f"{_format_value(about['default'])} ({about['allowed']})", f"  {name} = ", " " * 6)
-        if about["description"]:
-            yield from _wrap_text(about["description"].replace("``", ""), " " * 6, " " * 6)
+    for name, setting in settings.items():
+        yield from _wrap_text(f"{_format_value(setting['default'])} ({setting['allowed']})", f"  {name} = ", " " * 6)
+        if setting["description"]:
+            yield from _wrap_text(setting["description"].replace("``", ""), " " * 6, " " * 6)
 
 
 def _format_value(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(value)
 
 
-def _method_lines(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _list_method_facts(item: Mapping[str, Any]) -> list[tuple[str, str]]:
     places = ", ".join(f"{stage} {place}" for stage, place in item["parameters"].items())
-    made_of = f"{item['base']} under the participation policy {item['policy']}" if "base" in item else ""
+    combination = f"{item['base']} under the participation policy {item['policy']}" if "base" in item else ""
     differs = f"{item['differs']} ({DIFFERENCES[item['differs']]})"
     needs = "; ".join(item["needs"]) or "nothing in particular"
     return [
         ("in files and settings", item["name"]),
         ("paper", item["paper"]),
-        ("is", made_of),
+        ("is", combination),
         ("made for clients that differ in", differs),
         ("parameters", places),
         ("needs", needs),
     ]
 
 
-def _dataset_lines(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _list_dataset_facts(item: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("about", item["about"]),
         ("source", item["paper"]),
@@ -217,7 +220,7 @@ def _dataset_lines(item: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _experiment_lines(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _list_experiment_facts(item: Mapping[str, Any]) -> list[tuple[str, str]]:
     data = ", ".join(f"{key} = {_format_value(value)}" for key, value in item["data"].items() if key != "name")
     training = ", ".join(f"{key} = {_format_value(value)}" for key, value in item["training"].items())
     model = ", ".join(f"{stage} {_format_stage(value)}" for stage, value in item["model"].items())
@@ -238,11 +241,11 @@ def _format_files(item: Mapping[str, Any]) -> str:
 def _format_stage(value: Any) -> str:
     if not isinstance(value, dict):
         return str(value)
-    others = ", ".join(f"{key} {_format_value(of)}" for key, of in value.items() if key != "kind")
-    return f"{value.get('kind', '')}{f' ({others})' if others else ''}"
+    options = ", ".join(f"{key} {_format_value(option)}" for key, option in value.items() if key != "kind")
+    return f"{value.get('kind', '')}{f' ({options})' if options else ''}"
 
 
-def _leaderboard_lines(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _list_leaderboard_facts(item: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("source", item["paper"]),
         ("theirs", ", ".join(item["theirs"])),
@@ -252,7 +255,7 @@ def _leaderboard_lines(item: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _setting_value(setting: str, item: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _list_value_facts(setting: str, item: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the facts on a policy or a kind of aggregation, which is a value of ``setting``."""
     return [
         ("in files and settings", f'{setting} = "{item["name"]}"'),
@@ -262,10 +265,10 @@ def _setting_value(setting: str, item: Mapping[str, Any]) -> list[tuple[str, str
 
 
 _FACTS: dict[str, Callable[[Mapping[str, Any]], list[tuple[str, str]]]] = {
-    "method": _method_lines,
-    "data set": _dataset_lines,
-    "experiment": _experiment_lines,
-    "leaderboard": _leaderboard_lines,
-    "policy": partial(_setting_value, "[participation] policy"),
-    "aggregation": partial(_setting_value, "[aggregation] kind"),
+    "method": _list_method_facts,
+    "data set": _list_dataset_facts,
+    "experiment": _list_experiment_facts,
+    "leaderboard": _list_leaderboard_facts,
+    "policy": partial(_list_value_facts, "[participation] policy"),
+    "aggregation": partial(_list_value_facts, "[aggregation] kind"),
 }

@@ -69,7 +69,7 @@ def _describe_method(name: str) -> dict[str, Any]:
         "title": display_name(name),
         "summary": item.summary,
         "differs": differs,
-        "paper": _paper_in(item.summary),
+        "paper": _find_paper(item.summary),
         **combination,
         "parameters": dict(item.method.default_placement),
         "needs": _list_needs(item),
@@ -78,8 +78,8 @@ def _describe_method(name: str) -> dict[str, Any]:
     }
 
 
-def _paper_in(summary: str) -> str:
-    """Return the paper in brackets of a summary: the last ones that contain a year."""
+def _find_paper(summary: str) -> str:
+    """Return the paper of a summary: the text in its last brackets that contain a year; empty if there is none."""
     papers = re.findall(r"\(([^()]*\b\d{4}\b[^()]*)\)", summary)
     return papers[-1] if papers else ""
 
@@ -167,24 +167,24 @@ def _describe_class(cls: type, summary: str) -> dict[str, str]:
     return {
         "summary": summary,
         "about": " ".join(_strip_markup(part) for part in paragraphs),
-        "paper": _paper_in(summary),
+        "paper": _find_paper(summary),
     }
 
 
 @cache
 def _group_experiments() -> dict[str, list[str]]:
     """Return the names of the shipped experiments of each data set."""
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for experiment in experiment_names():
-        found.setdefault(find_experiment(experiment)["data"]["name"], []).append(experiment)
-    return found
+        groups.setdefault(find_experiment(experiment)["data"]["name"], []).append(experiment)
+    return groups
 
 
 def _describe_dataset(name: str) -> dict[str, Any]:
-    item, known = describe(name), DATASETS[bare_name(name)]
-    paragraphs = [_strip_markup(part) for part in (inspect.getdoc(known.build) or "").split("\n\n")[1:]]
+    item, dataset = describe(name), DATASETS[bare_name(name)]
+    paragraphs = [_strip_markup(part) for part in (inspect.getdoc(dataset.build) or "").split("\n\n")[1:]]
     source = next((part for part in paragraphs if part.startswith("Source: ")), "")
-    meanings = _SHARED_OPTIONS | _parse_attributes(known.model.__mro__[1])
+    meanings = _SHARED_OPTIONS | _parse_attributes(dataset.model.__mro__[1])
     options = {
         o.name: {"default": o.default, "allowed": o.allowed, "description": meanings.get(o.name, "")}
         for o in item.options
@@ -208,7 +208,7 @@ def describe_name(name: str) -> dict[str, dict[str, Any]]:
         PerfedError: if the module cannot be imported, or has nothing of that name; lists what it has.
     """
     descriptions, problems = {}, []
-    for kind, known, facts in (
+    for kind, resolve_name, describe_item in (
         ("method", method_id, _describe_method),
         ("data set", dataset_id, _describe_dataset),
         ("extension", extension_id, _describe_extension),
@@ -216,7 +216,7 @@ def describe_name(name: str) -> dict[str, dict[str, Any]]:
         ("aggregation", aggregator_id, _describe_aggregator),
     ):
         try:
-            descriptions[kind] = facts(known(name))
+            descriptions[kind] = describe_item(resolve_name(name))
         except PerfedError as error:
             problems.append(error)
     if not descriptions:
@@ -238,12 +238,12 @@ def _strip_markup(text: str) -> str:
 
 
 def _describe_experiments() -> list[dict[str, Any]]:
-    found = []
+    descriptions = []
     for name in experiment_names():
         table = find_experiment(name)
         method = table.get("method", "fedavg")
         methods = method if method == "local" else f"local,{method}"
-        found.append(
+        descriptions.append(
             {
                 "name": name,
                 "summary": table.get("description", ""),
@@ -256,15 +256,15 @@ def _describe_experiments() -> list[dict[str, Any]]:
                 "try": f"perfed compare {name} --methods {methods} --seeds 0..2",
             }
         )
-    return found
+    return descriptions
 
 
 def _describe_leaderboards() -> list[dict[str, Any]]:
-    found = []
+    descriptions = []
     for name in board_names():
         board = find_board(name)
         data = board.experiment["data"]["name"]
-        found.append(
+        descriptions.append(
             {
                 "name": name,
                 "summary": board.title,
@@ -277,7 +277,7 @@ def _describe_leaderboards() -> list[dict[str, Any]]:
                 "try": f"perfed leaderboard {name} --out {name}",
             }
         )
-    return found
+    return descriptions
 
 
 def build_lists() -> dict[str, Any]:

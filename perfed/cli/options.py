@@ -1,4 +1,4 @@
-"""What several commands take on the command line: single options, and blocks of them that commands share."""
+"""Arguments and options that several commands share: single ones, and blocks of options."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TrustOption = Annotated[
 
 @dataclass(frozen=True)
 class Training:
-    """How a command that trains does it: a block of options, as they were given."""
+    """The options that are common to all commands that train, as the user gave them."""
 
     engine: Annotated[
         str | None,
@@ -81,20 +81,20 @@ class Training:
 
     @property
     def asked_engine(self) -> str | None:
-        """The engine: who asks for workers asks for Ray, unless it is for ``jobs`` side by side.
+        """The requested engine: ``ray`` with ``--workers``, or with ``--ray-address`` unless that is for ``--jobs``.
 
         Raises:
-            PerfedError: another was given.
+            PerfedError: ``--engine`` names another engine.
         """
-        asked = self.workers is not None or (self.ray_address is not None and self.jobs == 1)
-        if asked and self.engine not in (None, "ray"):
+        needs_ray = self.workers is not None or (self.ray_address is not None and self.jobs == 1)
+        if needs_ray and self.engine not in (None, "ray"):
             raise PerfedError(f"--workers and --ray-address are of --engine ray (given: --engine {self.engine})")
-        return "ray" if asked else self.engine
+        return "ray" if needs_ray else self.engine
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What a command prints: JSON in place of text, all metrics, execution plans."""
+    """The options for the output of a command: JSON in place of text, all metrics, execution plans."""
 
     as_json: JsonOption = False
     all_metrics: Annotated[bool, typer.Option("--all-metrics", help="every metric, with more columns")] = False
@@ -113,7 +113,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Files:
-    """What ``perfed report`` writes beside what it always does."""
+    """The paths of the files that ``perfed report`` writes; all but that of the report are optional."""
 
     latex: Annotated[Path | None, typer.Option("--latex", help="file for a LaTeX table (booktabs)")] = None
     csv: Annotated[Path | None, typer.Option("--csv", help="CSV file: a row per method and metric")] = None
@@ -127,10 +127,10 @@ class Files:
     ] = None
 
     def check(self) -> None:
-        """Refuse what cannot be written, before anything is.
+        """Refuse paths that cannot be written, before any file is written.
 
         Raises:
-            PerfedError: a folder that is not there, or a folder in a file's place.
+            PerfedError: the folder of a path does not exist, or there is a folder in place of a file or the reverse.
         """
         files = {"--out": self.out, "--latex": self.latex, "--csv": self.csv}
         for option, path in files.items():
@@ -144,10 +144,10 @@ class Files:
 
 
 def check_new(file: Path) -> None:
-    """Refuse a file that is there: nothing is written over.
+    """Refuse a file that exists already, so that none is overwritten.
 
     Raises:
-        PerfedError: it is there.
+        PerfedError: the file exists.
     """
     if file.exists():
         raise PerfedError(f"{file}: exists already; choose another name")
@@ -168,10 +168,10 @@ def file_name(site: str) -> str:
 
 
 def default_out(name: str) -> Path:
-    """Return where results go that nobody names a place for."""
+    """Return the directory for results without ``--out``: ``runs/`` with the name and the current time."""
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def with_seed(settings: list[str] | None, seed: int | None) -> list[str]:
-    """Return the settings, with ``--seed`` among them."""
+    """Return the settings, followed by that of ``--seed`` if it was given."""
     return [*(settings or []), *([] if seed is None else [f"seed={seed}"])]

@@ -45,25 +45,25 @@ def where_command(
     as_json: JsonOption = False,
 ) -> None:
     """Print the paths of the files of data sets; without names, the folders that are searched and the files in them."""
-    wanted = _resolve_sources(names or [])
+    source_names = _resolve_sources(names or [])
     if not names:
-        wanted = [name for name, source in SOURCES.items() if _find_source_file(source, data_dir)]
-    places = {name: str(find_file(SOURCES[name].file, data_dir)) for name in wanted if SOURCES[name].file}
+        source_names = [name for name, source in SOURCES.items() if _find_source_file(source, data_dir)]
+    paths = {name: str(find_file(SOURCES[name].file, data_dir)) for name in source_names if SOURCES[name].file}
     if as_json:
         folders = [str(folder) for folder in data_folders(data_dir)]
-        return print_json({"folders": folders, "shipped": str(SHIPPED), "files": places})
+        return print_json({"folders": folders, "shipped": str(SHIPPED), "files": paths})
     if not names:
         for number, folder in enumerate(data_folders(data_dir), 1):
             say_whole(f"{number}. {folder}{'' if folder.is_dir() else ' (no such folder)'}")
         say_whole(f"{len(data_folders(data_dir)) + 1}. {SHIPPED} (comes with perfed)")
-    for name, place in places.items():
-        say_whole(f"{name}: {place}")
+    for name, path in paths.items():
+        say_whole(f"{name}: {path}")
 
 
 @data_app.command("get", epilog="Example: perfed data get mnist usps")
 def get_command(
     names: Names,
-    given: Annotated[
+    original_paths: Annotated[
         list[Path] | None,
         typer.Option("--from", help="an original that you have, or a folder of them; may be repeated"),
     ] = None,
@@ -78,34 +78,38 @@ def get_command(
     as_json: JsonOption = False,
 ) -> None:
     """Download the originals of data sets, check them, and make the files that perfed reads."""
-    wanted, own = _resolve_sources(names), given or []
-    for path in own:
+    source_names, provided = _resolve_sources(names), original_paths or []
+    for path in provided:
         if not path.exists():
             raise PerfedError(f"--from {path}: no such file")
-    if own:
+    if provided:
         from perfed.data.originals.making import find_unused
 
-        for path in find_unused(own, [SOURCES[name] for name in wanted]):
-            known = [part for name in wanted for o in SOURCES[name].originals for part in (o.name, *o.members)]
-            raise PerfedError(f"--from {path}: none of the originals: {', '.join(known[:6]) or 'there are none'}")
+        for path in find_unused(provided, [SOURCES[name] for name in source_names]):
+            original_names = [
+                part for name in source_names for o in SOURCES[name].originals for part in (o.name, *o.members)
+            ]
+            raise PerfedError(
+                f"--from {path}: none of the originals: {', '.join(original_names[:6]) or 'there are none'}"
+            )
     with reserve_stdout(as_json):
-        paths = {name: _prepare_file(name, own, mirror, again, data_dir) for name in wanted}
+        paths = {name: _prepare_file(name, provided, mirror, again, data_dir) for name in source_names}
     if as_json:
         print_json(paths)
 
 
-def _prepare_file(name: str, given: list[Path], mirror: str, again: bool, data_dir: Path | None) -> str:
+def _prepare_file(name: str, provided: list[Path], mirror: str, again: bool, data_dir: Path | None) -> str:
     """Return the path of the file of a source, which is created if it is missing or ``again`` is set."""
     from perfed.data.originals.making import collect_originals, convert_originals, hash_arrays, write_arrays
 
     source = SOURCES[name]
     if source.why_not:
         raise PerfedError(f"{name}: no command makes it: {source.why_not}")
-    place = _find_source_file(source, data_dir)
-    if place is not None and not again:
-        say_whole(f"{name}: {place} (is there; --again makes it again)")
-        return str(place)
-    files = collect_originals(name, source, given, own_folder() / "originals", mirror, say_whole)
+    path = _find_source_file(source, data_dir)
+    if path is not None and not again:
+        say_whole(f"{name}: {path} (is there; --again makes it again)")
+        return str(path)
+    files = collect_originals(name, source, provided, own_folder() / "originals", mirror, say_whole)
     arrays = convert_originals(name, source, files)
     if not source.file:
         say_whole(f"{name}: is where its own program keeps it")
@@ -125,59 +129,64 @@ def _resolve_sources(names: list[str]) -> list[str]:
     Raises:
         PerfedError: if a name is unknown, or needs no file.
     """
-    found: dict[str, None] = {}
+    source_names: dict[str, None] = {}
     for name in names:
         key = name.casefold()
         if key in SOURCES:
-            found[key] = None
+            source_names[key] = None
             continue
-        items = [i for what in ("datasets", "experiments", "leaderboards") for i in index()[what] if i["name"] == key]
+        items = [
+            i
+            for list_name in ("datasets", "experiments", "leaderboards")
+            for i in index()[list_name]
+            if i["name"] == key
+        ]
         if not items:
             raise PerfedError(f"no data are called '{name}'{suggest_name(key, SOURCES)}; see 'perfed data list'")
-        makers = [maker for item in items for file in item["files"] if (maker := find_source(file)) is not None]
-        if not makers:
+        sources = [maker for item in items for file in item["files"] if (maker := find_source(file)) is not None]
+        if not sources:
             raise PerfedError(f"'{name}' needs no file of perfed's; 'perfed show {name}' says what it needs")
-        for own, source in makers:
-            if source.why_not and len(makers) > 1:  # the others are of use without it
-                say(f"{own}: no command makes it: {source.why_not}")
+        for source_name, source in sources:
+            if source.why_not and len(sources) > 1:  # the others are of use without it
+                say(f"{source_name}: no command makes it: {source.why_not}")
             else:
-                found[own] = None
-    return list(found)
+                source_names[source_name] = None
+    return list(source_names)
 
 
 def _find_source_file(source: Source, data_dir: Path | None) -> Path | None:
     """Return the path of the file of a source; ``None`` if it is not found, or the source has no file."""
-    places = [folder / source.file for folder in (*data_folders(data_dir), SHIPPED)] if source.file else []
-    return next((place for place in places if place.is_file()), None)
+    paths = [folder / source.file for folder in (*data_folders(data_dir), SHIPPED)] if source.file else []
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _format_source(source: Source, data_dir: Path | None) -> list[str]:
     """Return the lines about a source in ``perfed data list``."""
     if source.why_not:
         return [f"not by command: {source.why_not}"]
-    place = _find_source_file(source, data_dir)
-    there = "" if not source.file else f"{source.file}, " + ("not here" if place is None else f"here: {place}")
+    path = _find_source_file(source, data_dir)
+    location = "" if not source.file else f"{source.file}, " + ("not here" if path is None else f"here: {path}")
     facts = _describe_source(source, data_dir)
-    known = {"": "checksum unknown"}
-    sums = [known.get(o["checksum"], o["checksum"].partition(":")[0]) for o in facts["originals"]]
-    size = _size(source) if source.originals else ""
-    first = f"from {source.originals[0].urls[0]}" if source.originals else ""
-    lines = [there, first, ", ".join(filter(None, (size, *dict.fromkeys(sums)))), f"licence: {source.licence}"]
+    checksum_texts = {"": "checksum unknown"}
+    sums = [checksum_texts.get(o["checksum"], o["checksum"].partition(":")[0]) for o in facts["originals"]]
+    size = _format_size(source) if source.originals else ""
+    address = f"from {source.originals[0].urls[0]}" if source.originals else ""
+    lines = [location, address, ", ".join(filter(None, (size, *dict.fromkeys(sums)))), f"licence: {source.licence}"]
     return [*filter(None, lines), *([source.remark] if source.remark else [])]
 
 
-def _size(source: Source) -> str:
+def _format_size(source: Source) -> str:
     sizes = [original.size for original in source.originals]
     number = f"{len(sizes)} files, " if len(sizes) > 1 else ""
     return f"{number}{sum(sizes):,} bytes" if all(sizes) else f"{number}size unknown"
 
 
 def _describe_source(source: Source, data_dir: Path | None) -> dict[str, Any]:
-    place = _find_source_file(source, data_dir)
+    path = _find_source_file(source, data_dir)
     return {
         "title": source.title,
         "file": source.file,
-        "here": None if place is None else str(place),
+        "here": None if path is None else str(path),
         "licence": source.licence,
         "originals": [
             {"name": o.name, "urls": list(o.urls), "checksum": o.checksum, "size": o.size or None}

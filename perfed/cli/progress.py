@@ -44,17 +44,17 @@ def format_duration(seconds: float | None) -> str:
 
 @dataclass
 class Span:
-    """A piece of work: its start time, its steps in all, those done before this command, and those done so far."""
+    """A piece of work: its start time, its number of steps, those done before this command, and all done so far."""
 
     began: float
     total: int = 0
     before: float = 0.0
-    done: float = 0.0
+    completed: float = 0.0
 
     def estimate_remaining(self, now: float) -> float | None:
         """Return the estimated remaining seconds at the average speed so far; ``None`` before the first step."""
-        progress = self.done - self.before
-        return None if progress <= 0 else (now - self.began) * (self.total - self.done) / progress
+        progress = self.completed - self.before
+        return None if progress <= 0 else (now - self.began) * (self.total - self.completed) / progress
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Work:
     def set_finished(self, finished: int) -> None:
         """Set the number of runs that were finished before this command started."""
         self.finished = finished
-        self.all.before = self.all.done = finished
+        self.all.before = self.all.completed = finished
 
     def execute(self, make: Callable[[], AnyRun], label: str) -> dict[str, Any]:
         """Create a run, execute it and return its summary, while its progress is recorded."""
@@ -116,13 +116,13 @@ class Work:
         else:
             run = self.running.setdefault(label, Running(label, Span(self.clock())))
             run.news = news
-            run.span.total, run.span.before, run.span.done = news.total, news.before, news.done
+            run.span.total, run.span.before, run.span.completed = news.total, news.before, news.done
             for remark in news.remarks:
                 say_whole(f"{label}: {remark}", style="yellow")
-        at_present = sum(run.span.done / run.span.total for run in self.running.values() if run.span.total)
-        self.all.done = self.finished + at_present
+        partial_runs = sum(run.span.completed / run.span.total for run in self.running.values() if run.span.total)
+        self.all.completed = self.finished + partial_runs
 
-    # What is grid -----------------------------------------------------------------------------------------
+    # Output -----------------------------------------------------------------------------------------------
 
     def format_lines(self) -> list[str]:
         """Return the progress as lines of text: a single one for one run, otherwise a line for each run as well."""
@@ -158,7 +158,7 @@ class Work:
             )
         for name, span, text in rows:
             narrow = console.width < _NARROW
-            bar: list[RenderableType] = [] if narrow else [ProgressBar(max(span.total, 1), span.done, width=_BAR)]
+            bar: list[RenderableType] = [] if narrow else [ProgressBar(max(span.total, 1), span.completed, width=_BAR)]
             times = f"{format_duration(now - span.began)} elapsed, " if span is self.all and not narrow else ""
             note = f"{text}, {times}{format_duration(span.estimate_remaining(now))} left"
             grid.add_row(shorten_name(name, console.width // 4), *bar, Text(note, overflow="ellipsis", no_wrap=True))
@@ -182,11 +182,11 @@ def show_progress(work: Work) -> Iterator[Work]:
         return
     ended = threading.Event()
 
-    def watch() -> None:
+    def print_until_ended() -> None:
         while not ended.wait(1.0):
             work.print_if_due()
 
-    watcher = threading.Thread(target=watch, daemon=True)
+    watcher = threading.Thread(target=print_until_ended, daemon=True)
     watcher.start()
     try:
         yield work

@@ -1,4 +1,4 @@
-"""What ``perfed report`` does: the page, tables, and files for papers."""
+"""The work of ``perfed report``: the page, printed tables, and files for papers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def report_all(
     directories: Sequence[Path], reference: str | None, communication: float | None, files: Files, show: Shown
 ) -> None:
     """Write the report of one or several directories again, print their tables and verdict, and write files."""
-    for directory in (one for one in directories if read_marker(one)[0] == "campaign"):
+    for directory in (path for path in directories if read_marker(path)[0] == "campaign"):
         if len(directories) > 1 or reference is not None or communication is not None:
             raise PerfedError(
                 f"{directory}: is a campaign or a sweep, reported alone, without --reference and --communication"
@@ -40,16 +40,20 @@ def report_all(
         return _report_campaign(directory, files, show)
     files.check()
     with reserve_stdout(show.as_json):
-        places, empty = _find_run_directories(directories)
-        found = gather_runs(places)
-        found = replace(found, left_out=[*empty, *found.left_out])
-        runs = found.runs if communication is None else [change_communication(run, communication) for run in found.runs]
+        run_directories, empty = _find_run_directories(directories)
+        gathered = gather_runs(run_directories)
+        gathered = replace(gathered, left_out=[*empty, *gathered.left_out])
+        runs = (
+            gathered.runs
+            if communication is None
+            else [change_communication(run, communication) for run in gathered.runs]
+        )
         reference = _choose_reference(reference, runs)
-        concluded = _write_conclusion(directories, replace(found, runs=runs), reference, communication, files.out)
-        for note in found.notes:
+        conclusion = _write_conclusion(directories, replace(gathered, runs=runs), reference, communication, files.out)
+        for note in gathered.notes:
             say_whole(note, style="yellow")
-        written = _write(files, directories, concluded, show.all_metrics)
-        print_conclusion(concluded, show, notes=found.notes, files=written)
+        written = _write_paper_files(files, directories, conclusion, show.all_metrics)
+        print_conclusion(conclusion, show, notes=gathered.notes, files=written)
 
 
 def _report_campaign(directory: Path, files: Files, show: Shown) -> None:
@@ -65,119 +69,131 @@ def _report_campaign(directory: Path, files: Files, show: Shown) -> None:
             write_atomic(files.out, page.read_text(encoding="utf-8"))
         written = write_files(
             files,
-            lambda: _campaign_latex(study, parts),
+            lambda: _format_campaign_latex(study, parts),
             lambda: campaign_csv(parts, study.key),
             lambda: sweep_figures(parts, study.key),
         )
         print_parts(study, page, parts, show, files=written)
 
 
-def _campaign_latex(study: Study, parts: Sequence[Part]) -> str:
+def _format_campaign_latex(study: Study, parts: Sequence[Part]) -> str:
     name = study.path.resolve().name
     if study.key:
         name = str(next(iter(study.comparisons.values())).table.get("name", name))
-    comments = [f"table: {command_line()}", *(f"runs: {one.origin}" for one in study.comparisons.values())]
+    comments = [
+        f"table: {command_line()}",
+        *(f"runs: {comparison.origin}" for comparison in study.comparisons.values()),
+    ]
     return latex_file((grid.latex(name) for grid in grids(parts, study.key)), comments)
 
 
 def _find_run_directories(directories: Sequence[Path]) -> tuple[list[Path], list[str]]:
     """Return the directories of runs in order, and a message for each given directory without a run."""
-    places: list[Path] = []
+    run_directories: list[Path] = []
     problems: list[str] = []
     for directory in directories:
         try:
-            places += _runs_in(directory)
+            run_directories += _list_run_directories(directory)
         except PerfedError as error:
             problems.append(str(error))
-    if not places:
+    if not run_directories:
         raise PerfedError(problems[0])
-    return places, problems
+    return run_directories, problems
 
 
-def _runs_in(directory: Path) -> list[Path]:
+def _list_run_directories(directory: Path) -> list[Path]:
     """Return the directory of a run, or those of a comparison's runs and of other runs in its directory."""
     if (directory / "config.toml").is_file():
         return [directory]
-    found = sorted(file.parent for file in directory.glob("*/seed-*/config.toml"))
+    run_directories = sorted(file.parent for file in directory.glob("*/seed-*/config.toml"))
     if not _is_comparison(directory):
-        return found or [directory]
-    known = read_comparison(directory).started()
-    return [*known, *(place for place in found if place not in known)]
+        return run_directories or [directory]
+    started = read_comparison(directory).started()
+    return [*started, *(path for path in run_directories if path not in started)]
 
 
 def _is_comparison(directory: Path) -> bool:
     return read_marker(directory)[0] == "comparison"
 
 
-def _choose_reference(given: str | None, runs: Sequence[RunResults]) -> str | None:
-    """Return the name of the method given with ``--reference``."""
-    done = list_methods([run for run in runs if run.summary])
-    if given is None or (found := match_display_name(given, done)):
-        return given and found
-    raise PerfedError(f"--reference {given}: there is no finished run of it; there are: {', '.join(done) or 'none'}")
+def _choose_reference(name: str | None, runs: Sequence[RunResults]) -> str | None:
+    """Return the method that ``--reference`` names; ``None`` without this option."""
+    finished = list_methods([run for run in runs if run.summary])
+    if name is None or (method := match_display_name(name, finished)):
+        return name and method
+    raise PerfedError(f"--reference {name}: there is no finished run of it; there are: {', '.join(finished) or 'none'}")
 
 
 def _write_conclusion(
     directories: Sequence[Path],
-    given: GatheredRuns,
+    gathered: GatheredRuns,
     reference: str | None,
     communication: float | None,
     out: Path | None,
 ) -> Conclusion:
     """Write the report and return the conclusion; for a single comparison, also write ``comparison.json``."""
-    (first, *others), runs = directories, given.runs
-    if out is None and communication is None and not others and _is_comparison(first):
-        concluded = read_comparison(first).conclude(given)
+    (first, *further), runs = directories, gathered.runs
+    if out is None and communication is None and not further and _is_comparison(first):
+        conclusion = read_comparison(first).conclude(gathered)
     else:
-        if out is None and others:
+        if out is None and further:
             out = default_out("report").with_suffix(".html")
         name = "report.html" if communication is None else f"report-communication-{communication:g}.html"
         title = ", ".join(directory.resolve().name for directory in directories)
-        found = verdict(runs)
-        report = write_report(runs, out or first / name, title=title, left_out=given.left_out, verdict=found)
-        concluded = Conclusion(runs, found, report)
+        default_verdict = verdict(runs)
+        report = write_report(
+            runs, out or first / name, title=title, left_out=gathered.left_out, verdict=default_verdict
+        )
+        conclusion = Conclusion(runs, default_verdict, report)
     if reference is None:
-        return concluded
-    against = verdict(runs, reference)
-    return replace(concluded, verdict=None if against is None else against.with_warnings(concluded.failed))
+        return conclusion
+    chosen_verdict = verdict(runs, reference)
+    return replace(
+        conclusion, verdict=None if chosen_verdict is None else chosen_verdict.with_warnings(conclusion.failed)
+    )
 
 
-def _write(files: Files, directories: Sequence[Path], found: Conclusion, all_metrics: bool) -> list[Path]:
+def _write_paper_files(
+    files: Files, directories: Sequence[Path], conclusion: Conclusion, all_metrics: bool
+) -> list[Path]:
     """Write the files for papers and return their paths; ``all_metrics`` only concerns the LaTeX table."""
-    name = next((str(run.config["name"]) for run in found.runs if "name" in run.config), "")
-    name = name or next((run.summary.dataset for run in found.runs if run.summary), "")
-    table, metric = compare_with_reference(found.runs, found.verdict), main_metric(found.runs)
+    name = next((str(run.config["name"]) for run in conclusion.runs if "name" in run.config), "")
+    name = name or next((run.summary.dataset for run in conclusion.runs if run.summary), "")
+    table, metric = compare_with_reference(conclusion.runs, conclusion.verdict), main_metric(conclusion.runs)
     rows = table if all_metrics else [row for row in table if row.metric == metric]
     return write_files(
         files,
-        lambda: latex(rows, name, _list_commands(directories, found.runs)),
+        lambda: latex(rows, name, _list_commands(directories, conclusion.runs)),
         lambda: csv_text(table),
-        lambda: report.figures(found.runs),
+        lambda: report.figures(conclusion.runs),
     )
 
 
 def _list_commands(directories: Sequence[Path], runs: Sequence[RunResults]) -> list[str]:
     """Return lines with the commands that created the table and the runs."""
-    comparisons = [one for one in map(read_comparison, filter(_is_comparison, directories)) if one.begun]
-    known = {place for one in comparisons for place in one.started()}
-    others = [f"perfed run {run.directory / 'config.toml'}" for run in runs if run.directory not in known]
-    return [f"table: {command_line()}", *(f"runs: {told}" for told in [*(one.origin for one in comparisons), *others])]
+    comparisons = [study for study in map(read_comparison, filter(_is_comparison, directories)) if study.begun]
+    started = {path for study in comparisons for path in study.started()}
+    other_commands = [f"perfed run {run.directory / 'config.toml'}" for run in runs if run.directory not in started]
+    return [
+        f"table: {command_line()}",
+        *(f"runs: {command}" for command in [*(study.origin for study in comparisons), *other_commands]),
+    ]
 
 
 # Files for papers ------------------------------------------------------------------------------------------
 
 
 def command_line() -> str:
-    """Return the command as it was given."""
+    """Return the command line of this process."""
     return shlex.join(["perfed", *sys.argv[1:]])
 
 
 def write_files(
     files: Files, latex: Callable[[], str], csv: Callable[[], str], figures: Callable[[], Mapping[str, str]]
 ) -> list[Path]:
-    """Make and write what was asked for, except for the page; return the paths, and say them.
+    """Create the requested files except for the page, write them, print their paths, and return these.
 
-    ``figures`` are SVG by the stem of their names (:func:`perfed.cli.figures.write_figures`).
+    ``figures`` returns SVGs by file name without suffix (:func:`perfed.cli.figures.write_figures`).
     """
     written = []
     for path, text in ((files.latex, latex), (files.csv, csv)):

@@ -1,6 +1,6 @@
-"""The commands on what runs have left: ``perfed report | export | predict | join``.
+"""The commands that use the results of runs: ``perfed report | export | predict | join``.
 
-What takes torch along is imported when one of them runs: help and completion come without it.
+Modules that need torch are imported when a command runs, so that help and completion do not wait for torch.
 """
 
 from __future__ import annotations

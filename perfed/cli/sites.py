@@ -1,4 +1,4 @@
-"""What ``perfed export``, ``predict`` and ``join`` do: a site's own model out of a run, and a new site into one."""
+"""The work of ``perfed export``, ``predict`` and ``join``: use the model of a site, or add a site to a finished run."""
 
 from __future__ import annotations
 
@@ -34,30 +34,32 @@ _TARGET = "y"
 
 
 def check_format(format_: str) -> None:
-    """Refuse a format that there is not."""
+    """Refuse a format that is not in :data:`~perfed.client_model.export.FORMATS`."""
     if format_ not in FORMATS:
         raise PerfedError(f"--format {format_}: unknown format; allowed: {', '.join(FORMATS)}")
 
 
 def write_model(model: SiteModel, file: Path, format_: str) -> None:
-    """Write a site's model in one of the formats, and its card beside it, where that of another format may be.
+    """Write a site's model in one of the formats, and its card beside it; print the paths of both.
+
+    A card of the same model, written with another format, is overwritten.
 
     Raises:
-        PerfedError: another text is in the card's place.
+        PerfedError: the file of the card exists and has another text.
     """
-    beside = file.with_suffix(".md")
-    if beside.exists() and not is_card_of(model.facts, beside.read_text(encoding="utf-8", errors="replace")):
-        check_new(beside)
+    card_file = file.with_suffix(".md")
+    if card_file.exists() and not is_card_of(model.facts, card_file.read_text(encoding="utf-8", errors="replace")):
+        check_new(card_file)
     file.parent.mkdir(parents=True, exist_ok=True)
-    found = export(model, file, next(known for known in FORMATS if known == format_))
-    if found:
-        say(f"largest difference to perfed's own answers: {found['largest_difference']:.2g}")
+    results = export(model, file, next(name for name in FORMATS if name == format_))
+    if results:
+        say(f"largest difference to perfed's own answers: {results['largest_difference']:.2g}")
     say_where("model", file)
-    say_where("card", beside)
+    say_where("card", card_file)
 
 
 def predict(model: SiteModel, file: Path, out: Path) -> None:
-    """Write what one site's model says of the rows of a file, behind their ids, or else their numbers in it."""
+    """Predict the rows of a file with the model of a site; write their ids or numbers, and the predictions."""
     frame, notes = read_table(file)
     if not len(frame):
         raise PerfedError(f"{file}: there are no rows")
@@ -85,7 +87,7 @@ def predict(model: SiteModel, file: Path, out: Path) -> None:
 
 
 def join(source: Source, file: Path) -> None:
-    """Let a new site make its own model against what a finished run shares; no other file of the run changes."""
+    """Train and save the model of a new site for a finished run; no other file of the run changes."""
     site = source.site
     folder = source.directory / "joined" / file_name(site)
     if find_name(site, joined_sites(source.directory)) is not None or (folder / FACTS).exists():
@@ -122,20 +124,20 @@ def _build_newcomer(federation: Federation, site: str, file: Path, seed: int) ->
     y = numbers.pop(_TARGET)
     if federation.num_classes is not None:
         y = y.to_numpy(str) if texts else y.astype(np.int64)
-    given: dict[str, Any] = {"y": y}
+    arrays: dict[str, Any] = {"y": y}
     if federation.num_domains and DOMAIN in numbers.columns:
-        given["domain"] = numbers.pop(DOMAIN).astype(np.int64)
+        arrays["domain"] = numbers.pop(DOMAIN).astype(np.int64)
     names = federation.clients[0].feature_names
-    return new_client(federation, site, {**given, "x": numbers.to_numpy() if names is None else numbers}, seed)
+    return new_client(federation, site, {**arrays, "x": numbers.to_numpy() if names is None else numbers}, seed)
 
 
-def _parse_numbers(frame: Any, file: Path, others: tuple[str, ...]) -> Any:
-    """Return a data frame whose columns, except ``others``, are parsed as numbers."""
-    made, problems = frame.copy(), []
+def _parse_numbers(frame: Any, file: Path, excluded: tuple[str, ...]) -> Any:
+    """Return a data frame whose columns, except ``excluded``, are parsed as numbers."""
+    parsed, problems = frame.copy(), []
     cleaned = clean_frame(frame)
-    for at, name in enumerate(frame.columns):
-        if name not in others:
-            made[name], found = read(cleaned.iloc[:, at], Column(name=str(name), kind="number"))
-            problems += [f"{file}: {problem}" for problem in found]
+    for position, name in enumerate(frame.columns):
+        if name not in excluded:
+            parsed[name], column_problems = read(cleaned.iloc[:, position], Column(name=str(name), kind="number"))
+            problems += [f"{file}: {problem}" for problem in column_problems]
     raise_problems(problems)
-    return made
+    return parsed

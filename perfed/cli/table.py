@@ -12,7 +12,7 @@ from perfed.cli.console import console, say
 from perfed.report.text import TextTable
 
 GAP = 2
-_NAMES, _LEAST = 12, 5  # columns that names are left, and where a number needs the others
+_NAMES, _LEAST = 12, 5  # smallest widths of the row names: usual, and if numbers need the space
 
 
 def print_table(table: TextTable) -> None:
@@ -68,19 +68,19 @@ def _fit_part(table: TextTable, columns: Sequence[int], first: int, widths: Sequ
     heads += [_wrap_cell(table.header[column], width) for column, width in zip(columns, widths, strict=True)]
     sides = [str.ljust, *(str.ljust if _is_text(table, column) else str.rjust for column in columns)]
 
-    def line(cells: Sequence[str], style: str) -> Text:
+    def build_line(cells: Sequence[str], style: str) -> Text:
         placed = (side(cell, width) for side, cell, width in zip(sides, cells, [first, *widths], strict=True))
         return Text((" " * GAP).join(placed).rstrip(), style=style)
 
     height = max(map(len, heads))
     for above in range(height, 0, -1):
-        yield line([head[-above] if above <= len(head) else "" for head in heads], "dim")
+        yield build_line([head[-above] if above <= len(head) else "" for head in heads], "dim")
     for number, row in enumerate(table.rows):
         words = [
             shorten_name(row[c], w) if _is_text(table, c) else row[c] for c, w in zip(columns, widths, strict=True)
         ]
         cells = [shorten_name(row[0], first), *words]
-        yield line(cells, "bold" if number in table.best else "")
+        yield build_line(cells, "bold" if number in table.best else "")
 
 
 def _compute_width(table: TextTable, column: int, most: int, lines: int | None = None) -> int:

@@ -1,4 +1,4 @@
-"""What the commands print at their end, as text or JSON: a run, a comparison, several, a search, a leaderboard."""
+"""The results that commands print, as text or JSON: of a run, a comparison, a campaign, a search or a leaderboard."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from perfed.run.callbacks.targets import describe_targets
 from perfed.training.plan import PlanSettings
 
 SITES = 12
-"""Sites that are printed one by one at most; comparison.json has them all."""
+"""The largest number of sites that are printed one by one; comparison.json contains all."""
 
-_ALONE = ": one client at a time ("  # how a plan says what cannot be stacked
+_NOT_STACKED = ": one client at a time ("  # part of the note of a plan about stages that cannot be stacked
 
 
 def print_run(directory: Path, summary: dict[str, Any], report: Path, show: Shown) -> None:
-    """Print a run's summary, and where its report is."""
+    """Print the summary of a run and the path of its report."""
     if show.as_json:
         return print_json(to_json_values({"directory": directory, "summary": summary, "report": report}))
     print_summary(summary, show.verbose)
@@ -44,9 +44,9 @@ def print_run(directory: Path, summary: dict[str, Any], report: Path, show: Show
 
 
 def say_outcome(label: str, summary: dict[str, Any], verbose: bool) -> None:
-    """Say what came of one run of several, in a line; ``verbose``: its notes too."""
-    found = [f"{name} {values['mean']:.4g}" for name, values in summary["metrics"].items()]
-    text = f"{100 * summary['accuracy']['mean']:.1f} %" if "accuracy" in summary else ", ".join(found)
+    """Print the result of one of several runs in one line; ``verbose``: its notes too."""
+    metric_texts = [f"{name} {values['mean']:.4g}" for name, values in summary["metrics"].items()]
+    text = f"{100 * summary['accuracy']['mean']:.1f} %" if "accuracy" in summary else ", ".join(metric_texts)
     say(f"{label}: {text} in {summary['wall_seconds']:.1f} s")
     for note in summary["notes"] if verbose else ():
         say(f"  {note}", style="dim")
@@ -55,12 +55,12 @@ def say_outcome(label: str, summary: dict[str, Any], verbose: bool) -> None:
 def print_summary(summary: dict[str, Any], verbose: bool) -> None:
     """Print a run's notes, metrics, metrics by domain and times to the target accuracies (``summary.json``).
 
-    ``verbose``: the execution plan too.
+    ``verbose``: also print the execution plan.
     """
     for note in summary["notes"]:
-        if verbose or not _of_plan(note, summary.get("plan") or {}):
+        if verbose or not _describes_plan(note, summary.get("plan") or {}):
             say(f"  {note}", style="dim")
-    for table in _summary_tables(summary):
+    for table in _build_summary_tables(summary):
         print_table(table)
     for line in describe_targets(summary.get("targets", [])):
         say(f"{display_name(summary['method'])}: {line}")
@@ -68,28 +68,29 @@ def print_summary(summary: dict[str, Any], verbose: bool) -> None:
         _say_oracle(summary["oracle_accuracy"], "")
 
 
-def _of_plan(note: str, plan: Mapping[str, Any]) -> bool:
+def _describes_plan(note: str, plan: Mapping[str, Any]) -> bool:
+    """Return whether a note of a run is part of the description of its execution plan."""
     try:
-        said = PlanSettings.model_validate(plan).build().describe()
-    except ValidationError:  # of another version
-        said = []
-    return note in said or _ALONE in note
+        plan_lines = PlanSettings.model_validate(plan).build().describe()
+    except ValidationError:  # the plan was written by another version of perfed
+        plan_lines = []
+    return note in plan_lines or _NOT_STACKED in note
 
 
 def _say_oracle(accuracy: float, over: str) -> None:
     say(f"Bayes oracle (known centres){over}: {100 * accuracy:.1f} %")
 
 
-def _summary_tables(summary: dict[str, Any]) -> list[TextTable]:
-    """Metrics over the clients, and those of each domain."""
+def _build_summary_tables(summary: dict[str, Any]) -> list[TextTable]:
+    """Return a table of the metrics over the clients and, where there are domains, one of the metrics by domain."""
     by = f": {describe_evaluation(summary['evaluation'])}" if summary.get("evaluation") else ""
     header = ["", "mean", "std over clients", "worst client", "10 % worst", "best client"]
     rows, notes = [], []
     for name, values in summary["metrics"].items():
-        known = metric_of(name)
-        found = [values[key] for key in ("mean", "std", known.worst)]
-        found += [values.get(known.tenth_worst), values[known.best]]
-        rows.append([axis_title(name), *(_format_number(name, value) for value in found)])
+        metric = metric_of(name)
+        numbers = [values[key] for key in ("mean", "std", metric.worst)]
+        numbers += [values.get(metric.tenth_worst), values[metric.best]]
+        rows.append([axis_title(name), *(_format_number(name, value) for value in numbers)])
         notes += [f"{values['n']} clients have {name}."] if "n" in values else []
     tables = [TextTable(f"{display_name(summary['method'])}{by}", header, rows, " ".join(notes))]
     domains = summary.get("domains", {})
@@ -132,36 +133,36 @@ def print_choice(study: Study, choices: Mapping[str, Choice], show: Shown) -> No
     say_where("whole grid", study.path / "grid.json")
 
 
-def print_conclusion(found: Conclusion, show: Shown, **more: Any) -> None:
-    """Print a comparison's tables, the path of its report and the verdict; ``more`` are further entries of the JSON."""
+def print_conclusion(conclusion: Conclusion, show: Shown, **extra: Any) -> None:
+    """Print a comparison's tables, the path of its report and the verdict; ``extra``: further entries of the JSON."""
     if show.as_json:
-        return print_json(to_json_values({**_conclusion_to_dict(found), **more}))
-    for table in (all_tables if show.all_metrics else first_tables)(found.runs, found.verdict):
+        return print_json(to_json_values({**_conclusion_to_dict(conclusion), **extra}))
+    for table in (all_tables if show.all_metrics else first_tables)(conclusion.runs, conclusion.verdict):
         print_table(table)
-    if found.verdict is not None and len(found.verdict.sites) <= SITES:
-        print_table(found.verdict.site_table)
-    if found.oracle is not None:
-        _say_oracle(found.oracle, ", mean over seeds")
-    say_where("report", found.report)
-    for sentence in found.sentences:
+    if conclusion.verdict is not None and len(conclusion.verdict.sites) <= SITES:
+        print_table(conclusion.verdict.site_table)
+    if conclusion.oracle is not None:
+        _say_oracle(conclusion.oracle, ", mean over seeds")
+    say_where("report", conclusion.report)
+    for sentence in conclusion.sentences:
         say(sentence)
 
 
-def _conclusion_to_dict(found: Conclusion) -> dict[str, Any]:
+def _conclusion_to_dict(conclusion: Conclusion) -> dict[str, Any]:
     return {
-        "runs": comparison_rows(found.runs),
-        "table": [asdict(row) for row in compare_with_reference(found.runs, found.verdict)],
-        "verdict": None if found.verdict is None else found.verdict.to_dict(),
-        "oracle_accuracy": found.oracle,
-        "report": found.report,
+        "runs": comparison_rows(conclusion.runs),
+        "table": [asdict(row) for row in compare_with_reference(conclusion.runs, conclusion.verdict)],
+        "verdict": None if conclusion.verdict is None else conclusion.verdict.to_dict(),
+        "oracle_accuracy": conclusion.oracle,
+        "report": conclusion.report,
     }
 
 
-def print_parts(study: Study, page: Path, parts: Sequence[Part], show: Shown, **more: Any) -> None:
+def print_parts(study: Study, page: Path, parts: Sequence[Part], show: Shown, **extra: Any) -> None:
     """Print the tables of a campaign or sweep, the first sentence on each comparison, and the path of the report."""
     if show.as_json:
         content = {"directory": study.path, "key": study.key, "table": campaign_rows(parts), "report": page}
-        return print_json(to_json_values({**content, **more}))
+        return print_json(to_json_values({**content, **extra}))
     for grid in grids(parts, study.key):
         print_table(grid.table)
     for part in parts:

@@ -1,6 +1,6 @@
 """The commands that train: ``perfed run | resume | compare | blend | tune | sweep | campaign | leaderboard``.
 
-What takes torch along is imported when one of them runs: help and completion come without it.
+Modules that need torch are imported when a command runs, so that help and completion do not wait for torch.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def run_command(
     )
     from perfed.experiment.start import start
 
-    given = [*settings_of(how, settings), *([] if method is None else [f'method="{method}"'])]
-    checked = chosen_experiment(experiment, with_seed(given, seed))
+    assignments = [*settings_of(how, settings), *([] if method is None else [f'method="{method}"'])]
+    checked = chosen_experiment(experiment, with_seed(assignments, seed))
     out = how.out or default_out(checked.name)
     with reserve_stdout(show.as_json), handle_interruption(out, how):
         make = partial(start, checked, data_dir=how.data_dir, out=out, device=device_of(how))
@@ -85,7 +85,7 @@ def resume_command(
     from perfed.experiment.study import Study
     from perfed.run.directory import read_marker
 
-    rounds, kind = _more_rounds(settings or []), read_marker(directory)[0]
+    rounds, kind = _parse_rounds(settings or []), read_marker(directory)[0]
     if rounds is not None and kind:
         raise PerfedError(
             f"{directory}: only a run can go on to more rounds; give each run to resume by itself, all seeds of all "
@@ -106,15 +106,15 @@ def resume_command(
             execution.resume_run(directory, rounds, how, show)
 
 
-def _more_rounds(settings: list[str]) -> int | None:
-    """The number of rounds that ``settings`` ask for."""
-    found = None
+def _parse_rounds(settings: list[str]) -> int | None:
+    """Return the value of ``rounds=N`` in ``settings``; ``None`` if they are empty, an error for any other setting."""
+    rounds = None
     for assignment in settings:
         key, equals, value = assignment.partition("=")
         if key != "rounds" or not equals or not value.isdigit():
             raise PerfedError(f"'{assignment}': a run goes on with the settings that it has; allowed: rounds=NUMBER")
-        found = int(value)
-    return found
+        rounds = int(value)
+    return rounds
 
 
 @app.command("compare", epilog="Example: perfed compare digits-label-skew --methods local,fedpac --seeds 0..2 --jobs 2")
@@ -159,9 +159,9 @@ def compare_command(
     elif experiment is None:
         raise PerfedError("an experiment is needed: a shipped one ('perfed list experiments') or a .toml file")
     else:
-        asked = execution.asked_comparison(experiment, settings, methods, "0" if seeds is None else seeds, how)
-        out = how.out or default_out(str(asked.table.get("name", "comparison")))
-        study = Study.create(out, asked, execution.resources_of(how))
+        comparison = execution.asked_comparison(experiment, settings, methods, "0" if seeds is None else seeds, how)
+        out = how.out or default_out(str(comparison.table.get("name", "comparison")))
+        study = Study.create(out, comparison, execution.resources_of(how))
     if gate:
         execution.check_gate(study)
     conclusions = execution.run_study(study, how, show)
@@ -189,10 +189,10 @@ def blend_command(
     from perfed.cli import execution
 
     execution.check_one_word(methods, [experiment, *(settings or [])])
-    given = [*(settings or []), *([] if folds is None else [f"blend.folds={folds}"])]
-    asked = execution.asked_comparison(experiment, given, execution.with_blend(methods), seeds, how)
-    out = how.out or default_out(f"blend-{asked.table.get('name', 'experiment')}")
-    execution.begin(out, asked, how, show)
+    assignments = [*(settings or []), *([] if folds is None else [f"blend.folds={folds}"])]
+    comparison = execution.asked_comparison(experiment, assignments, execution.with_blend(methods), seeds, how)
+    out = how.out or default_out(f"blend-{comparison.table.get('name', 'experiment')}")
+    execution.begin(out, comparison, how, show)
 
 
 @app.command("tune", epilog="Example: perfed tune digits-label-skew --methods local,fedpac --grid lr=1e-3,1e-2")
@@ -213,9 +213,9 @@ def tune_command(
     from perfed.cli import execution
     from perfed.experiment.search import Search
 
-    asked = execution.asked_comparison(experiment, settings, methods, seeds, how, baselines=False)
-    out = how.out or default_out(f"tune-{asked.table.get('name', 'experiment')}")
-    execution.begin(out, Search.from_grid(asked, grid or []), how, show)
+    comparison = execution.asked_comparison(experiment, settings, methods, seeds, how, baselines=False)
+    out = how.out or default_out(f"tune-{comparison.table.get('name', 'experiment')}")
+    execution.begin(out, Search.from_grid(comparison, grid or []), how, show)
 
 
 @app.command(
@@ -243,10 +243,10 @@ def sweep_command(
 
     execution.check_one_word(methods, [experiment, axis, *(settings or [])])
     execution.shared_settings(how, [axis])
-    named = methods or execution.method_in(find_experiment(experiment))
-    asked = execution.asked_comparison(experiment, settings, named, seeds, how)
-    key, planned = plan_sweep(asked.table, axis, asked.methods, asked.seeds)
-    out = how.out or default_out(f"sweep-{asked.table.get('name', 'experiment')}")
+    compared_methods = methods or execution.method_in(find_experiment(experiment))
+    comparison = execution.asked_comparison(experiment, settings, compared_methods, seeds, how)
+    key, planned = plan_sweep(comparison.table, axis, comparison.methods, comparison.seeds)
+    out = how.out or default_out(f"sweep-{comparison.table.get('name', 'experiment')}")
     execution.begin(out, planned, how, show, key)
 
 

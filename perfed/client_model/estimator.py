@@ -23,7 +23,7 @@ from perfed.system import write_atomic
 
 ESTIMATOR, SCALE = "model.skops", "scale.json"
 TRUSTED = ("sklearn.tree._tree.Tree",)
-"""Types beside those that skops trusts by itself which a file may hold: arrays of nodes, which are checked."""
+"""Types that a file may contain besides those that skops trusts by default: arrays of nodes, which are checked."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class Estimator:
             entry.version = versions.get(entry.domain, entry.version)
         model = onnx_package("onnx.compose").add_prefix(model, "model/", rename_inputs=False)
         graph = model.graph
-        result = graph.output[-1].name
+        raw_output = graph.output[-1].name
         del graph.output[:]
         if self.num_classes is None:
-            graph.node.append(helper.make_node("Reshape", [result, "one column"], ["unscaled"]))
+            graph.node.append(helper.make_node("Reshape", [raw_output, "one column"], ["unscaled"]))
             graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1, 1]), "one column"))
             mean, std = (0.0, 1.0) if self.scale is None else (self.scale.mean[0], self.scale.std[0])
             for kind, number, before, after in (("Mul", std, "unscaled", "spread"), ("Add", mean, "spread", output)):
@@ -83,7 +83,7 @@ class Estimator:
             spread = np.zeros((len(self.estimator.classes_), self.num_classes), np.float32)
             spread[np.arange(len(spread)), self.estimator.classes_] = 1.0
             graph.initializer.append(onnx.numpy_helper.from_array(spread, "classes held"))
-            graph.node.append(helper.make_node("MatMul", [result, "classes held"], [output]))
+            graph.node.append(helper.make_node("MatMul", [raw_output, "classes held"], [output]))
         shape = ["batch", self.num_classes or 1]
         graph.output.append(helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, shape))
         graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
@@ -120,39 +120,43 @@ def load_estimator(folder: Path, facts: Mapping[str, Any]) -> Estimator:
 
 
 def rows_of(x: Tensor) -> NDArray[Any]:
-    """Return one row of features per sample, ``(samples, features)``, as scikit-learn wants them."""
+    """Return ``x`` as an array ``(samples, features)`` for scikit-learn."""
     return x.flatten(1).numpy()
 
 
 def outputs_of(model: Any, x: NDArray[Any], num_classes: int | None) -> NDArray[np.float64]:
-    """Return ``(samples, C)`` logarithms of probabilities where the model has them (``-inf``: a class that it does not
-    know), else numbers whose largest is what it predicts, for two classes by how much; or values.
+    """Return the outputs of a fitted estimator for ``x``.
+
+    Returns:
+        Values ``(samples,)`` if ``num_classes`` is ``None``. Otherwise ``(samples, C)``: log probabilities if the
+        estimator has probabilities (``-inf`` for classes that it does not know), else scores whose largest belongs to
+        the predicted class: for two classes the decision function if there is one, otherwise 1 for that class.
     """
     if num_classes is None:
         return np.asarray(model.predict(x), dtype=np.float64)
     if hasattr(model, "predict_proba"):
-        found = np.full((len(x), num_classes), -np.inf)
-        found[:, model.classes_] = np.log(np.maximum(model.predict_proba(x), np.finfo(np.float64).tiny))
-        return found
-    found = np.zeros((len(x), num_classes))
+        logs = np.full((len(x), num_classes), -np.inf)
+        logs[:, model.classes_] = np.log(np.maximum(model.predict_proba(x), np.finfo(np.float64).tiny))
+        return logs
+    scores = np.zeros((len(x), num_classes))
     if num_classes == 2 and len(model.classes_) == 2 and hasattr(model, "decision_function"):
-        found[:, 1] = model.decision_function(x)
+        scores[:, 1] = model.decision_function(x)
     else:
-        found[np.arange(len(x)), model.predict(x)] = 1.0
-    return found
+        scores[np.arange(len(x)), model.predict(x)] = 1.0
+    return scores
 
 
 # Files ---------------------------------------------------------------------------------------------------------
 
 
 def save_estimator(model: Any, file: Path) -> bool:
-    """Write a fitted model to ``file``, and return whether that was possible: it has only types of scikit-learn."""
+    """Write a fitted model to ``file`` if it has only types of scikit-learn; return whether it was written."""
     skops = optional_package("skops.io", "keeping models of scikit-learn", extra="tables")
     try:
         content = skops.dumps(model, compression=zipfile.ZIP_DEFLATED)
         if not set(skops.get_untrusted_types(data=content)) <= set(TRUSTED):
             return False
-    except Exception:  # types that skops does not know: whatever their code raises
+    except Exception:  # code of types that skops does not know may raise anything
         return False
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, content)
@@ -172,7 +176,7 @@ def read_estimator(file: Path) -> Any:
         _check_trees(model)
     except PerfedError:
         raise
-    except Exception as error:  # zipfile, zlib, skops and scikit-learn raise each their own
+    except Exception as error:  # zipfile, zlib, skops and scikit-learn each raise their own errors
         raise PerfedError(f"{file}: is damaged, or no model of scikit-learn ({reason_of(error)})") from None
     if not hasattr(model, "predict"):
         raise PerfedError(f"{file}: is damaged, or no model of scikit-learn (it does not predict)")
@@ -180,12 +184,12 @@ def read_estimator(file: Path) -> Any:
 
 
 def _check_trees(model: Any) -> None:
-    """Check that trees refer to their own nodes and to existing columns, which compiled code does not check."""
-    for single in np.ravel(getattr(model, "estimators_", [])):
-        tree = single.tree_
+    """Raise ``ValueError`` if a tree refers to a missing node or column, which compiled code does not check."""
+    for member in np.ravel(getattr(model, "estimators_", [])):
+        tree = member.tree_
         nodes, children = tree.node_count, np.stack([tree.children_left, tree.children_right])
         inner = children[0] >= 0
         behind = (children > np.arange(nodes)) & (children < nodes)
-        known = (tree.feature >= 0) & (tree.feature < model.n_features_in_)
-        if not (len(inner) == nodes and ((children < 0).all(0) | (behind.all(0) & known)).all()):
+        has_feature = (tree.feature >= 0) & (tree.feature < model.n_features_in_)
+        if not (len(inner) == nodes and ((children < 0).all(0) | (behind.all(0) & has_feature)).all()):
             raise ValueError("a tree leads to a node that it does not have")

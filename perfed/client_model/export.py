@@ -1,4 +1,4 @@
-"""A site's model in formats that other programs read: ONNX, torch's ``.pt2``, and parameters alone."""
+"""The export of a site's model for other programs: as ONNX, as torch's ``.pt2``, or only its parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from perfed.tables.site import TablePreprocessor
 Format = Literal["onnx", "pt2", "safetensors"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
-_DRAWN = 64  # number of random rows
+_RANDOM_ROWS = 64  # number of random rows
 _ROWS = 4096  # number of rows in a batch for onnxruntime
 _TOLERANCE = 1e-4  # of a probability, or of the largest value
 
@@ -42,34 +42,34 @@ def export(model: SiteModel, file: Path | str, format_: Format) -> dict[str, Any
         ``largest_difference`` for ``onnx``, otherwise nothing.
 
     Raises:
-        PerfedError: another format, packages that are not installed, a model or a preprocessing that cannot be
-            converted, or whose answers are not those of perfed; nothing is written then.
+        PerfedError: the format is unknown, packages are not installed, the model or its preprocessing cannot be
+            converted, or the converted model predicts something else; nothing is written then.
     """
     if format_ not in FORMATS:
         raise PerfedError(f"format '{format_}' is not known; allowed: {', '.join(FORMATS)}")
-    place, results, facts = Path(file), {}, json.dumps(model.facts)
+    path, results, facts = Path(file), {}, json.dumps(model.facts)
     if format_ == "onnx":
         content, difference = onnx_file(model)
         results = {"largest_difference": difference}
-        write_atomic(place, content)
+        write_atomic(path, content)
     elif not isinstance(model.predictor, Network):
         raise PerfedError(f"{model.facts['method']} has no network of torch's; allowed: --format onnx")
     elif format_ == "pt2":
-        write_program(model.predictor.program, place, {"site.json": facts})
+        write_program(model.predictor.program, path, {"site.json": facts})
     else:
         tensors = {name: tensor.contiguous().clone() for name, tensor in model.predictor.program.state_dict.items()}
-        write_atomic(place, bytes(save(tensors, {"site": facts})))
-    write_atomic(place.with_suffix(".md"), card({**model.facts, **results}))
+        write_atomic(path, bytes(save(tensors, {"site": facts})))
+    write_atomic(path.with_suffix(".md"), card({**model.facts, **results}))
     return results
 
 
 def onnx_file(model: SiteModel) -> tuple[bytes, float]:
-    """Return an ONNX model and its largest difference to what ``model`` says.
+    """Return an ONNX model and the largest difference between its predictions and those of ``model``.
 
     The network is compared on all training rows of the site, if they are available, and the whole file on random rows.
 
     Raises:
-        PerfedError: as :func:`export`.
+        PerfedError: as in :func:`export`.
     """
     converts = not isinstance(model.predictor, Network) or (model.table is not None and model.table.own)
     for package in ("onnx", "onnxscript", "onnxruntime", *(("skl2onnx",) if converts else ())):
@@ -81,7 +81,7 @@ def onnx_file(model: SiteModel) -> tuple[bytes, float]:
             onnx_model = network if model.table is None else with_preprocessing(model.table, network, name)
     except Exception as error:
         raise PerfedError(f"site '{model.site}': its model cannot be written as ONNX: {reason_of(error)}") from error
-    difference = _compare_answers(model, onnx_model, *_drawn_rows(model), f"{_DRAWN} drawn rows")
+    difference = _compare_answers(model, onnx_model, *_draw_rows(model), f"{_RANDOM_ROWS} drawn rows")
     if model.training_rows is not None:
         rows = model.training_rows.loaded()
         arguments = model.check_inputs(rows.x, rows.domain)
@@ -96,7 +96,7 @@ def onnx_file(model: SiteModel) -> tuple[bytes, float]:
     return content, difference
 
 
-# The check ---------------------------------------------------------------------------------------------------
+# Comparison --------------------------------------------------------------------------------------------------
 
 
 def _compare_answers(
@@ -104,7 +104,7 @@ def _compare_answers(
     onnx_model: Any,
     feeds: Mapping[str, NDArray[Any]],
     arguments: tuple[torch.Tensor, ...],
-    what: str,
+    rows_text: str,
 ) -> float:
     """Return the largest difference between the answers of onnxruntime and of perfed.
 
@@ -113,10 +113,10 @@ def _compare_answers(
         onnx_model: the exported model.
         feeds: the rows, by the name of the ONNX input.
         arguments: the same rows as arguments of the network.
-        what: a description of the rows for the message.
+        rows_text: a description of the rows for the message.
 
     Raises:
-        PerfedError: it is more than rounding, or onnxruntime cannot run the model.
+        PerfedError: the difference is larger than rounding errors, or onnxruntime cannot run the model.
     """
     runtime = onnx_package("onnxruntime")
     try:
@@ -134,21 +134,21 @@ def _compare_answers(
     difference = float(np.abs(answers - expected).max())
     if not difference <= _TOLERANCE * max(1.0, float(np.abs(expected).max())):
         raise PerfedError(
-            f"site '{model.site}': its ONNX model differs from perfed's by {difference:.3g} on {what}; nothing was "
-            "written"
+            f"site '{model.site}': its ONNX model differs from perfed's by {difference:.3g} on {rows_text}; nothing "
+            "was written"
         )
     return difference
 
 
-def _drawn_rows(model: SiteModel) -> tuple[dict[str, NDArray[Any]], tuple[torch.Tensor, ...]]:
-    """Return random rows in the format of the site: by the name of the ONNX input, and as arguments of the network."""
+def _draw_rows(model: SiteModel) -> tuple[dict[str, NDArray[Any]], tuple[torch.Tensor, ...]]:
+    """Return random rows in the format of the site: by name of the ONNX input, and as arguments of the network."""
     generator = np.random.default_rng(0)
     if model.table is not None:
-        frame = pandas().DataFrame(example_columns(model.table, _DRAWN, generator))
+        frame = pandas().DataFrame(example_columns(model.table, _RANDOM_ROWS, generator))
         return onnx_inputs(model.table, frame), model.prepare_inputs(frame)
-    domain = generator.integers(0, len(model.facts["domains"]), _DRAWN) if model.takes_domain else None
+    domain = generator.integers(0, len(model.facts["domains"]), _RANDOM_ROWS) if model.takes_domain else None
     ranges = model.facts["data"]["inputs"]
-    x = generator.normal(ranges["mean"], ranges["std"], (_DRAWN, *model.facts["input_shape"]))
+    x = generator.normal(ranges["mean"], ranges["std"], (_RANDOM_ROWS, *model.facts["input_shape"]))
     x = np.clip(x, ranges["smallest"], ranges["largest"])
     arguments = model.prepare_inputs(x.round() if ranges["whole"] else x, domain)
     return _network_inputs(arguments), arguments

@@ -1,4 +1,4 @@
-"""Facts about the model of a client: how they are collected, and the file ``site.json`` that they are kept in."""
+"""Facts about the model of a client: functions that collect them, and that read and write the file ``site.json``."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ class _Facts(_Strict):
 
 
 def read_facts(file: Path) -> dict[str, Any]:
-    """Return content of ``site.json``.
+    """Return the facts in a file ``site.json``.
 
     Raises:
-        PerfedError: it cannot be read, is of another version of perfed, or holds a value of another type.
+        PerfedError: it cannot be read, was written by another version of perfed, or has a value of another type.
     """
     content: dict[str, Any] = read_json(file)
     if isinstance(content, dict) and content.get("format") != FORMAT:
@@ -130,9 +130,9 @@ def describe_model(client: Client, federation: Federation, **facts: Any) -> dict
     """Return the facts about the model of a client, in types of JSON.
 
     Args:
-        client: the client, of whose data and columns facts are collected.
+        client: the client, whose data and columns are described.
         federation: the federation of the client.
-        facts: those about the model itself, such as ``method`` and ``settings``.
+        facts: further facts about the model itself, such as ``method`` and ``settings``.
     """
     table = table_of(client)
     columns = () if table is None else (*(column.name for column in table.columns), table.domain or "")
@@ -166,7 +166,7 @@ def _original_classes(client: Client, federation: Federation) -> Classes | None:
 
 
 def _describe_column(column: Column) -> dict[str, Any]:
-    """Return name and kind of a column, and of categories the texts that have an input of their own."""
+    """Return the name and kind of a column and, for categories, the texts that have a separate input."""
     facts: dict[str, Any] = {"name": column.name, "kind": column.kind}
     if column.kind == "category":
         texts = column.levels or column.categories
@@ -175,12 +175,12 @@ def _describe_column(column: Column) -> dict[str, Any]:
 
 
 def _describe_data(client: Client, federation: Federation) -> dict[str, Any]:
-    """Return counts and ranges of the data of a client, but no row.
+    """Return counts and ranges of the data of a client, without any row.
 
     Returns:
-        ``train``, ``validation``, ``test`` samples; ``per_class`` training samples by class, or ``targets`` (smallest
-        and largest, in the unit of the data; of survival the times); ``per_domain``; ``inputs``: mean, standard
-        deviation, smallest and largest over all of them, and whether they are ``whole`` numbers.
+        ``train``, ``validation``, ``test`` samples; ``per_class``, training samples by class, or ``targets``,
+        the smallest and largest in the unit of the data (for survival, of the times); ``per_domain``; ``inputs``:
+        mean, standard deviation, smallest and largest of all values, and whether they are ``whole`` numbers.
     """
     train = client.train.loaded()
     x = train.x.double()

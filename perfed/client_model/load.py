@@ -1,4 +1,4 @@
-"""Reading the models of clients from folders, and finding those of sites that have joined a run."""
+"""Functions that load the models of clients from folders, including those of sites that have joined a run."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from perfed.tables.site import TablePreprocessor
 def load_site(path: Path | str, trust: bool = False) -> SiteModel:
     """Return the model that :meth:`SiteModel.save` wrote into ``path``.
 
-    No code in the files is run, unless they are trusted. A network with more than operations of torch, and a pickled
-    preprocessing, can run code.
+    Code in the files is executed only if they are trusted. Networks with other operations than those of torch, and
+    pickled preprocessing, can contain code.
 
     Args:
         path: the folder.
-        trust: whether to read such files.
+        trust: whether to load files that can execute code.
 
     Raises:
-        PerfedError: there is none, its files are damaged, or they could run code and are not trusted.
+        PerfedError: the folder has no model, or its files are damaged, or can execute code and are not trusted.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -78,7 +78,7 @@ def joined_sites(path: Path) -> dict[str, Path]:
     for file in sorted(path.glob(f"joined/*/{FACTS}")):
         try:
             folders[str(json.loads(file.read_text(encoding="utf-8"))["site"])] = file.parent
-        except (OSError, ValueError, KeyError, TypeError):  # what is wrong is said where it is loaded
+        except (OSError, ValueError, KeyError, TypeError):  # loading the model reports what is wrong
             folders[file.parent.name] = file.parent
     return folders
 

@@ -22,14 +22,15 @@ def compute_metrics(split: Split, outputs: NDArray[np.float64], task: Task, num_
     Args:
         split: the samples.
         outputs: class probabilities ``(samples, C)``, values, or log hazards.
-        task: what the targets are for.
-        num_classes: C; ``None`` where targets are no labels.
+        task: the kind of prediction.
+        num_classes: C; ``None`` if targets are not labels.
 
     Returns:
-        metric -> ``value``, ``low`` and ``high``. Of the accuracy Wilson's interval of a share (Wilson 1927): of 12
-        rows that are all right, 76 to 100 %. Of others the 2.5th and 97.5th percentile over 1000 resamples of the rows
-        (Efron and Tibshirani 1993, section 13.3); those in which a metric does not exist (an AUC of one class) are left
-        out. Where it never exists, or is the same in all of them, so that they tell nothing, there are no limits.
+        ``samples``, the number of samples, and ``of``: metric -> ``value``, ``low`` and ``high``. The interval of the
+        accuracy is that of Wilson (1927) for a share: 76 to 100 % if 12 of 12 rows are right. For other metrics it is
+        the 2.5th to 97.5th percentile over 1000 resamples of the rows (Efron and Tibshirani 1993, section 13.3),
+        without those in which the metric is undefined, such as the AUC of a single class. ``low`` and ``high`` are
+        ``None`` if the metric is undefined in all resamples, or the same in all.
     """
     y, logs = split.y.cpu().numpy(), outputs
     if num_classes is not None:

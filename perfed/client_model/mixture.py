@@ -28,7 +28,7 @@ class Mixture:
 
     Attributes:
         parts: the models, which take the same inputs.
-        weights: the weight of each, not negative, summing to one.
+        weights: the weight of each model; they are not negative, and sum to one.
 
     Raises:
         PerfedError: two models have different inputs or classes.
@@ -53,13 +53,13 @@ class Mixture:
         return torch.float64 if any(part.dtype == torch.float64 for part in self.parts) else torch.float32
 
     def outputs(self, *arguments: Tensor) -> NDArray[Any]:
-        """Return the mean of the outputs of the parts: of probabilities, values or log hazards."""
+        """Return the weighted mean of the outputs of the parts: probabilities, values or log hazards."""
         x, *domain = arguments
         outputs = [part.outputs(x.to(part.dtype), *(domain if part.takes_domain else ())) for part in self.parts]
         return np.tensordot(np.array(self.weights), np.stack([rows.reshape(len(x), -1) for rows in outputs]), 1)
 
     def to_onnx(self, output: str) -> Any:
-        """Return one ONNX model with those of the parts, each from the same inputs, and their mean as ``output``."""
+        """Return one ONNX model that contains those of the parts; ``output`` is the weighted mean of their outputs."""
         onnx, helper, compose = (onnx_package(name) for name in ("onnx", "onnx.helper", "onnx.compose"))
         double = self.dtype == torch.float64
         kind = onnx.TensorProto.DOUBLE if double else onnx.TensorProto.FLOAT
@@ -83,8 +83,8 @@ class Mixture:
             nodes += part.graph.node
             nodes.append(helper.make_node("Cast", [part.graph.output[0].name], [f"{prefix}said"], to=kind))
             nodes.append(helper.make_node("Mul", [f"{prefix}said", f"{prefix}weight"], [f"{prefix}weighed"]))
-            by = np.array(weight, np.float64 if double else np.float32)
-            constants += [*part.graph.initializer, onnx.numpy_helper.from_array(by, f"{prefix}weight")]
+            weight_array = np.array(weight, np.float64 if double else np.float32)
+            constants += [*part.graph.initializer, onnx.numpy_helper.from_array(weight_array, f"{prefix}weight")]
             functions += part.functions
             weighted.append(f"{prefix}weighed")
         nodes.append(helper.make_node("Sum", weighted, [output]))
@@ -96,7 +96,7 @@ class Mixture:
         return helper.make_model(graph, opset_imports=versions, functions=functions, ir_version=ir)
 
     def save(self, folder: Path) -> list[str]:
-        """Write each part into ``parts/K`` of the folder, with facts and checksums of its own."""
+        """Write each part, with its facts and checksums, into the subfolder ``parts/K``; return no files."""
         for number, part in enumerate(self.parts):
             part.save(folder / PARTS / str(number))
         return []
@@ -108,7 +108,7 @@ def mix_models(parts: Mapping[str, SiteModel], weights: Sequence[float], **facts
     Args:
         parts: the models by name.
         weights: the weight of each.
-        facts: those that differ from the facts of the first model.
+        facts: the facts in which the mixture differs from the first model.
 
     Raises:
         PerfedError: two models have different inputs or classes.

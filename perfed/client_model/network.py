@@ -39,7 +39,7 @@ class Network:
     Attributes:
         module: from inputs of the site's shape, and domain ids where the method needs them, to class probabilities or
             values (:class:`ClientModule`, or the module of a loaded program).
-        facts: those of the client's model that describe its inputs.
+        facts: the facts of the client's model, which describe the inputs.
     """
 
     module: nn.Module
@@ -47,7 +47,7 @@ class Network:
 
     @property
     def has_probabilities(self) -> bool:
-        """Whether the outputs for classes are probabilities: always."""
+        """Whether the outputs for classes are probabilities, which is always the case."""
         return True
 
     @cached_property
@@ -113,7 +113,7 @@ def load_network(folder: Path, facts: Mapping[str, Any], trust: bool) -> Network
     """Return the network that :meth:`Network.save` wrote into ``folder``.
 
     Raises:
-        PerfedError: there is none, it is damaged, or it could run code and is not trusted.
+        PerfedError: the folder has no network, or it is damaged, or can execute code and is not trusted.
     """
     file = folder / NETWORK
     if not file.exists():
@@ -128,7 +128,7 @@ def load_network(folder: Path, facts: Mapping[str, Any], trust: bool) -> Network
                 network = Network(torch.export.load(file).module(), facts)
     except PerfedError:
         raise
-    except Exception as error:  # zipfile, JSON and torch raise each their own
+    except Exception as error:  # zipfile, JSON and torch each raise their own errors
         raise PerfedError(f"{file}: is damaged, or no network: {reason_of(error)}") from None
     return network
 
@@ -156,20 +156,20 @@ def silence_torch(name: str) -> Iterator[None]:
 
 def _find_unused_buffers(program: ExportedProgram) -> list[str]:
     """Return the names of the buffers on which no output depends."""
-    names, used = program.graph_signature.inputs_to_buffers, set()
-    waiting = [node for node in program.graph.nodes if node.op == "output"]
-    while waiting:
-        for node in waiting.pop().all_input_nodes:
-            if node not in used:
-                used.add(node)
-                waiting.append(node)
-    return [names[node.name] for node in program.graph.nodes if node.name in names and node not in used]
+    names, visited = program.graph_signature.inputs_to_buffers, set()
+    pending = [node for node in program.graph.nodes if node.op == "output"]
+    while pending:
+        for node in pending.pop().all_input_nodes:
+            if node not in visited:
+                visited.add(node)
+                pending.append(node)
+    return [names[node.name] for node in program.graph.nodes if node.name in names and node not in visited]
 
 
 class ClientModule(nn.Module):
-    """What the ``predict`` of a method computes for one client, as a module with buffers, which can be traced.
+    """A module that computes the predictions of a method for one client, and that can be traced.
 
-    Buffers have the names under which the method finds them: ``model.head.weight``,
+    The tensors are buffers with the names that the method uses: ``model.head.weight``,
     ``state.personal_head.head.weight``, ``scratch.memory.features``.
 
     Args:
@@ -194,7 +194,7 @@ class ClientModule(nn.Module):
             delattr(self.get_submodule(owner), last)
 
     def _fill_tree(self, tree: Any, path: str, buffers: Mapping[str, Tensor]) -> Any:
-        """Return ``tree`` with ``buffers`` as its tensors, behind a client axis."""
+        """Return ``tree`` with its tensors replaced by ``buffers``, each with a leading client axis."""
         if isinstance(tree, Mapping):
             return {name: self._fill_tree(value, f"{path}.{name}", buffers) for name, value in tree.items()}
         return buffers[path][None] if path in buffers else tree

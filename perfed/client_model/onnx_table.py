@@ -1,4 +1,4 @@
-"""A site's preprocessing as ONNX, in front of its network: one file from the columns of a table to probabilities."""
+"""The preprocessing of a site as ONNX, joined with its network: one model from columns to probabilities."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def onnx_package(name: str) -> Any:
     """Return the module ``name`` of the extra ``perfed[onnx]``.
 
     Raises:
-        PerfedError: it is not installed; names the extra.
+        PerfedError: the module is not installed; the message names the extra.
     """
     return optional_package(name, _PURPOSE, extra="onnx")
 
@@ -37,7 +37,7 @@ def output_name(classes: Sequence[Any] | None, table: TablePreprocessor | None) 
     """Return a name for the output of an ONNX file that is not the name of a column of ``table``.
 
     Returns:
-        ``probabilities`` or, without classes, ``values``, with underscores behind it where a column is called so.
+        ``probabilities`` or, without classes, ``values``; underscores follow if a column has that name.
     """
     name = "values" if classes is None else "probabilities"
     while table is not None and name in _input_names(table):
@@ -54,12 +54,12 @@ def with_preprocessing(table: TablePreprocessor, network: Any, output: str) -> A
     """Return preprocessing and network as one ONNX model, from columns ``(batch, 1)``.
 
     The inputs have the names of the columns. Numbers are float32: booleans 0 and 1, dates days since 1970-01-01, NaN
-    if missing. Categories are texts, "missing" where they are, in every spelling that tables may have
-    (:func:`match_spellings`); so is the domain, where it counts. The preprocessing is computed in float64, operation by
-    operation as scikit-learn computes it, so that the network's inputs are the same to the bit.
+    if missing. Categories, and the domain if it is needed, are texts in any spelling that tables may have
+    (:func:`match_spellings`), and "missing" if missing. The preprocessing is computed in float64 with the same
+    operations as in scikit-learn, so that the inputs of the network are bit-identical.
 
     Args:
-        table: the site's.
+        table: the preprocessing of the site.
         network: an ONNX model of preprocessed inputs and, where the method needs them, domain ids.
         output: the name of the output.
     """
@@ -255,14 +255,14 @@ def match_spellings(
 ) -> str:
     """Return a regular expression that matches all spellings of a category in tables.
 
-    There may be spaces around a text, accents may be composed or decomposed, and a whole number may end with ``.0``
-    (:func:`perfed.tables.kinds.read`). What is missing may be empty or one of the codes that mean missing.
+    Texts may be surrounded by spaces, accents may be composed or decomposed, and whole numbers may end with ``.0``
+    (:func:`perfed.tables.kinds.read`). A missing value is empty or one of the codes for missing values.
 
     Args:
         category: the category; :data:`~perfed.tables.kinds.MISSING_CATEGORY` for missing values.
         column: the column with the category.
         missing: the site's codes for missing values (:class:`perfed.tables.options.TableOptions`).
-        replacements: by text the one that a study replaces it by (``values``).
+        replacements: the replacement of each text that a study replaces (``values``).
 
     Example:
         >>> bool(re.fullmatch(match_spellings("1", Column(name="code", kind="category"), ()), " 1.0"))
@@ -297,7 +297,7 @@ def _code_pattern(code: str) -> str:
 
 
 def example_columns(table: TablePreprocessor, rows: int, generator: np.random.Generator) -> dict[str, NDArray[Any]]:
-    """Return columns like those of the site, drawn: numbers around their mean, categories that training has seen."""
+    """Return random columns like those of the site: numbers around their means, and categories of the training data."""
     ranges: dict[str, tuple[float, float]] = {}
     for _, part, names in getattr(table.transformer, "transformers_", ()):
         for step in [step for _, step in getattr(part, "steps", ())]:

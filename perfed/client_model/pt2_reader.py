@@ -1,4 +1,4 @@
-"""Networks in torch's format ``.pt2``, read without running code: only operations of torch on tensors are called."""
+"""A reader for networks in torch's format ``.pt2`` that calls only operations of torch, and no code in the file."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _REFERENCE = re.compile(r"as_(optional_tensor|tensor|sym_int|sym_bool)s?")
 
 
 class UnsafeProgramError(ValueError):
-    """A file holds more than operations of torch on tensors and numbers; the message names what."""
+    """An error: a file contains more than operations of torch on tensors and numbers; the message names it."""
 
 
 def read_program(file: Path) -> nn.Module:
     """Return the network in ``file``, which :func:`torch.export.save` wrote.
 
     :func:`torch.export.load` unpickles objects and evaluates expressions in the file. This function interprets the
-    list of operations, and calls nothing but operations of ATen that open no file, and arithmetic of sizes.
+    list of operations, and calls only operations of ATen that open no file, and arithmetic of sizes.
 
     Raises:
         UnsafeProgramError: the file holds other operations, pickled tensors or another version of the format.
@@ -151,7 +151,7 @@ def _find_constant(kind: str, number: int) -> Any:
 
 
 def _find_name(output: Any) -> str:
-    """Return the name of a result, which is inside dictionaries with one entry that say what it is."""
+    """Return the name of a result, which is nested in dictionaries with one entry each, the kind of the result."""
     while isinstance(output, dict):
         (output,) = output.values()
     return str(output)

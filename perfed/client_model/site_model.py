@@ -1,4 +1,4 @@
-"""The model of one client, apart from its run: it predicts and is saved, and needs no method, data or source."""
+"""The model of one client, independent of its run: it predicts and can be saved without method, data or source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DOMAIN = "domain"
 
 
 class Predictor(Protocol):
-    """What computes the outputs of a model from preprocessed inputs: a network, an estimator or a mixture."""
+    """The part of a model that computes outputs from preprocessed inputs: a network, an estimator or a mixture."""
 
     @property
     def has_probabilities(self) -> bool:
@@ -39,7 +39,7 @@ class Predictor(Protocol):
         """Return class probabilities ``(samples, C)``, scores whose largest is of the predicted class, or values.
 
         Args:
-            arguments: what :meth:`SiteModel.prepare_inputs` returns.
+            arguments: the tensors that :meth:`SiteModel.prepare_inputs` returns.
         """
 
     def to_onnx(self, output: str) -> Any:
@@ -62,7 +62,7 @@ class SiteModel:
     """The model of one client, used like an estimator of scikit-learn.
 
     Attributes:
-        facts: what ``site.json`` holds: site, method, settings, classes, features, counts of its data, metrics.
+        facts: the content of ``site.json``: site, method, settings, classes, features, counts of its data, metrics.
         predictor: computes class probabilities or values from the preprocessed inputs.
         table: the preprocessing of the site, for sites that are tables; ``None`` where inputs are arrays.
         training_rows: the preprocessed training samples of the site, on which exported files are checked; ``None``
@@ -87,7 +87,7 @@ class SiteModel:
         """The labels in the spelling of the data; column j of :meth:`predict_proba` is of ``classes_[j]``.
 
         Raises:
-            AttributeError: of a regression, as in scikit-learn.
+            AttributeError: the model predicts values; scikit-learn raises the same error.
         """
         if self.facts["classes"] is None:
             raise AttributeError(f"site '{self.site}' predicts values, which have no classes")
@@ -107,7 +107,7 @@ class SiteModel:
 
     @property
     def n_features_in_(self) -> int:
-        """How many columns these are."""
+        """The number of columns in :attr:`feature_names_in_`."""
         return len(self.feature_names_in_)
 
     @property
@@ -134,8 +134,8 @@ class SiteModel:
             domain: ``(samples,)`` domain ids beside an array, where the method needs them.
 
         Raises:
-            PerfedError: columns that are missing or unknown (named), another shape, values that are not finite, no
-                domains or unknown ones.
+            PerfedError: columns are missing or unknown (they are named), the shape is wrong, values are not finite, or
+                domains are missing or unknown.
         """
         outputs = self.predictor.outputs(*self.prepare_inputs(x, domain))
         return outputs if self.facts["classes"] is None else self.classes_[outputs.argmax(1)]
@@ -147,14 +147,14 @@ class SiteModel:
             x, domain: as for :meth:`predict`.
 
         Raises:
-            PerfedError: as :meth:`predict`, and for a model that has no probabilities.
+            PerfedError: as in :meth:`predict`, and if the model has no probabilities.
         """
         if self.facts["classes"] is None:
             raise PerfedError(f"site '{self.site}' predicts values, not classes; use predict")
         return self.outputs(*self.prepare_inputs(x, domain))
 
     def outputs(self, *arguments: Tensor) -> NDArray[Any]:
-        """Return class probabilities ``(samples, C)`` or values for what :meth:`prepare_inputs` returns.
+        """Return class probabilities ``(samples, C)`` or values for the tensors that :meth:`prepare_inputs` returns.
 
         Raises:
             PerfedError: the model predicts classes and has no probabilities.
@@ -164,9 +164,9 @@ class SiteModel:
         return self.predictor.outputs(*arguments)
 
     def with_metrics(self, client: Client, federation: Federation) -> Self:
-        """Return the model with facts that have its metrics on the test data of ``client``.
+        """Return a copy of the model whose facts contain its metrics on the test data of ``client``.
 
-        There are none without test data, or where a model for classes has no probabilities.
+        The metrics are empty if the client has no test data, or if a model for classes has no probabilities.
         """
         test, metrics = client.split("test"), dict[str, Any]()
         if test is not None and (federation.num_classes is None or self.has_probabilities):
@@ -179,21 +179,21 @@ class SiteModel:
     def save(self, folder: Path | str) -> Path:
         """Write the predictor, ``site.json`` and the preprocessing into ``folder``, for :func:`perfed.load_site`.
 
-        A preprocessing of the user's own types is pickled: who loads it must say that it is trusted.
+        A preprocessing with types of the user is pickled, and can be loaded only with ``trust``.
 
         Raises:
             PerfedError: ``folder`` already holds the model of a site, or this one cannot be saved.
         """
-        place = Path(folder)
-        if (place / FACTS).exists():
-            raise PerfedError(f"{place}: already holds a site's model")
-        place.mkdir(parents=True, exist_ok=True)
-        names = self.predictor.save(place)
+        path = Path(folder)
+        if (path / FACTS).exists():
+            raise PerfedError(f"{path}: already holds a site's model")
+        path.mkdir(parents=True, exist_ok=True)
+        names = self.predictor.save(path)
         if self.table is not None:
-            self.table.save(place / TABLE)
+            self.table.save(path / TABLE)
             names.append(TABLE)
-        write_facts({**self.facts, "files": {name: hash_file(place / name) for name in names}}, place / FACTS)
-        return place
+        write_facts({**self.facts, "files": {name: hash_file(path / name) for name in names}}, path / FACTS)
+        return path
 
     # Inputs ------------------------------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class SiteModel:
         return self.check_inputs(x, domain)
 
     def check_inputs(self, x: Any, domain: Any = None) -> tuple[Tensor, ...]:
-        """Return preprocessed inputs, and domain ids where the model needs them, once they are checked."""
+        """Check preprocessed inputs, and domain ids where the model needs them, and return both as tensors."""
         inputs, shape = as_tensor(x, "x", self.site), tuple(self.facts["input_shape"])
         if inputs.ndim == 2 and inputs.shape[1] == int(np.prod(shape)):
             inputs = inputs.reshape(-1, *shape)
@@ -241,13 +241,13 @@ class SiteModel:
     def _check_columns(self, x: Any, without: Sequence[str] = ()) -> None:
         columns = [compose_text(name) for name in column_names(x) or ()]
         expected = [compose_text(name) for name in self.feature_names_in_ if name not in without]
-        for what, names in (
+        for problem, names in (
             ("x lacks", [name for name in expected if name not in columns]),
             ("remove from x the unknown", [name for name in columns if name not in expected]),
             ("x has twice", [name for name in dict.fromkeys(columns) if columns.count(name) > 1]),
         ):
             if names:
-                raise PerfedError(f"site '{self.site}': {what} {describe_columns(names)}")
+                raise PerfedError(f"site '{self.site}': {problem} {describe_columns(names)}")
 
     def _find_domain_ids(self, domain: Any, samples: int) -> Tensor:
         names = self.facts["domains"]
