@@ -147,7 +147,11 @@ def dataset(
 
 
 def _check_signature(name: str, build: Builder) -> None:
-    """Check the signature of a building function at its registration, before any data are built."""
+    """Check that a building function takes ``(seed, data_dir, *, options)``, before any data are built.
+
+    Raises:
+        PerfedError: if it takes fewer than two positional arguments, or further ones without a default.
+    """
     parameters = inspect.signature(build).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     extra = [p.name for p in positional[2:] if p.default is p.empty]
@@ -181,7 +185,7 @@ def describe(name: str) -> Description:
 
 
 def dataset_id(name: str) -> str:
-    """Return ``name`` as it is registered and written to files, after the module if there is one in ``name``.
+    """Return the canonical spelling of a data set's name, which is used in files; ``module:`` in ``name`` is kept.
 
     Raises:
         PerfedError: if there is no such data set; the message lists the names.
