@@ -171,8 +171,8 @@ def _check_sites(sites: Sequence[str]) -> None:
     names_by_lower_case: dict[str, str] = {}
     for name in sites:
         if name.lower() in names_by_lower_case:
-            other = names_by_lower_case[name.lower()]
-            raise PerfedError(f"--sites: '{name}' is there already ('{other}'); names must differ")
+            same_name = names_by_lower_case[name.lower()]
+            raise PerfedError(f"--sites: '{name}' is there already ('{same_name}'); names must differ")
         names_by_lower_case[name.lower()] = name
 
 
