@@ -1,6 +1,6 @@
-"""The commands of who runs a federation's server: ``perfed deploy | submit``.
+"""The commands of the administrator of a federation's server: ``perfed deploy | submit``.
 
-``submit`` needs no torch, so that it is there at once; what ``deploy`` needs is imported when it runs.
+``submit`` does not import torch, so that it starts at once; ``deploy`` imports its modules when it runs.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ def deploy_command(
 ) -> None:
     """Write what a federation of real sites needs: Flower app, server files, keys, a page for each site."""
     names = [name.strip() for name in sites.split(",") if name.strip()]
-    given = {"EXPERIMENT": experiment, "--extend": extend, "--renew": renew, "--rotate": rotate}
-    chosen = [name for name, value in given.items() if value is not None]
-    if len(chosen) != 1:
-        raise PerfedError(f"one of {', '.join(given)} is needed (given: {', '.join(chosen) or 'none'})")
+    modes = {"EXPERIMENT": experiment, "--extend": extend, "--renew": renew, "--rotate": rotate}
+    requested = [name for name, value in modes.items() if value is not None]
+    if len(requested) != 1:
+        raise PerfedError(f"one of {', '.join(modes)} is needed (given: {', '.join(requested) or 'none'})")
     if extend is not None:
-        return _extend(extend, names)
+        return _extend_deployment(extend, names)
     if renew is not None:
-        return _renew(renew, days, server_name or [])
+        return _renew_certificate(renew, days, server_name or [])
     if rotate is not None:
-        return _rotate(rotate[1], rotate[0])
+        return _rotate_key(rotate[1], rotate[0])
     if out is None:
         raise PerfedError("--out: a directory for the files is needed")
     from perfed.cli.execution import chosen_experiment
@@ -84,12 +84,12 @@ def deploy_command(
     from perfed.sites.deploy.release import FOLDER, Release
     from perfed.sites.deploy.write import deploy
 
-    mixed = [f"blend.candidates=[{blend}]"] if blend else []
-    checked = chosen_experiment(str(experiment), [*(settings or []), *mixed])
-    where = dir_on_server or str(out.absolute())
+    blend_settings = [f"blend.candidates=[{blend}]"] if blend else []
+    study = chosen_experiment(str(experiment), [*(settings or []), *blend_settings])
+    server_folder = dir_on_server or str(out.absolute())
     names_of_server = tuple(server_name or ())
-    deployment = Deployment(checked.name, tuple(names), where, tls, host, port, superlink_port, names_of_server)
-    deploy(checked, deployment, out, days, None if release is None else Release.read(release))
+    deployment = Deployment(study.name, tuple(names), server_folder, tls, host, port, superlink_port, names_of_server)
+    deploy(study, deployment, out, days, None if release is None else Release.read(release))
     say_where("deployment", out)
     say_where("the server's administrator reads", out / "README.md")
     for site in deployment.sites:
@@ -102,8 +102,8 @@ def deploy_command(
         say("Private keys are among them: hand each on over a channel that nobody else reads.")
 
 
-def _extend(folder: Path, sites: list[str]) -> None:
-    """Add sites to a deployment."""
+def _extend_deployment(folder: Path, sites: list[str]) -> None:
+    """Add sites to a deployment, and print what its administrator has to do next."""
     from perfed.experiment.config import read
     from perfed.sites.deploy.server_files import STUDY_FILE, hash_app
     from perfed.sites.deploy.write import extend
@@ -117,16 +117,16 @@ def _extend(folder: Path, sites: list[str]) -> None:
         say_whole(f"tell the other sites the SHA-256 of what is submitted from now on: {submitted}")
 
 
-def _renew(folder: Path, days: int, server_names: list[str]) -> None:
-    """Give a deployment's server a new certificate."""
+def _renew_certificate(folder: Path, days: int, server_names: list[str]) -> None:
+    """Issue a new certificate for the server of a deployment."""
     from perfed.sites.deploy.write import renew
 
     last_day = renew(folder, days, server_names)
     say(f"valid until {last_day}; restart the SuperLink and reload the proxy, which still have the one before")
 
 
-def _rotate(folder: Path, site: str) -> None:
-    """Make a site of a deployment a new key."""
+def _rotate_key(folder: Path, site: str) -> None:
+    """Replace the key of a site of a deployment, and print what its administrator has to do next."""
     from perfed.sites.deploy.write import rotate
 
     fingerprint = rotate(folder, site)
@@ -161,28 +161,28 @@ def submit_command(
     """Start a deployment's run, or go on with it, and follow it to its end; or end it."""
     from perfed.sites.deploy import submit
 
-    place = (out or directory / submit.RESULTS).resolve()
+    results = (out or directory / submit.RESULTS).resolve()
     again = f"'{shlex.join(['perfed', 'submit', str(directory), *(['--out', str(out)] if out else [])])}'"
     if stop:
-        done = submit.stop(directory, place)
-        where = f"after round {done}" if done else "before the end of its first round"
-        return say_whole(f"the run in {place} was ended {where}; {again} goes on from there")
-    config = {"out": str(place), "wait": wait, "deadline": deadline, "ratio": ratio, "at_least": float(at_least)}
+        last_round = submit.stop(directory, results)
+        moment = f"after round {last_round}" if last_round else "before the end of its first round"
+        return say_whole(f"the run in {results} was ended {moment}; {again} goes on from there")
+    config = {"out": str(results), "wait": wait, "deadline": deadline, "ratio": ratio, "at_least": float(at_least)}
     try:
-        submit.submit(directory, config, _show, directory / "server" / "submit.log")
+        submit.submit(directory, config, _show_progress, directory / "server" / "submit.log")
     except KeyboardInterrupt:
         reason = f"interrupted; the run goes on, and {again} follows it (with --stop: ends it)"
         raise Stopped(reason, CTRL_C) from None
-    say_where("results", place)
+    say_where("results", results)
 
 
-def _show(told: dict[str, Any]) -> None:
-    """Say how far a submitted run is: a line for each stage and each round, which takes seconds."""
-    if "stage" in told:
-        say_whole(told["stage"])
-    elif "round" in told:
-        reached = "" if told["accuracy"] is None else f", {100 * told['accuracy']:.1f} %"
+def _show_progress(report: dict[str, Any]) -> None:
+    """Print the progress of a submitted run, one line for each stage and each round."""
+    if "stage" in report:
+        say_whole(report["stage"])
+    elif "round" in report:
+        accuracy = "" if report["accuracy"] is None else f", {100 * report['accuracy']:.1f} %"
         lost = "; ".join(
-            f"{name.replace('_', ' ')}: {shorten_list(ids)}" for name, ids in told["counts"].items() if ids
+            f"{name.replace('_', ' ')}: {shorten_list(ids)}" for name, ids in report["counts"].items() if ids
         )
-        say(f"round {told['round']} of {told['rounds']}{reached}{lost and f' ({lost})'}")
+        say(f"round {report['round']} of {report['rounds']}{accuracy}{lost and f' ({lost})'}")

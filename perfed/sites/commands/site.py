@@ -1,6 +1,6 @@
-"""The commands of who runs a site of a federation: ``perfed site``, and its ``preview | log | leave | export``.
+"""The commands of the administrator of a site: ``perfed site``, and its ``preview | log | key | leave | export``.
 
-``log`` needs no torch, so that it answers at once; what the others need is imported when they run.
+``log`` does not import torch, so that it answers at once; the others import their modules when they run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perfed.sites.flower.hash_chain import BEGINNING, LOG, read_log, verify_log
 from perfed.system import create_private_files, write_atomic
 
 SITE = "site.json"
-"""File of a site's folder: its name, and where its data are."""
+"""The file in a site's folder with its name and the paths of its data and key."""
 
 
 site_app = App(invoke_without_command=True, help="Be a site of a federation; its log and its own model.")
@@ -80,15 +80,15 @@ def site_command(
     from perfed.sites.deploy.site_agent import SiteSettings, check_site, run_site
     from perfed.sites.flower.probe import ServerAddress
 
-    place, text = folder or Path(f"perfed-site-{name}"), None if study is None else _text(study)
+    place, text = folder or Path(f"perfed-site-{name}"), None if study is None else _read_study(study)
     allowed = Policy() if policy is None else Policy.read(policy)
     settings = SiteSettings(name, data, ServerAddress(server, ca, key), place, text, allowed)
     _check_keys(key, ca)
     check_site(settings)
     confirm(settings, study, consent)
     place.mkdir(parents=True, exist_ok=True)
-    known = {"name": name, "data": str(data.resolve()), "key": None if key is None else str(key.resolve())}
-    write_atomic(place / SITE, json.dumps(known) + "\n")
+    description = {"name": name, "data": str(data.resolve()), "key": None if key is None else str(key.resolve())}
+    write_atomic(place / SITE, json.dumps(description) + "\n")
     say_whole(f"site {name}: {data}; what leaves is in {place / LOG}")
     if study is None:
         say_whole("any study is taken: the server's administrator chooses the target, the columns and the method")
@@ -102,7 +102,7 @@ def site_command(
 
 
 def _check_keys(key: Path | None, ca: Path | None) -> None:
-    """Refuse a key or certificate that is not there, and a key that others can read."""
+    """Refuse a missing key or certificate, and a key that other users can read."""
     from perfed.sites.deploy.tls import check_private
 
     for option, file in (("--key", key), ("--ca", ca)):
@@ -122,10 +122,10 @@ def site_preview_command(
     """Show every value, fact, entry and shape that would leave the site, without a server."""
     from perfed.sites.commands.preview import preview
 
-    preview(data, _text(study), name, as_json)
+    preview(data, _read_study(study), name, as_json)
 
 
-def _text(file: Path) -> str:
+def _read_study(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -144,14 +144,14 @@ def site_log_command(
     key: Annotated[Path | None, typer.Option("--key", help="with --verify: the site's public key")] = None,
 ) -> None:
     """List every message that has left the site or arrived, and check that no line of the log was changed."""
-    chosen = [name for name, on in (("--head", head), ("--export", export), ("--verify", exported)) if on]
-    if len(chosen) > 1 or (key is not None and exported is None):
+    modes = [name for name, value in (("--head", head), ("--export", export), ("--verify", exported)) if value]
+    if len(modes) > 1 or (key is not None and exported is None):
         raise PerfedError("at most one of --head, --export and --verify can be given, and --key with --verify alone")
     if exported is not None:
-        return _verify(exported, key)
+        return _verify_exported_log(exported, key)
     place = site_folder(folder)
     if export is not None:
-        return _export(place, export)
+        return _export_log(place, export)
     if head:
         return say_whole(_last_hash(place / LOG))
     entries, broken = read_log(place / LOG), verify_log(place / LOG)
@@ -159,7 +159,7 @@ def site_log_command(
         print_json({"log": entries, "broken": broken})
     else:
         for entry in entries:
-            say_whole(_line(entry))
+            say_whole(_describe_entry(entry))
     if broken is not None:
         raise PerfedError(broken)
     if not as_json:
@@ -167,28 +167,28 @@ def site_log_command(
         say_whole(f"{len(entries)} lines; the chain is whole; its last hash is {last}")
 
 
-def _export(place: Path, file: Path) -> None:
-    """Write a site's log into a new file, signed where the site has a key."""
+def _export_log(place: Path, file: Path) -> None:
+    """Write a site's log to a new file, signed if the site has a key."""
     check_new(file)
     head = _last_hash(place / LOG)
-    known = json.loads((place / SITE).read_text(encoding="utf-8"))
-    content = {"site": known.get("name"), "head": head, "log": (place / LOG).read_text(encoding="ascii")}
-    signed: dict[str, str] = {}
-    if known.get("key"):
+    description = json.loads((place / SITE).read_text(encoding="utf-8"))
+    content = {"site": description.get("name"), "head": head, "log": (place / LOG).read_text(encoding="ascii")}
+    signature_fields: dict[str, str] = {}
+    if description.get("key"):
         from perfed.sites.deploy.tls import signature
 
-        text, public = signature(Path(known["key"]), _canonical(content))
-        signed = {"signature": text, "key": public}
-    write_atomic(file, json.dumps({**content, **signed}) + "\n")
-    say_where("log" if signed else "log, not signed: the site has no key,", file)
+        text, public = signature(Path(description["key"]), _serialize(content))
+        signature_fields = {"signature": text, "key": public}
+    write_atomic(file, json.dumps({**content, **signature_fields}) + "\n")
+    say_where("log" if signature_fields else "log, not signed: the site has no key,", file)
     say_whole(f"its last hash is {head}")
 
 
-def _verify(file: Path, key: Path | None) -> None:
-    """Check an exported log: its lines, its last hash, and with a public key its signature."""
+def _verify_exported_log(file: Path, key: Path | None) -> None:
+    """Check the lines and the last hash of an exported log, and its signature if a public key is given."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        signed, site, text = content.pop("signature", None), content["site"], content["log"].encode("ascii")
+        signature, site, text = content.pop("signature", None), content["site"], content["log"].encode("ascii")
         content.pop("key", None)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise PerfedError(f"{file}: cannot be read as an exported log: {error}") from None
@@ -198,22 +198,22 @@ def _verify(file: Path, key: Path | None) -> None:
         broken, lines = verify_log(copy), read_log(copy)
     head = lines[-1]["hash"] if lines else BEGINNING
     if broken is not None or head != content.get("head"):
-        said = "it does not end with its last hash" if broken is None else broken.partition(": ")[2]
-        raise PerfedError(f"{file}: {said}")
+        reason = "it does not end with its last hash" if broken is None else broken.partition(": ")[2]
+        raise PerfedError(f"{file}: {reason}")
     if key is not None:
         from perfed.sites.deploy.tls import is_signature_valid
 
-        if signed is None or not is_signature_valid(key, str(signed), _canonical(content)):
+        if signature is None or not is_signature_valid(key, str(signature), _serialize(content)):
             raise PerfedError(f"{file}: is not signed with the key of {key}")
-    by = "its signature was not looked at (--key)" if key is None else f"signed with the key of {key}"
-    say_whole(f"site {site}: {len(lines)} lines; the chain is whole; its last hash is {head}; {by}")
+    signature_check = "its signature was not looked at (--key)" if key is None else f"signed with the key of {key}"
+    say_whole(f"site {site}: {len(lines)} lines; the chain is whole; its last hash is {head}; {signature_check}")
 
 
 def _last_hash(file: Path) -> str:
-    """The last hash of a log.
+    """Return the last hash of a log, or :data:`BEGINNING` if it is empty.
 
     Raises:
-        PerfedError: there is none, or it is broken.
+        PerfedError: the log is missing or broken.
     """
     if (broken := verify_log(file)) is not None:
         raise PerfedError(broken)
@@ -221,25 +221,27 @@ def _last_hash(file: Path) -> str:
     return str(lines[-1]["hash"]) if lines else BEGINNING
 
 
-def _canonical(content: dict[str, Any]) -> bytes:
-    """The bytes that are signed."""
+def _serialize(content: dict[str, Any]) -> bytes:
+    """Return the bytes of an exported log that are signed."""
     return json.dumps(content, sort_keys=True).encode()
 
 
-def _line(entry: dict[str, Any]) -> str:
-    """One line of a log in words."""
+def _describe_entry(entry: dict[str, Any]) -> str:
+    """Return the line that ``perfed site log`` prints for an entry of the log."""
     if "note" in entry:
         return f"{entry['time']} note: {entry['note']}"
     if "arrived" in entry:
-        asked = ", ".join(
+        request = ", ".join(
             f"{name} {entry[name]}" for name in ("kind", "round", "program") if entry.get(name) is not None
         )
-        return f"{entry['time']} arrived: {asked or entry['arrived']}: {entry['bytes']} bytes, {entry['sha256'][:16]}"
-    held = ", ".join(f"{e['name']} {'x'.join(map(str, e['shape'])) or '1'} {e['dtype']}" for e in entry["entries"])
-    what = f"round {entry['round']} {entry['program']}" if entry["program"] else "a mistake"
-    plain = {name: value for name, value in entry["header"].items() if name in ("told", "facts", "metrics", "error")}
-    said = f" {json.dumps(plain)}" if any(plain.values()) else ""
-    return f"{entry['time']} {what}: {entry['bytes']} bytes, {entry['sha256'][:16]}: {held or 'no tensors'}{said}"
+        return f"{entry['time']} arrived: {request or entry['arrived']}: {entry['bytes']} bytes, {entry['sha256'][:16]}"
+    tensors = ", ".join(f"{e['name']} {'x'.join(map(str, e['shape'])) or '1'} {e['dtype']}" for e in entry["entries"])
+    subject = f"round {entry['round']} {entry['program']}" if entry["program"] else "a mistake"
+    fields = {name: value for name, value in entry["header"].items() if name in ("told", "facts", "metrics", "error")}
+    suffix = f" {json.dumps(fields)}" if any(fields.values()) else ""
+    return (
+        f"{entry['time']} {subject}: {entry['bytes']} bytes, {entry['sha256'][:16]}: {tensors or 'no tensors'}{suffix}"
+    )
 
 
 @site_app.command("key", epilog="Example: perfed site key --name north")
@@ -294,8 +296,8 @@ def site_export_command(
     check_format(format_)
     place = site_folder(folder)
     with readable(place / SITE) as file:
-        known = json.loads(file.read_text(encoding="utf-8"))
-        name, table = str(known["name"]), Path(known["data"])
+        description = json.loads(file.read_text(encoding="utf-8"))
+        name, table = str(description["name"]), Path(description["data"])
     target = out or place / f"{file_name(name)}.{format_}"
     check_new(target)
     with refuse_modules(place, trust):
@@ -303,15 +305,15 @@ def site_export_command(
 
 
 def site_folder(folder: Path | None) -> Path:
-    """Return the site's folder: that given, or the only one here."""
+    """Return ``folder``, or the only folder of a site in or below the current directory if it is ``None``."""
     if folder is not None:
         if not (folder / SITE).exists():
             raise PerfedError(f"--dir {folder}: not the folder of a site ('perfed site' makes one: perfed-site-NAME)")
         return folder
     if Path(SITE).exists():
         return Path()
-    found = sorted(file.parent for file in Path().glob(f"*/{SITE}"))
-    if len(found) != 1:
-        held = ", ".join(map(str, found)) or "none"
-        raise PerfedError(f"--dir: the site's folder is needed where there is not exactly one here (found: {held})")
-    return found[0]
+    folders = sorted(file.parent for file in Path().glob(f"*/{SITE}"))
+    if len(folders) != 1:
+        names = ", ".join(map(str, folders)) or "none"
+        raise PerfedError(f"--dir: the site's folder is needed where there is not exactly one here (found: {names})")
+    return folders[0]

@@ -1,4 +1,4 @@
-"""Where a deployment's server is, and which sites take part: what every one of its files depends on."""
+"""The settings of a deployment on which all its files depend: its server, its addresses and its sites."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from perfed.data.names import quote_name
 from perfed.errors import PerfedError
 
 FILE = "deployment.toml"
-"""What :class:`Deployment` is kept in, in the deployment's directory."""
+"""The file of the :class:`Deployment` in the deployment's directory."""
 CONNECTION = "deployment"
-"""Name of the connection to the SuperLink in the ``config.toml`` of Flower's command line."""
+"""The name of the connection to the SuperLink in the ``config.toml`` of Flower's command line."""
 
 _LOOPBACK = ("127.0.0.1", "localhost")
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -26,7 +26,7 @@ _HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _PATH = re.compile(r"/[\w./+-]*")
 _LONGEST_APP = 32
-"""Characters of an app's name that Flower takes."""
+"""The largest number of characters that Flower allows in an app's name."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,20 @@ class Deployment:
     """A server and its sites.
 
     Attributes:
-        name: of the study.
-        sites: names of the sites, sorted.
-        directory: where this deployment lies on the server, absolute.
-        tls: whether the server is reached with TLS, through a proxy, by sites that prove who they are with a key; else
-            everything is on one machine, for a trial.
-        host: name or address by which sites reach the server.
-        port: at which the proxy listens; without TLS, the SuperLink.
-        superlink_port: at which the SuperLink listens, on the server's loopback address.
+        name: the name of the study.
+        sites: the names of the sites, sorted.
+        directory: the absolute path of the deployment on the server.
+        tls: whether sites connect with TLS through a proxy and authenticate with a key; otherwise everything runs on
+            one machine, for a trial.
+        host: the name or address by which sites reach the server.
+        port: the port of the proxy; not used without TLS, when sites connect to the SuperLink directly.
+        superlink_port: the port of the SuperLink on the server's loopback address.
         server_names: further names and addresses in the server's certificate.
 
     Raises:
-        PerfedError: a study's name that files of systemd or Flower cannot have, a site named twice or with odd
-            characters, a name, address, port or path that cannot be one, or another machine without TLS.
+        PerfedError: the study's name is not possible in files of systemd or Flower; a site is named twice or its name
+            has characters that are not allowed; a name, address, port or path is invalid; or the server is another
+            machine and there is no TLS.
 
     Example:
         >>> Deployment("heart", ("north", "south"), "/srv/heart", tls=True, host="fed.example.org").address
@@ -93,43 +94,43 @@ class Deployment:
 
     @property
     def address(self) -> str:
-        """What sites are given: ``HOST:PORT``."""
+        """The address to which sites connect, ``HOST:PORT``."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port if self.tls else self.superlink_port}"
 
     @property
     def certified_names(self) -> tuple[str, ...]:
-        """Names and addresses in the server's certificate; those of the loopback for the proxy and Flower's own."""
+        """The names and addresses in the server's certificate; the proxy and Flower itself use the loopback ones."""
         return tuple(dict.fromkeys((self.host, *self.server_names, "localhost", "127.0.0.1")))
 
     def to_toml(self) -> str:
-        """For :data:`FILE`; :meth:`read` of it gives the same deployment."""
+        """Return the text of :data:`FILE`, from which :meth:`read` restores the same deployment."""
         return tomli_w.dumps({key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()})
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The deployment in ``folder``.
+        """Return the deployment in ``folder``.
 
         Raises:
-            PerfedError: there is none, or its :data:`FILE` is not what was written.
+            PerfedError: ``folder`` holds no deployment, or its :data:`FILE` cannot be read.
         """
         file = folder / FILE
         if not file.is_file():
             raise PerfedError(f"{folder}: no deployment is there ('perfed deploy EXPERIMENT --out {folder}' makes one)")
         try:
             table = tomllib.loads(file.read_text(encoding="utf-8"))
-            given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
-            return cls(**given)
+            settings: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
+            return cls(**settings)
         except PerfedError as error:
             raise PerfedError(f"{file}: {error}") from None
         except (OSError, ValueError, TypeError) as error:
             raise PerfedError(f"{file}: cannot be read: {error}") from None
 
     def with_sites(self, names: Sequence[str]) -> Self:
-        """This deployment with further sites.
+        """Return a copy of this deployment with further sites.
 
         Raises:
-            PerfedError: a name that is there already, or that cannot be one.
+            PerfedError: a name is already used or not allowed.
         """
         return replace(self, sites=(*self.sites, *names))
 
@@ -145,7 +146,7 @@ def app_name(study: str) -> str:
 
 
 def _check_name(study: str) -> None:
-    """Refuse what would be another line of a unit or a script, and names longer than Flower takes."""
+    """Refuse a name that would add a line to a systemd unit or a script, or that is too long for Flower."""
     if not study.isprintable():
         raise PerfedError(
             f"name = {quote_name(study)}: a study's name stands in files of systemd; it may hold neither line breaks "
@@ -167,15 +168,16 @@ def _check_sites(sites: Sequence[str]) -> None:
                 f"--sites: '{name}' cannot be a site's name; allowed are letters, digits and . _ - , a letter or digit "
                 "first, 63 at most"
             )
-    seen: dict[str, str] = {}
+    names_by_lower_case: dict[str, str] = {}
     for name in sites:
-        if name.lower() in seen:
-            raise PerfedError(f"--sites: '{name}' is there already ('{seen[name.lower()]}'); names must differ")
-        seen[name.lower()] = name
+        if name.lower() in names_by_lower_case:
+            same_name = names_by_lower_case[name.lower()]
+            raise PerfedError(f"--sites: '{name}' is there already ('{same_name}'); names must differ")
+        names_by_lower_case[name.lower()] = name
 
 
 def _check_host(name: str) -> None:
-    """Refuse what is neither a host's name nor an address; a zone (``%eth0``), which may hold anything, is no part."""
+    """Refuse a text that is neither a host name nor an IP address; zones (``%eth0``) are refused as well."""
     try:
         ipaddress.ip_address(name.replace("%", " "))
     except ValueError:

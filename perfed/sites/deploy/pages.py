@@ -1,4 +1,4 @@
-"""The pages that people read: the server's administrator's, and each site's."""
+"""The pages for the administrators of the server and of each site."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a site and the server's administrator compare, where there is TLS.
+    """The fingerprints that a site and the server's administrator compare in a deployment with TLS.
 
     Attributes:
-        authority: fingerprint of the authority's certificate.
-        keys: fingerprint of each site's public key.
+        authority: the fingerprint of the authority's certificate.
+        keys: the fingerprint of each site's public key.
     """
 
     authority: str
@@ -40,7 +40,7 @@ class Credentials:
 
 def make_server_page(deployment: Deployment, study: Experiment, release: Release) -> str:
     """Return the page of the server's administrator."""
-    values = _common(deployment, study, release) | {"rows": _rows(deployment.tls)}
+    values = _make_common_values(deployment, study, release) | {"rows": _make_file_table(deployment.tls)}
     if deployment.tls:
         steps, later = (fill_template(name, values) for name in ("steps-tls.md", "later-tls.md"))
         values |= {"steps": steps, "later": later, "protection": _PROTECTION, "logs": _LOGS}
@@ -66,7 +66,8 @@ _LOGS = (
 )
 
 
-def _rows(tls: bool) -> str:
+def _make_file_table(tls: bool) -> str:
+    """Return the rows of the table of a deployment's files."""
     rows = [
         ("`app/`", "what is submitted: the server's program, two lines, and `study.toml`, the experiment; no data"),
         ("`server/`", "SuperLink and SuperExec: the scripts that start them, and systemd units that call these"),
@@ -81,42 +82,46 @@ def _rows(tls: bool) -> str:
         )
         rows[2] = ("`sites/NAME/`", "for site NAME: its page (`README.md`), a systemd unit, its private key, `ca.crt`")
         rows.append(("`tls/`", "the private authority that the sites trust; `ca.key` is a secret"))
-    return "\n".join(f"| {name} | {what} |" for name, what in rows)
+    return "\n".join(f"| {name} | {purpose} |" for name, purpose in rows)
 
 
 def make_site_files(
     deployment: Deployment, study: Experiment, site: str, credentials: Credentials | None, release: Release
 ) -> dict[str, str]:
-    """Return a site's page and its systemd unit, by their paths in the deployment's directory."""
+    """Return a site's page, systemd unit, study and policy by their paths in the deployment's directory."""
     command = f"perfed site --data {site}.csv --server {deployment.address} --name {site} --study study.toml"
     command += "" if credentials is None else f" --key {site}.key --ca ca.crt"
     budget = None if study.privacy is None else study.privacy.epsilon
     command += "" if budget is None else " --policy policy.toml"
-    values = _common(deployment, study, release) | {
+    values = _make_common_values(deployment, study, release) | {
         "site": site,
-        "calls": _calls(deployment.host),
+        "calls": _describe_allowed_addresses(deployment.host),
         "command": command,
         "budget": "# epsilon = 6.0" if budget is None else f"epsilon = {budget!r}",
         "policy": "" if budget is None else _BUDGET.format(f"{budget:g}"),
         "preview": f"perfed site preview --data {site}.csv --study study.toml --name {site}",
         "settings": "\n".join(f"* {markdown_code(line)}" for line in list_column_settings(study)),
         "columns": _COLUMNS[study.data.options["columns"]],
-        "app": _app(study),
+        "app": _describe_app_hash(study),
         "told": markdown_text("; ".join(describe_metadata(study))) or "nothing",
         "sent": "\n".join(f"  * `{name}`" for name in list_entries(study)) or "  * nothing",
         "masks": _describe_masks(study, site),
         "mixed": _MIXED if is_blend(study) else "",
         **(_PLAIN if study.privacy is None else _PRIVATE[study.privacy.unit]),
-        **({} if study.privacy is None or study.privacy.metrics == "none" else {"measured": _noisy(study)}),
-        "files": "" if credentials is None else _files(site, credentials),
+        **(
+            {}
+            if study.privacy is None or study.privacy.metrics == "none"
+            else {"measured": _describe_noisy_metrics(study)}
+        ),
+        "files": "" if credentials is None else _describe_key_files(site, credentials),
         "key_leaves": "" if credentials is None else " With every call a signature made with its key, never the key.",
         "tls_failures": "" if credentials is None else _TLS_FAILURES,
     }
     folder = f"sites/{site}"
     unit = fill_template("perfed-site.service", values)
     page, policy = fill_template("site.md", values), fill_template("policy.toml", values)
-    found = {"README.md": page, "perfed-site.service": unit, "study.toml": study.to_toml(), "policy.toml": policy}
-    return {f"{folder}/{name}": content for name, content in found.items()}
+    files = {"README.md": page, "perfed-site.service": unit, "study.toml": study.to_toml(), "policy.toml": policy}
+    return {f"{folder}/{name}": content for name, content in files.items()}
 
 
 _MIXED = """
@@ -146,8 +151,8 @@ _PLAIN = {
 }
 
 
-def _noisy(study: Experiment) -> str:
-    """What a page says of metrics that leave with noise."""
+def _describe_noisy_metrics(study: Experiment) -> str:
+    """Return the text of a site's page about metrics that are sent with noise."""
     names = ", ".join(dict.fromkeys(["accuracy (mse)", *study.evaluation.requested_metrics]))
     after = "each round that is evaluated" if study.evaluation.every < study.rounds else "the last rounds"
     return (
@@ -171,15 +176,18 @@ _PRIVATE = {
 
 
 def _describe_masks(study: Experiment, site: str) -> str:
-    """Return what the page of a site says of masks."""
+    """Return the text of a site's page about masks."""
     if study.secure_aggregation is None:
         return ""
     keys = study.secure_aggregation.keys
     return _MASKS + (_MASKS_NO_KEYS if keys is None else _MASKS_KEYS.format(keys[site]))
 
 
-def _calls(host: str) -> str:
-    """What a unit says of the addresses that a site may call; a name has none before it is resolved."""
+def _describe_allowed_addresses(host: str) -> str:
+    """Return the lines of a systemd unit about the addresses that a site may connect to.
+
+    A host that is a name has no address before it is resolved; the lines are then a comment.
+    """
     try:
         return f"# And nobody else, unless it is added.\nIPAddressDeny=any\nIPAddressAllow=localhost {ip_address(host)}"
     except ValueError:
@@ -189,10 +197,10 @@ def _calls(host: str) -> str:
         )
 
 
-def _app(study: Experiment) -> str:
-    found = hash_app(study)
-    made = f"made with {VERSION_RANGE}; with a further site the study is another one, and so is its hash"
-    return f"\nThat of this study is `{found}` ({made}).\n" if found else ""
+def _describe_app_hash(study: Experiment) -> str:
+    app_hash = hash_app(study)
+    note = f"made with {VERSION_RANGE}; with a further site the study is another one, and so is its hash"
+    return f"\nThat of this study is `{app_hash}` ({note}).\n" if app_hash else ""
 
 
 _TLS_FAILURES = """\
@@ -202,7 +210,7 @@ _TLS_FAILURES = """\
 """
 
 
-def _files(site: str, credentials: Credentials) -> str:
+def _describe_key_files(site: str, credentials: Credentials) -> str:
     return f"""
 ## Your files
 
@@ -226,19 +234,20 @@ you another.
 """
 
 
-def _common(deployment: Deployment, study: Experiment, release: Release) -> dict[str, Any]:
+def _make_common_values(deployment: Deployment, study: Experiment, release: Release) -> dict[str, Any]:
+    """Return the values of the placeholders that the pages of the server and of the sites share."""
     modules = list_user_modules(study)
-    named = (
+    modules_text = (
         f"\nThe study uses modules of its own: {', '.join(f'`{name}`' for name in modules)}. They must be importable "
     )
     return make_template_values(deployment, release) | {
         "purpose": markdown_text(study.description or f"A study called {study.name}."),
         "method": format_title(study),
         "rounds": study.rounds,
-        "sites_in_words": _in_words(list(deployment.sites)),
-        "modules": f"{named} where perfed is installed, at the server and at every site.\n" if modules else "",
+        "sites_in_words": _join_names(list(deployment.sites)),
+        "modules": f"{modules_text} where perfed is installed, at the server and at every site.\n" if modules else "",
     }
 
 
-def _in_words(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

@@ -1,4 +1,4 @@
-"""All that would leave a site, found without a server, and the administrator's consent to it."""
+"""A preview of everything that a site would send, made without a server, and the administrator's consent to it."""
 
 from __future__ import annotations
 
@@ -30,28 +30,30 @@ from perfed.system import write_atomic
 from perfed.tables.site_data import read_site_data
 
 ANY = "any"
-"""Consent to whatever the server's study asks for."""
+"""The consent to everything that the server's study requests."""
 CONSENT = "consent.json"
-"""File of a site: the hash of what its administrator has agreed to, and when."""
-_CHANGING = ("sums",)  # of what is told: other numbers with every new row
+"""The file in a site's folder with the hash of the preview that its administrator has agreed to, and the time."""
+_CHANGING = ("sums",)  # the fields of ``told`` whose numbers change with every new row
 
 
 @dataclass(frozen=True)
 class Preview:
-    """What would leave a site in a study.
+    """A preview of what a site would send in a study.
 
     Attributes:
-        site: its name.
-        study: as TOML.
-        told: what it tells before it trains, as it would leave.
-        facts: what it tells once all have agreed, as it would leave if there were no other sites; ``None``: that
-            depends on the others.
-        why: what it depends on then.
-        entries: of its replies: ``name``, ``shape`` (``None`` for an axis that is not always the same) and ``dtype``.
-        bytes: of its largest reply.
-        metrics: names of what is measured of its model.
-        summed: products of entries of which the server gets sums over sites; empty where it gets the replies.
-        doubts: what makes the site's metrics doubtful; nobody but its administrator reads it.
+        site: the name of the site.
+        study: the study as TOML.
+        told: the metadata that the site sends before it trains.
+        facts: the facts that the site would send after the agreement if it were the only site; ``None`` if they depend
+            on the other sites.
+        why: the reason why ``facts`` is ``None``; otherwise empty.
+        entries: the entries of the site's replies: ``name``, ``shape`` (``None`` for an axis of variable length) and
+            ``dtype``.
+        bytes: the size of the largest reply in bytes.
+        metrics: the names of the metrics that the site reports about its model.
+        summed: the products of entries whose sums over the sites the server receives; empty where it receives the
+            replies themselves.
+        doubts: reasons to doubt the site's metrics; they are shown only to the site's administrator.
     """
 
     site: str
@@ -67,29 +69,33 @@ class Preview:
 
     @classmethod
     def of(cls, site: str, data: Path, study: str) -> Preview:
-        """That of the site whose data are in the file or folder ``data``.
+        """Return the preview of a site without contacting a server.
+
+        Args:
+            site: the name of the site.
+            data: the file or folder with the site's table.
+            study: the study as TOML.
 
         Raises:
-            PerfedError: the data do not fit the study, or its method refuses such sites.
+            PerfedError: the data do not fit the study, or its method does not support such sites.
         """
-        own = read_site_data(site, data, options := read_table_options(read(study, "the study")))
-        told, facts, why = create_site_metadata(own), None, ""
+        site_data = read_site_data(site, data, options := read_table_options(read(study, "the study")))
+        metadata, facts, why = create_site_metadata(site_data), None, ""
         try:
-            agreement = make_schema_of_one_site(site, told, options)
-            site_run = SiteRun(site, data, "preview", study, agreement, "", "", own)
+            agreement = make_schema_of_one_site(site, metadata, options)
+            site_run = SiteRun(site, data, "preview", study, agreement, "", "", site_data)
             (client,) = site_run.federation
             facts = create_site_facts(client, agreement, None if site_run.private_method is None else b"")
         except PerfedError as error:
             why = str(error)
-        found = rehearse_all_runs(study, told["task"]) if facts is None else _allowed(site_run)
-        entries = list(dict.fromkeys(of for allowed in found for of in allowed.reply_entries))
-        measured, summed = (
-            list(dict.fromkeys(name for names in of for name in names))
-            for of in ([allowed.reported_metrics for allowed in found], [allowed.sum_names for allowed in found])
-        )
-        most = max(allowed.max_reply_bytes for allowed in found)
-        sent = [_plain(*of) for of in entries]
-        return cls(site, study, told, facts, why, sent, most, measured, summed, own.describe_copies())
+        allow_lists = rehearse_all_runs(study, metadata["task"]) if facts is None else _list_allow_lists(site_run)
+        entries = list(dict.fromkeys(entry for allowed in allow_lists for entry in allowed.reply_entries))
+        metrics = list(dict.fromkeys(name for allowed in allow_lists for name in allowed.reported_metrics))
+        summed = list(dict.fromkeys(name for allowed in allow_lists for name in allowed.sum_names))
+        max_bytes = max(allowed.max_reply_bytes for allowed in allow_lists)
+        described = [_describe_entry(*entry) for entry in entries]
+        doubts = site_data.describe_copies()
+        return cls(site, study, metadata, facts, why, described, max_bytes, metrics, summed, doubts)
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -98,24 +104,24 @@ class Preview:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of the study and of what would leave; numbers that change with every new row do not change it."""
-        told = {name: value for name, value in self.told.items() if name not in _CHANGING}
+        """The hash of the study and of the preview, without the numbers that change with every new row."""
+        metadata = {name: value for name, value in self.told.items() if name not in _CHANGING}
         inputs = None if self.facts is None else self.facts["feature_names"]
-        form = {"site": self.site, "study": read_study_content(self.study), "told": told, "inputs": inputs}
+        form = {"site": self.site, "study": read_study_content(self.study), "told": metadata, "inputs": inputs}
         form |= {"entries": list(self.entries), "metrics": list(self.metrics)}
         form |= {"summed": list(self.summed)} if self.summed else {}
         return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()[:16]
 
     def plain(self) -> dict[str, Any]:
-        """All of it as JSON has it."""
-        left = {"told": self.told, "facts": self.facts, "entries": list(self.entries), "bytes": self.bytes}
-        named = {"site": self.site, "study": self.experiment.name}
+        """Return the preview in types that JSON can represent."""
+        sent = {"told": self.told, "facts": self.facts, "entries": list(self.entries), "bytes": self.bytes}
+        names = {"site": self.site, "study": self.experiment.name}
         summed = {"summed": list(self.summed)} if self.summed else {}
-        return {**named, **left, **summed, "metrics": list(self.metrics), "consent": self.digest}
+        return {**names, **sent, **summed, "metrics": list(self.metrics), "consent": self.digest}
 
 
-def _allowed(site_run: SiteRun) -> list[AllowList]:
-    """What the site answers in each run of its study."""
+def _list_allow_lists(site_run: SiteRun) -> list[AllowList]:
+    """Return what the site answers in each run of its study."""
     study, task = site_run.experiment, site_run.agreement.task
     if not is_blend(study):
         return [site_run.allow_list]
@@ -127,16 +133,19 @@ def _allowed(site_run: SiteRun) -> list[AllowList]:
     return [*runs, rehearse_weights(study, task, len(site_run.agreement.classes or (0,)))]
 
 
-def _plain(name: str, entry: TensorSpec) -> dict[str, Any]:
-    """An entry as the site's log has it."""
+def _describe_entry(name: str, entry: TensorSpec) -> dict[str, Any]:
+    """Return an entry of a reply in the form of the site's log."""
     return {"name": name, "shape": list(entry.shape), "dtype": str(entry.dtype).removeprefix("torch.")}
 
 
 def consented(folder: Path) -> str:
-    """Hash of what the administrator of the site in ``folder`` has agreed to last; empty: of nothing.
+    """Return the hash of the last preview that the administrator of the site in ``folder`` has agreed to.
+
+    Returns:
+        the hash, :data:`ANY`, or an empty text if the administrator has not agreed to anything.
 
     Raises:
-        PerfedError: the file that says so is damaged.
+        PerfedError: the file of the consent is damaged.
     """
     file = folder / CONSENT
     try:
@@ -148,10 +157,10 @@ def consented(folder: Path) -> str:
 
 
 def consent(folder: Path, digest: str) -> None:
-    """Keep in the site's log and in ``folder`` that its administrator has agreed to what has the hash ``digest``.
+    """Record in the site's log and in ``folder`` that its administrator has agreed to the preview with this hash.
 
     Raises:
-        PerfedError: another process is this site, or its log is broken.
+        PerfedError: another process runs this site, or its log is damaged.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with OutgoingLog(folder / LOG) as log:

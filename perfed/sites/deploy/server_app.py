@@ -1,4 +1,4 @@
-"""The server's program of a deployment: what sites tell, what is agreed, and then a run as any other."""
+"""The server's program of a deployment: the sites agree on a schema, then the study runs like any other."""
 
 from __future__ import annotations
 
@@ -54,22 +54,22 @@ from perfed.sites.flower.wire import ROUND
 from perfed.system import create_private_files, lock_folder, write_atomic
 
 LOOK = 10.0
-"""Seconds between two looks for who is missing."""
+"""Seconds between two checks for missing sites."""
 REPORT = "report.html"
 """The last file that a run writes."""
-_FAILED_OPENINGS = "failed-openings.json"  # in a run's journal: how many agreements some sites have refused
+_FAILED_OPENINGS = "failed-openings.json"  # in a run's journal: the number of agreements that some sites refused
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a submitted run is told beside its study.
+    """The settings of a submitted run that are not part of its study.
 
     Attributes:
-        out: the run's directory, on the server; a run that is there goes on.
-        wait: seconds in which all sites must be there.
+        out: the run's directory on the server; a run that is already there is continued.
+        wait: seconds within which all sites must be connected.
         deadline: seconds that an exchange may take.
-        ratio: see :class:`perfed.sites.flower.engine.Limits`; 0: any.
-        at_least: sites with which a run goes on that all have agreed to; 0: all.
+        ratio: see :class:`perfed.sites.flower.engine.Limits`; 0: no limit.
+        at_least: the number of sites with which a run continues once all sites have agreed to it; 0: all sites.
     """
 
     out: str
@@ -80,19 +80,19 @@ class Settings:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Settings:
-        """Of the configuration of a Flower run.
+        """Return the settings in the configuration of a Flower run.
 
         Raises:
-            PerfedError: no ``out``, or numbers that are none.
+            PerfedError: ``out`` is missing, or another setting is not a number of at least 0.
         """
-        known = {name: config[name] for name in cls.__dataclass_fields__ if name in config}
-        if not isinstance(known.get("out"), str) or not known["out"]:
+        fields = {name: config[name] for name in cls.__dataclass_fields__ if name in config}
+        if not isinstance(fields.get("out"), str) or not fields["out"]:
             raise PerfedError("the run's configuration names no directory (out)")
-        numbers = {name: value for name, value in known.items() if name != "out"}
+        numbers = {name: value for name, value in fields.items() if name != "out"}
         for name, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
                 raise PerfedError(f"{name} is {value!r}; a number of seconds, at least 0, is needed")
-        return cls(known["out"], **{name: float(value) for name, value in numbers.items()})
+        return cls(fields["out"], **{name: float(value) for name, value in numbers.items()})
 
 
 @create_private_files()
@@ -100,12 +100,13 @@ def main(transport: Transport, config: Mapping[str, Any], *, study: str) -> None
     """Run the study with the sites of ``transport``.
 
     Args:
-        transport: the network.
-        config: see :class:`Settings`.
+        transport: the connection to the sites.
+        config: the fields of :class:`Settings`.
         study: the experiment, as TOML.
 
     Raises:
-        PerfedError: sites that are missing, or whose tables do not fit; a run that cannot go on. It is printed too.
+        PerfedError: sites are missing, their tables do not fit the study, or the run cannot continue. The message is
+            also printed for the submitter.
     """
     try:
         _main(transport, Settings.of(config), study)
@@ -122,23 +123,23 @@ def _main(transport: Transport, settings: Settings, study: str) -> None:
     try:
         with lock_folder(make_folder(out / JOURNAL)):
             tell(stage=f"waiting for {len(sites)} sites, {settings.wait:g} seconds at most (--wait)")
-            done = (submitted.blend if is_blend(experiment) else submitted.run)(experiment, study, out)
+            last_round = (submitted.blend if is_blend(experiment) else submitted.run)(experiment, study, out)
     except BlockingIOError:
         raise PerfedError(
             f"{out}: this run is going on already; 'perfed submit' follows it once it has begun"
         ) from None
-    tell(done=done, out=str(out))
+    tell(done=last_round, out=str(out))
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """What has been submitted, as long as this program is at work on it.
+    """A submitted study, which this program runs.
 
     Attributes:
-        transport: the network.
-        settings: beside the study.
-        place: directory of all results.
-        sites: names of all sites of the study.
+        transport: the connection to the sites.
+        settings: the settings of the run that are not part of the study.
+        place: the directory of all results.
+        sites: the names of all sites of the study.
     """
 
     transport: Transport
@@ -147,42 +148,48 @@ class Submitted:
     sites: list[str]
 
     def run(self, experiment: Experiment, study: str, out: Path) -> int:
-        """Do one run, or what is left of it; the last round.
+        """Start or continue one run, and return the number of its last round.
 
         Args:
-            experiment, study: parsed and as text.
-            out: its directory.
+            experiment, study: the study, parsed and as TOML.
+            out: the directory of the run.
         """
-        clients, agreement, doubts = self._opened(experiment, study, out)
+        clients, agreement, doubts = self._open_run(experiment, study, out)
         federation = federation_of(clients, agreement, experiment.data.name, notes={"doubts": doubts})
         allowed = None if experiment.secure_aggregation is None else rehearse_study(study, federation.task)
-        journal = Journal(out / JOURNAL, _id(study, out))
-        server = self._server(study, out, journal, allowed)
-        going = _run(experiment, federation, out, partial(_with_noise, experiment, out / JOURNAL, server))
-        return self._to_its_end(going, journal, out, experiment.name)
+        journal = Journal(out / JOURNAL, _compute_run_id(study, out))
+        server = self._make_server_factory(study, out, journal, allowed)
+        run = _start_or_resume_run(
+            experiment, federation, out, partial(_create_server, experiment, out / JOURNAL, server)
+        )
+        return self._complete_run(run, journal, out, experiment.name)
 
     def blend(self, experiment: Experiment, study: str, out: Path) -> int:
-        """Do the run of each candidate, on all training rows and in each fold; then learn the weights."""
-        runs = list_candidate_runs(experiment)
-        places = [(run, _place(run, experiment, out)) for run in runs]
-        for number, (run, place) in enumerate(places, 1):
-            if not (place / REPORT).exists():
-                tell(stage=f"{run.title} (run {number} of {len(runs)})")
-                self.run(run.study, run.study.to_toml(), place)
-        tell(stage="weights of the candidates")
-        weights = out / BLEND / f"seed-{experiment.seed}"
-        done = self._weights(experiment, study, weights)
-        whole = [place for run, place in places if run.fold is None]
-        write_report(load_runs([*whole, weights]), out / REPORT, title=experiment.name)
-        return done
+        """Run each candidate on all training rows and without each fold, then learn the weights.
 
-    def _weights(self, experiment: Experiment, study: str, out: Path) -> int:
-        """Learn the pooled weights, a round for each set of them that sites are asked about; the last round."""
-        clients, agreement, _ = self._opened(experiment, study, out)
+        Returns:
+            the number of the last round in which weights were learnt.
+        """
+        runs = list_candidate_runs(experiment)
+        folders = [(run, _candidate_folder(run, experiment, out)) for run in runs]
+        for number, (run, folder) in enumerate(folders, 1):
+            if not (folder / REPORT).exists():
+                tell(stage=f"{run.title} (run {number} of {len(runs)})")
+                self.run(run.study, run.study.to_toml(), folder)
+        tell(stage="weights of the candidates")
+        weights_folder = out / BLEND / f"seed-{experiment.seed}"
+        last_round = self._learn_weights(experiment, study, weights_folder)
+        candidate_folders = [folder for run, folder in folders if run.fold is None]
+        write_report(load_runs([*candidate_folders, weights_folder]), out / REPORT, title=experiment.name)
+        return last_round
+
+    def _learn_weights(self, experiment: Experiment, study: str, out: Path) -> int:
+        """Learn the pooled weights, one round for each set of weights sent to the sites; return the last round."""
+        clients, agreement, _ = self._open_run(experiment, study, out)
         federation = federation_of(clients, drop_inputs(agreement), experiment.data.name)
-        secure, journal = experiment.secure_aggregation, Journal(out / JOURNAL, _id(study, out))
+        secure, journal = experiment.secure_aggregation, Journal(out / JOURNAL, _compute_run_id(study, out))
         allowed = None if secure is None else rehearse_weights(experiment, federation.task, federation.num_outputs)
-        going = Run(
+        run = Run(
             federation,
             build_blending(experiment, federation.task),
             make_placeholder_model(federation.num_outputs),
@@ -192,128 +199,133 @@ class Submitted:
             dtype=torch.float64,
             evaluation=build_weights_evaluation(experiment),
             plan=experiment.plan.build(),
-            server=self._server(study, out, journal, allowed),
+            server=self._make_server_factory(study, out, journal, allowed),
             secure=secure,
             callbacks=[StopWhenConverged()],
         )
         text = experiment.model_copy(update={"method": BLEND}).to_toml()
-        begun = (out / "config.toml").exists()
-        going.directory = RunDirectory(out) if begun else RunDirectory.create(out)
-        going.path, going.config = out, tomllib.loads(text)
-        if begun:
-            with going.directory.lock():
-                going.restore()
-        going.directory.write_config(text)
-        going.checkpoint_seconds = 0.0
-        return self._to_its_end(going, journal, out, experiment.name)
+        is_continued = (out / "config.toml").exists()
+        run.directory = RunDirectory(out) if is_continued else RunDirectory.create(out)
+        run.path, run.config = out, tomllib.loads(text)
+        if is_continued:
+            with run.directory.lock():
+                run.restore()
+        run.directory.write_config(text)
+        run.checkpoint_seconds = 0.0
+        return self._complete_run(run, journal, out, experiment.name)
 
-    def _opened(
+    def _open_run(
         self, experiment: Experiment, study: str, out: Path
     ) -> tuple[tuple[Client, ...], FederationSchema, list[str]]:
-        """Return the clients of a run in ``out``, what holds at all of them, and doubts, once its sites are there."""
+        """Wait for the sites; return the clients of the run in ``out``, their agreed schema, and doubts about it."""
         least = int(self.settings.at_least) or len(self.sites)
-        begun = (out / AGREED).exists()
-        missing = _gather(self.transport, self.sites, self.settings.wait, least if begun else len(self.sites))
-        there = [site for site in self.sites if site not in missing]
+        is_agreed = (out / AGREED).exists()
+        missing = _wait_for_sites(
+            self.transport, self.sites, self.settings.wait, least if is_agreed else len(self.sites)
+        )
+        connected = [site for site in self.sites if site not in missing]
         deadline = self.settings.deadline
-        opening = Opening(self.transport, there, experiment, study, _id(study, out), self.place, deadline)
+        opening = Opening(
+            self.transport, connected, experiment, study, _compute_run_id(study, out), self.place, deadline
+        )
         try:
             clients, agreement = opening.collect_clients(out / AGREED)
         except PerfedError:
-            if not begun and opening.sent_agreement:
-                _count_failed_opening(out)
+            if not is_agreed and opening.sent_agreement:
+                _record_failed_opening(out)
             raise
-        for doubt in opening.doubts if not begun else ():
+        for doubt in opening.doubts if not is_agreed else ():
             tell(stage=doubt)
         return clients, agreement, opening.doubts
 
-    def _server(
+    def _make_server_factory(
         self, study: str, out: Path, journal: Journal, allowed: AllowList | None
     ) -> Callable[..., RealTimeServer]:
-        """What makes the server of a run in ``out``."""
+        """Return a function that creates the server of a run in ``out``."""
         settings = self.settings
         limits = Limits(settings.deadline, ratio=settings.ratio or None, least=int(settings.at_least))
         engine = partial(
             FlowerEngine,
             transport=self.transport,
             journal=journal,
-            run=_id(study, out),
+            run=_compute_run_id(study, out),
             limits=limits,
             allowed=allowed,
         )
         return partial(RealTimeServer, engine=engine)
 
-    def _to_its_end(self, going: Run, journal: Journal, out: Path, title: str) -> int:
-        if going.resumed is not None:
-            tell(stage=f"continues from round {going.resumed} of {going.rounds}")
-        going.execute(_progress(journal, going))
-        lacking = [client.id for client in going.federation if client.split("test") is None]
-        if lacking:  # which makes their own models too
-            going.server.evaluate("train", lacking, going.done)
+    def _complete_run(self, run: Run, journal: Journal, out: Path, title: str) -> int:
+        """Execute the remaining rounds, write the report, and return the number of the last round."""
+        if run.resumed is not None:
+            tell(stage=f"continues from round {run.resumed} of {run.rounds}")
+        run.execute(_make_progress_callback(journal, run))
+        clients_without_test_rows = [client.id for client in run.federation if client.split("test") is None]
+        if clients_without_test_rows:  # the sites store their personal models when they are evaluated
+            run.server.evaluate("train", clients_without_test_rows, run.done)
         write_report(load_runs([out]), out / REPORT, title=title)
-        return going.done
+        return run.done
 
 
 class StopWhenConverged(Callback):
-    """Ends the run when the weights of a blend are learnt."""
+    """A callback that ends the run when the weights of a blend have converged."""
 
     def after_round(self, run: Running, record: dict[str, Any]) -> bool:
-        """Whether nothing is left to gain."""
+        """Return whether the weights have converged."""
         method = run.server.method
         return isinstance(method, Blending) and method.descent(run.server.state).converged
 
 
-def _id(study: str, out: Path) -> str:
+def _compute_run_id(study: str, out: Path) -> str:
     """Return the id of the run of a study in a directory.
 
-    A site accepts one agreement per run, so that the id changes after an agreement that some sites refused.
+    A site accepts one agreement per run. The id therefore changes after an agreement that some sites refused.
     """
-    failed = _failed_openings(out)
+    failed = _count_failed_openings(out)
     return hashlib.sha256(f"{out.resolve()} {study}{f' {failed}' if failed else ''}".encode()).hexdigest()[:16]
 
 
-def _failed_openings(out: Path) -> int:
-    """Return how many agreements of the run in a directory some of its sites have refused."""
+def _count_failed_openings(out: Path) -> int:
+    """Return the number of agreements that some sites of the run in ``out`` have refused."""
     file = out / JOURNAL / _FAILED_OPENINGS
     return checked(int, read_json(file), file) if file.exists() else 0
 
 
-def _count_failed_opening(out: Path) -> None:
-    write_atomic(make_folder(out / JOURNAL) / _FAILED_OPENINGS, str(_failed_openings(out) + 1))
+def _record_failed_opening(out: Path) -> None:
+    write_atomic(make_folder(out / JOURNAL) / _FAILED_OPENINGS, str(_count_failed_openings(out) + 1))
 
 
-def _place(run: CandidateRun, study: Experiment, out: Path) -> Path:
-    """Where the results of a candidate's run are, as in a comparison."""
-    folder = folder_names(study.blend.candidates)[run.name]
-    where = out if run.fold is None else out / "folds" / f"{run.fold + 1}-of-{study.blend.folds}"
-    return where / folder / f"seed-{study.seed}"
+def _candidate_folder(run: CandidateRun, study: Experiment, out: Path) -> Path:
+    """Return the folder of the results of a candidate's run; its layout is that of a comparison."""
+    name = folder_names(study.blend.candidates)[run.name]
+    parent = out if run.fold is None else out / "folds" / f"{run.fold + 1}-of-{study.blend.folds}"
+    return parent / name / f"seed-{study.seed}"
 
 
-def _gather(transport: Transport, sites: list[str], seconds: float, least: int) -> list[str]:
-    """Wait until all sites are connected, and say whenever others are missing than before.
+def _wait_for_sites(transport: Transport, sites: list[str], seconds: float, least: int) -> list[str]:
+    """Wait until all sites are connected, and print the missing sites whenever they change.
 
     Returns:
-        those that are not there in time, where so many as ``least`` are.
+        the sites that are still missing after ``seconds``, if at least ``least`` sites are connected.
 
     Raises:
-        PerfedError: fewer are there.
+        PerfedError: fewer than ``least`` sites are connected in time.
     """
-    ends, told, missing = time.monotonic() + seconds, list[str](), sites
+    ends, last_missing, missing = time.monotonic() + seconds, list[str](), sites
     while missing := transport.wait_for(missing, min(LOOK, max(ends - time.monotonic(), 0.0))):
         if time.monotonic() >= ends and len(sites) - len(missing) >= least:
             tell(stage=f"goes on without {shorten_list(missing)}")
             return missing
         if time.monotonic() >= ends:
-            said = f"not there after {seconds:g} seconds: {', '.join(missing)}"
-            raise PerfedError(f"{said}; is 'perfed site' running there, and what does it print?")
-        if missing != told:
+            message = f"not there after {seconds:g} seconds: {', '.join(missing)}"
+            raise PerfedError(f"{message}; is 'perfed site' running there, and what does it print?")
+        if missing != last_missing:
             tell(stage=f"still waiting for {shorten_list(missing)}")
-            told = missing
+            last_missing = missing
     return []
 
 
-def _run(experiment: Experiment, federation: Federation, out: Path, server: Callable[..., Any]) -> Run:
-    """The run in ``out``, which goes on, or a new one; every round leaves a checkpoint."""
+def _start_or_resume_run(experiment: Experiment, federation: Federation, out: Path, server: Callable[..., Any]) -> Run:
+    """Resume the run in ``out``, or start a new one; every round writes a checkpoint."""
     if (out / "config.toml").exists():
         run = resume(out, federation=federation, server=server)
     else:
@@ -328,7 +340,7 @@ def _run(experiment: Experiment, federation: Federation, out: Path, server: Call
     return run
 
 
-def _with_noise(
+def _create_server(
     experiment: Experiment,
     secret: Path,
     server: Callable[..., RealTimeServer],
@@ -337,20 +349,20 @@ def _with_noise(
     *args: Any,
     **options: Any,
 ) -> RealTimeServer:
-    """The run's server; its noise, if any, is made with what is in ``secret`` and in nothing that leaves it."""
+    """Return the run's server; noise that protects whole clients uses the secret in the folder ``secret``."""
     if experiment.privacy is not None and experiment.privacy.unit == "client":
         initialiser.method = set_noise_secret(initialiser.method, load_or_create_secret(secret))
     return server(federation, initialiser, *args, **options)
 
 
-def _progress(journal: Journal, run: Run) -> Callable[[int, int, float | None], None]:
-    def progress(number: int, rounds: int, accuracy: float | None) -> None:
+def _make_progress_callback(journal: Journal, run: Run) -> Callable[[int, int, float | None], None]:
+    def report_round(number: int, rounds: int, accuracy: float | None) -> None:
         journal.remove_before(sequence=(number - 1) * ROUND)
         tell(round=number, rounds=rounds, accuracy=accuracy, counts=(run.history or [{}])[-1].get("counts", {}))
 
-    return progress
+    return report_round
 
 
-def tell(**what: Any) -> None:
-    """Print a line for who has submitted the run."""
-    print(LINE + json.dumps(what), flush=True)
+def tell(**fields: Any) -> None:
+    """Print ``fields`` as a line that ``perfed submit`` reads."""
+    print(LINE + json.dumps(fields), flush=True)

@@ -16,9 +16,9 @@ from perfed.sites.flower.processes import FLOWER_SETTINGS
 
 
 def fill_template(template: str, values: Mapping[str, object]) -> str:
-    """A file of ``perfed/sites/deploy/templates`` with its placeholders filled; every one needs a value."""
+    """Return a file of ``perfed/sites/deploy/templates`` with a value in place of each of its placeholders."""
     text = (resources.files("perfed.sites.deploy") / "templates" / template).read_text(encoding="utf-8")
-    return re.sub(r"\n{3,}", "\n\n", re.sub(r"@\{(\w+)\}", lambda found: str(values[found[1]]), text))
+    return re.sub(r"\n{3,}", "\n\n", re.sub(r"@\{(\w+)\}", lambda match: str(values[match[1]]), text))
 
 
 _INIT = '''"""A deployment of perfed: the study, and the server's program that runs it."""
@@ -40,11 +40,11 @@ from perfed.sites.flower.adapter import server_app
 app = server_app(partial(main, study=STUDY))
 '''
 STUDY_FILE = "app/perfed_app/study.toml"
-"""Where the study is in a deployment's directory."""
+"""The file of the study in a deployment's directory."""
 
 
 def make_app_files(study: Experiment) -> dict[str, str]:
-    """The app's files by their paths in the deployment's directory; the same study gives the same bytes."""
+    """Return the app's files by their paths in the deployment's directory; the same study gives the same bytes."""
     return {
         "app/pyproject.toml": fill_template("pyproject.toml", {"app": app_name(study.name)}),
         "app/perfed_app/__init__.py": _INIT,
@@ -54,9 +54,9 @@ def make_app_files(study: Experiment) -> dict[str, str]:
 
 
 def hash_app(study: Experiment) -> str:
-    """SHA-256 of the bundle that Flower makes of the app; empty where there is no Flower.
+    """Return the SHA-256 of the bundle that Flower makes of the app, or an empty text if Flower is not installed.
 
-    The same study gives the same hash with the versions of Flower that perfed is made for.
+    The same study gives the same hash with all versions of Flower that perfed supports.
     """
     try:
         from perfed.sites.flower.adapter import hash_bundle
@@ -66,7 +66,7 @@ def hash_app(study: Experiment) -> str:
 
 
 BAR = "bar.sh"
-"""Script that bars a site's key."""
+"""The script that bars a site's key."""
 _SCRIPTS = ("environment.sh", "superlink.sh", "superexec.sh", "register.sh", BAR)
 _UNITS = ("perfed-superlink.service", "perfed-superexec.service")
 _PUBLIC = ("nginx.conf", "compose.yaml")

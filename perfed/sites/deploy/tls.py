@@ -1,6 +1,6 @@
 """A private certificate authority, the server's certificate, and a key for every site (extra ``perfed[flower]``).
 
-Private keys are readable by their owner alone, and no key is written over.
+Private keys are readable only by their owner, and an existing key is never overwritten.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from perfed.errors import PerfedError
 from perfed.system import extra_command, is_exposed, write_atomic
 
 CA_DAYS = 3650
-"""How long a certificate authority is valid."""
-_SKEW = datetime.timedelta(hours=1)  # by which a site's clock may be behind
+"""The number of days for which a certificate authority is valid."""
+_SKEW = datetime.timedelta(hours=1)  # the amount by which a site's clock may be behind
 
 
 def check_installed() -> None:
-    """Whether keys can be made here.
+    """Check that keys can be made on this machine.
 
     Raises:
         PerfedError: cryptography is not installed.
@@ -35,63 +35,64 @@ def check_installed() -> None:
 
 
 def make_authority(key_file: Path, certificate_file: Path, name: str) -> None:
-    """A certificate authority for this deployment alone: its key, and the certificate that sites are given."""
+    """Write the key and the certificate of a certificate authority that is used only for one deployment."""
     from cryptography import x509
 
     key = _new_key(key_file)
-    builder = _builder(_named(f"perfed {name}"), _named(f"perfed {name}"), key.public_key(), CA_DAYS)
+    authority_name = _make_name(f"perfed {name}")
+    builder = _start_certificate(authority_name, authority_name, key.public_key(), CA_DAYS)
     usage = {"key_cert_sign": True, "crl_sign": True}
     builder = (
         builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(**usage), critical=True)
+        .add_extension(_make_key_usage(**usage), critical=True)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
     )
-    _write_new(certificate_file, _pem(_signed(builder, key)), 0o644)
+    _write_new(certificate_file, _to_pem(_sign_certificate(builder, key)), 0o644)
 
 
 def make_server_key(key_file: Path) -> None:
-    """The server's private key."""
+    """Write a new private key for the server."""
     _new_key(key_file)
 
 
 def certify_server(authority: tuple[Path, Path], key_file: Path, file: Path, names: Sequence[str], days: int) -> str:
-    """A certificate of the server's key for ``names`` (names and addresses), in place of one that may be in ``file``.
+    """Write a certificate of the server's key, and replace the one in ``file`` if there is one.
 
     Args:
-        authority: key and certificate of the authority.
-        key_file: the server's private key.
-        file: to write.
-        names: by which clients reach the server.
-        days: how long it is valid.
+        authority: the files of the authority's key and certificate.
+        key_file: the file of the server's private key.
+        file: the file of the new certificate.
+        names: the names and addresses by which clients reach the server.
+        days: the number of days for which the certificate is valid.
 
     Returns:
-        its last day.
+        the last day on which the certificate is valid.
 
     Raises:
-        PerfedError: the authority ends before, or its files or the server's key are not there.
+        PerfedError: the authority expires before that day, or its files or the server's key are missing.
     """
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
     ca_key, key = _read_key(authority[0]), _read_key(key_file)
     ca = x509.load_pem_x509_certificate(_read(authority[1]))
-    builder = _builder(_named(names[0]), ca.subject, key.public_key(), days)
-    last = _now() + datetime.timedelta(days=days)
+    builder = _start_certificate(_make_name(names[0]), ca.subject, key.public_key(), days)
+    last = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
     if last > ca.not_valid_after_utc:
         raise PerfedError(f"--days {days}: the authority itself ends on {ca.not_valid_after_utc:%Y-%m-%d}; give fewer")
     builder = (
         builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(digital_signature=True), critical=True)
+        .add_extension(_make_key_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([_alternative(name) for name in names]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_make_alternative_name(name) for name in names]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
     )
-    write_atomic(file, _pem(_signed(builder, ca_key)))
+    write_atomic(file, _to_pem(_sign_certificate(builder, ca_key)))
     return f"{last:%Y-%m-%d}"
 
 
 def make_site_key(key_file: Path, public_file: Path, name: str) -> None:
-    """A site's key, P-384, in the formats of OpenSSH, which Flower takes."""
+    """Write a new P-384 key pair for a site in the formats of OpenSSH, which Flower reads."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     key = _new_key(key_file, ssh=True)
@@ -100,36 +101,39 @@ def make_site_key(key_file: Path, public_file: Path, name: str) -> None:
 
 
 def check_private(file: Path, option: str) -> None:
-    """Refuse a private key that other users have rights on; on Windows files do not say so.
+    """Check that no other user can read or write a private key; on Windows nothing is checked.
 
     Raises:
-        PerfedError: names ``option``, the file, and the command that mends it.
+        PerfedError: others can; the message names ``option``, the file, and the command that corrects its rights.
     """
     if is_exposed(file):
-        mended = f"'chmod 600 {file}' mends that"
-        raise PerfedError(f"{option} {file}: others can read or write this private key; {mended}")
+        remedy = f"'chmod 600 {file}' mends that"
+        raise PerfedError(f"{option} {file}: others can read or write this private key; {remedy}")
 
 
 def hash_certificate(file: Path) -> str:
-    """SHA-256 of a certificate as ``openssl x509 -fingerprint -sha256`` says it."""
+    """Return the SHA-256 of a certificate in the form that ``openssl x509 -fingerprint -sha256`` prints."""
     from cryptography import x509
     from cryptography.hazmat.primitives.hashes import SHA256
 
-    found: bytes = x509.load_pem_x509_certificate(_read(file)).fingerprint(SHA256())
-    return found.hex(":").upper()
+    fingerprint: bytes = x509.load_pem_x509_certificate(_read(file)).fingerprint(SHA256())
+    return fingerprint.hex(":").upper()
 
 
 def hash_public_key(public_file: Path) -> str:
-    """SHA-256 of a public key as ``ssh-keygen -l`` says it."""
+    """Return the SHA-256 of a public key in the form that ``ssh-keygen -l`` prints."""
     blob = base64.b64decode(_read(public_file).split()[1])
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
 def signature(key_file: Path, content: bytes) -> tuple[str, str]:
-    """A site's signature of ``content``, and its public key, as texts.
+    """Sign ``content`` with a site's private key.
+
+    Returns:
+        the signature in base64, and the public key in the format of OpenSSH.
 
     Raises:
-        PerfedError: cryptography is not installed, or the file is no private key of a site.
+        PerfedError: cryptography is not installed, or the file is not a site's private key.
     """
     check_installed()
     from cryptography.exceptions import UnsupportedAlgorithm
@@ -139,18 +143,23 @@ def signature(key_file: Path, content: bytes) -> tuple[str, str]:
 
     try:
         key: Any = load_ssh_private_key(_read(key_file), None)
-        signed: bytes = key.sign(content, ec.ECDSA(SHA256()))
+        signature_bytes: bytes = key.sign(content, ec.ECDSA(SHA256()))
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise PerfedError(f"{key_file}: cannot be read as a site's private key: {error}") from None
     public: bytes = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    return base64.b64encode(signed).decode(), public.decode()
+    return base64.b64encode(signature_bytes).decode(), public.decode()
 
 
-def is_signature_valid(public_file: Path, signed: str, content: bytes) -> bool:
-    """Whether ``signed`` is the signature of ``content`` with the key whose public half is in ``public_file``.
+def is_signature_valid(public_file: Path, signature: str, content: bytes) -> bool:
+    """Return whether ``signature`` is a signature of ``content`` by the private key that belongs to ``public_file``.
+
+    Args:
+        public_file: the file of a site's public key.
+        signature: the signature in base64.
+        content: the signed bytes.
 
     Raises:
-        PerfedError: cryptography is not installed, or the file is no public key of a site.
+        PerfedError: cryptography is not installed, or the file is not a site's public key.
     """
     check_installed()
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -165,7 +174,7 @@ def is_signature_valid(public_file: Path, signed: str, content: bytes) -> bool:
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise PerfedError(f"{public_file}: a site's public key is of an elliptic curve, and this one is not")
     try:
-        key.verify(base64.b64decode(signed), content, ec.ECDSA(SHA256()))
+        key.verify(base64.b64decode(signature), content, ec.ECDSA(SHA256()))
     except (InvalidSignature, ValueError):
         return False
     return True
@@ -182,7 +191,7 @@ def _new_key(file: Path, *, ssh: bool = False) -> Any:
 
 
 def _write_new(file: Path, content: bytes, mode: int) -> None:
-    """Write a file that must not be there yet; it never has more rights than ``mode``."""
+    """Write a file that must not exist yet; its access rights never exceed ``mode``."""
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(handle, "wb") as opened:
         opened.write(content)
@@ -206,17 +215,13 @@ def _read_key(file: Path) -> Any:
         raise PerfedError(f"{file}: cannot be read as a private key: {error}") from None
 
 
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)
-
-
-def _named(name: str) -> Any:
+def _make_name(name: str) -> Any:
     from cryptography import x509
 
     return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name[:64])])
 
 
-def _alternative(name: str) -> Any:
+def _make_alternative_name(name: str) -> Any:
     from cryptography import x509
 
     try:
@@ -225,18 +230,22 @@ def _alternative(name: str) -> Any:
         return x509.DNSName(name)
 
 
-def _usage(**given: bool) -> Any:
+def _make_key_usage(**flags: bool) -> Any:
+    """Return the extension that permits the uses in ``flags`` and no others."""
     from cryptography import x509
 
-    names = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
-    others = ("key_cert_sign", "crl_sign", "encipher_only", "decipher_only")
-    return x509.KeyUsage(**{name: given.get(name, False) for name in (*names, *others)})
+    names = (
+        *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+        *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+    )
+    return x509.KeyUsage(**{name: flags.get(name, False) for name in names})
 
 
-def _builder(subject: Any, issuer: Any, public_key: Any, days: int) -> Any:
+def _start_certificate(subject: Any, issuer: Any, public_key: Any, days: int) -> Any:
+    """Return the builder of a certificate that is valid from now on for ``days`` days."""
     from cryptography import x509
 
-    now = _now()
+    now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder(issuer, subject, public_key, x509.random_serial_number())
         .not_valid_before(now - _SKEW)
@@ -245,13 +254,13 @@ def _builder(subject: Any, issuer: Any, public_key: Any, days: int) -> Any:
     )
 
 
-def _signed(builder: Any, key: Any) -> Any:
+def _sign_certificate(builder: Any, key: Any) -> Any:
     from cryptography.hazmat.primitives.hashes import SHA384
 
     return builder.sign(key, SHA384())
 
 
-def _pem(certificate: Any) -> bytes:
+def _to_pem(certificate: Any) -> bytes:
     from cryptography.hazmat.primitives.serialization import Encoding
 
     text: bytes = certificate.public_bytes(Encoding.PEM)

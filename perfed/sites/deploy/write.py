@@ -1,4 +1,4 @@
-"""Writing a deployment: all of it or nothing, a further site, a new key, a new certificate."""
+"""Write the files of a deployment, and change it later: add sites, replace a site's key, renew the certificate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perfed.sites.deploy.study import make_deployed_study
 from perfed.system import create_private_files, write_atomic
 
 DAYS = 365
-"""How long a server's certificate is valid, if nothing else is said."""
+"""The default number of days for which a server's certificate is valid."""
 
 
 @create_private_files()
@@ -30,14 +30,14 @@ def deploy(
     """Write the files of a deployment into the new directory ``out``.
 
     Args:
-        experiment: on tables; its paths stay behind.
-        deployment: server and sites.
-        out: must not be there; it appears when everything is written.
-        days: how long the server's certificate is valid.
+        experiment: an experiment on tables; the paths of its files are not written.
+        deployment: the server and the sites.
+        out: a directory that must not exist; it appears only once all files are written.
+        days: the number of days for which the server's certificate is valid.
         release: the files from which server and sites install perfed; ``None``: they are added by hand.
 
     Raises:
-        PerfedError: ``out`` is there, the experiment cannot be deployed, or cryptography is missing.
+        PerfedError: ``out`` exists, the experiment cannot be deployed, or cryptography is missing.
     """
     if out.exists():
         raise PerfedError(f"{out} is there already; name another directory with --out")
@@ -46,28 +46,28 @@ def deploy(
     if deployment.tls:
         tls.check_installed()
     out.parent.mkdir(parents=True, exist_ok=True)
-    making = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    making.mkdir()
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    temporary.mkdir()
     try:
-        credentials = _credentials(making, deployment, days) if deployment.tls else None
+        credentials = _make_credentials(temporary, deployment, days) if deployment.tls else None
         files = {FILE: deployment.to_toml(), **make_app_files(study), **server_files(deployment, release)}
         files["README.md"] = make_server_page(deployment, study, release)
         for site in deployment.sites:
             files |= make_site_files(deployment, study, site, credentials, release)
-        _write(making, files)
+        _write_new_files(temporary, files)
         for folder in (FOLDER, *(f"sites/{site}" for site in deployment.sites)):
-            _write_release(making / folder, release)
-        making.rename(out)
+            _write_release(temporary / folder, release)
+        temporary.rename(out)
     except BaseException:
-        shutil.rmtree(making, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
 def study_in(folder: Path) -> Experiment:
-    """The study of the deployment in ``folder``.
+    """Return the study of the deployment in ``folder``.
 
     Raises:
-        PerfedError: its file is none.
+        PerfedError: the file of the study cannot be read.
     """
     file = folder / STUDY_FILE
     with readable(file):
@@ -76,17 +76,25 @@ def study_in(folder: Path) -> Experiment:
 
 @create_private_files()
 def extend(folder: Path, names: Sequence[str]) -> Deployment:
-    """Add sites to the deployment in ``folder``: their folders, with TLS their keys, and their names in the study.
+    """Add sites to the deployment in ``folder``.
 
-    Nothing that other sites have changes.
+    Writes their folders, with TLS also their keys, and adds their names to the study. The files of the other sites do
+    not change.
+
+    Args:
+        folder: the folder of the deployment.
+        names: the names of the new sites.
+
+    Returns:
+        the extended deployment.
 
     Raises:
-        PerfedError: no deployment is there, or a name is there already or cannot be one.
+        PerfedError: ``folder`` holds no deployment, or a name is already used or not allowed.
     """
-    before = Deployment.read(folder)
+    previous = Deployment.read(folder)
     if not names:
         raise PerfedError("--extend: the new sites are given with --sites, e.g. --sites east")
-    deployment, release = before.with_sites(names), Release.of_deployment(folder)
+    deployment, release = previous.with_sites(names), Release.of_deployment(folder)
     study = make_deployed_study(study_in(folder), deployment.sites)
     for site in names:
         if (folder / "sites" / site).exists():
@@ -94,9 +102,9 @@ def extend(folder: Path, names: Sequence[str]) -> Deployment:
     if deployment.tls:
         tls.check_installed()
     try:
-        credentials = _site_credentials(folder, names) if deployment.tls else None
+        credentials = _make_site_credentials(folder, names) if deployment.tls else None
         for site in names:
-            _write(folder, make_site_files(deployment, study, site, credentials, release))
+            _write_new_files(folder, make_site_files(deployment, study, site, credentials, release))
             _write_release(folder / "sites" / site, release)
     except BaseException:
         for site in names:
@@ -110,14 +118,19 @@ def extend(folder: Path, names: Sequence[str]) -> Deployment:
 
 @create_private_files()
 def renew(folder: Path, days: int = DAYS, server_names: Sequence[str] = ()) -> str:
-    """Give the server of the deployment in ``folder`` a new certificate of the same key and authority.
+    """Issue a new certificate for the server of the deployment in ``folder``, with the same key and authority.
+
+    Args:
+        folder: the folder of the deployment.
+        days: the number of days for which the certificate is valid.
+        server_names: further names and addresses of the server, added to those of the deployment.
 
     Returns:
-        its last day.
+        the last day on which the certificate is valid.
 
     Raises:
-        PerfedError: no deployment with TLS is there, the authority's key is not in its place, or the authority ends
-            before.
+        PerfedError: ``folder`` holds no deployment with TLS, the authority's key is not in its place, or the
+            authority expires before the certificate would.
     """
     deployment = Deployment.read(folder)
     if not deployment.tls:
@@ -125,22 +138,22 @@ def renew(folder: Path, days: int = DAYS, server_names: Sequence[str] = ()) -> s
     tls.check_installed()
     names = tuple(dict.fromkeys((*deployment.server_names, *server_names)))
     deployment = replace(deployment, server_names=names)
-    last_day = _certify(folder, deployment, days)
+    last_day = _certify_server(folder, deployment, days)
     write_atomic(folder / FILE, deployment.to_toml())
     return last_day
 
 
 @create_private_files()
 def rotate(folder: Path, site: str) -> str:
-    """Make a site of the deployment in ``folder`` a new key, in the place of the one before; the study stays as it is.
+    """Replace the key of a site of the deployment in ``folder``; the study does not change.
 
-    The SuperLink knows the key before until that is barred.
+    The SuperLink accepts the previous key until that key is barred.
 
     Returns:
-        the new key's fingerprint, which is on the site's page too.
+        the new key's fingerprint, which is also written on the site's page.
 
     Raises:
-        PerfedError: no deployment with TLS is there, or it has no such site.
+        PerfedError: ``folder`` holds no deployment with TLS, or the deployment has no such site.
     """
     deployment = Deployment.read(folder)
     if not deployment.tls:
@@ -149,44 +162,46 @@ def rotate(folder: Path, site: str) -> str:
         raise PerfedError(f"--rotate {site}: no such site; allowed: {', '.join(deployment.sites)}")
     tls.check_installed()
     study = study_in(folder)
-    authority, own = folder / "tls/ca.crt", folder / "sites" / site
-    own.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as made:
-        key, public = Path(made) / "key", Path(made) / "pub"
+    authority, site_folder = folder / "tls/ca.crt", folder / "sites" / site
+    site_folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        key, public = Path(temporary) / "key", Path(temporary) / "pub"
         tls.make_site_key(key, public, site)
-        found = Credentials(tls.hash_certificate(authority), {site: tls.hash_public_key(public)})
+        credentials = Credentials(tls.hash_certificate(authority), {site: tls.hash_public_key(public)})
         page = f"sites/{site}/README.md"
-        text = make_site_files(deployment, study, site, found, Release.of_deployment(folder))[page]
-        key.replace(own / f"{site}.key")
+        text = make_site_files(deployment, study, site, credentials, Release.of_deployment(folder))[page]
+        key.replace(site_folder / f"{site}.key")
         public.replace(folder / f"server/keys/{site}.pub")
     write_atomic(folder / page, text)
-    return found.keys[site]
+    return credentials.keys[site]
 
 
-def _credentials(folder: Path, deployment: Deployment, days: int) -> Credentials:
-    """Make the authority, the server's certificate and the sites' keys."""
+def _make_credentials(folder: Path, deployment: Deployment, days: int) -> Credentials:
+    """Write the authority, the server's key and certificate and the sites' keys, and return their fingerprints."""
     for part in ("tls", "server/tls", "server/keys"):
         (folder / part).mkdir(parents=True)
     tls.make_authority(folder / "tls/ca.key", folder / "tls/ca.crt", deployment.name)
     shutil.copyfile(folder / "tls/ca.crt", folder / "server/tls/ca.crt")
     tls.make_server_key(folder / "server/tls/server.key")
-    _certify(folder, deployment, days)
-    return _site_credentials(folder, deployment.sites)
+    _certify_server(folder, deployment, days)
+    return _make_site_credentials(folder, deployment.sites)
 
 
-def _certify(folder: Path, deployment: Deployment, days: int) -> str:
+def _certify_server(folder: Path, deployment: Deployment, days: int) -> str:
+    """Write the server's certificate, and return the last day on which it is valid."""
     authority = folder / "tls/ca.key", folder / "tls/ca.crt"
     server = folder / "server/tls"
     return tls.certify_server(authority, server / "server.key", server / "server.crt", deployment.certified_names, days)
 
 
-def _site_credentials(folder: Path, sites: Sequence[str]) -> Credentials:
+def _make_site_credentials(folder: Path, sites: Sequence[str]) -> Credentials:
+    """Write the keys of ``sites``, and return the fingerprints of the authority and of the keys."""
     keys = {}
     for site in sites:
-        own, public = folder / "sites" / site, folder / f"server/keys/{site}.pub"
-        own.mkdir(parents=True)
-        tls.make_site_key(own / f"{site}.key", public, site)
-        shutil.copyfile(folder / "tls/ca.crt", own / "ca.crt")
+        site_folder, public = folder / "sites" / site, folder / f"server/keys/{site}.pub"
+        site_folder.mkdir(parents=True)
+        tls.make_site_key(site_folder / f"{site}.key", public, site)
+        shutil.copyfile(folder / "tls/ca.crt", site_folder / "ca.crt")
         keys[site] = tls.hash_public_key(public)
     return Credentials(tls.hash_certificate(folder / "tls/ca.crt"), keys)
 
@@ -197,7 +212,7 @@ def _write_release(folder: Path, release: Release) -> None:
         write_atomic(folder / name, content)
 
 
-def _write(folder: Path, files: dict[str, str]) -> None:
+def _write_new_files(folder: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
