@@ -1,6 +1,6 @@
 """Warnings before training: columns that give away the target, values that may mean missing, and ambiguous cells.
 
-Each column is judged alone, by what it says of a row without that row, at each site by a rule of the site's own.
+Each column is judged by itself at each site: a rule that was learnt from the other rows predicts the target of a row.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class _Site:
     rows: Ints
 
     def values(self, column: Column) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Those of the column in the rows that are looked at, and where they are missing."""
+        """Return the values of a column in the examined rows, and a mask of the missing ones."""
         values = self.part.table.read(column)[0].to_numpy()[self.rows]
         return values, np.isnan(values) if values.dtype.kind == "f" else pandas().isna(values)
 
 
 def _draw_rows(part: Part, options: TableOptions) -> Ints:
-    """Rows of a site in random order, one of each group: those of a patient say nothing of other patients."""
+    """Return rows of a site in random order, one per group, because rows of one patient are not independent."""
     rows = make_generator(0, f"doubts about {part.site}").permutation(len(part.frame))
     if options.group is not None:
         groups = part.table.groups(options.group)[rows]
@@ -91,7 +91,7 @@ def _draw_rows(part: Part, options: TableOptions) -> Ints:
 def _group_columns(
     sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]]
 ) -> dict[str, list[tuple[int, Column]]]:
-    """By name, the sites that have a column that may enter, by position, and what it holds there."""
+    """Return by name the columns that may enter, each with the positions of the sites that have it."""
     grouped: dict[str, list[tuple[int, Column]]] = {}
     for number, site in enumerate(sites):
         for column in columns[site.part.site]:
@@ -101,7 +101,7 @@ def _group_columns(
 
 
 def _collect_numbers(sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]]) -> dict[str, dict[str, Floats]]:
-    """By name, the values of columns of numbers at each site that has some."""
+    """Return the values of columns of numbers, by the name of the column and the site."""
     numbers: dict[str, dict[str, Floats]] = {}
     for name, site_columns in _group_columns(sites, columns).items():
         for number, column in site_columns:
@@ -154,7 +154,7 @@ def _has_whole_hundreds(numbers: Floats) -> bool:
 def _describe_predictive_columns(
     sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]], classes: Sequence[Ints], target: str
 ) -> Iterator[str]:
-    """Columns, or the gaps in them, that alone tell the classes."""
+    """Yield a warning for each column whose values or gaps predict the classes without other columns."""
     for name, site_columns in _group_columns(sites, columns).items():
         rows, most_common, by_gaps, by_values = 0, 0, 0, 0
         for number, column in site_columns:
@@ -217,7 +217,7 @@ def _right_by_values(values: Floats, gaps: NDArray[np.bool_], y: Ints) -> int:
 def _describe_correlated_columns(
     sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]], targets: Sequence[Floats], target: str
 ) -> Iterator[str]:
-    """Columns, or the gaps in them, that alone give the values, or their order."""
+    """Yield a warning for each column whose values or gaps predict the target, or its order, without other columns."""
     for name, site_columns in _group_columns(sites, columns).items():
         rows, by_gaps, by_order, by_values = 0, 0.0, 0.0, 0.0
         for number, column in site_columns:

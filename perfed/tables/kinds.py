@@ -112,24 +112,24 @@ def _find_truth_words(cells: Series) -> set[str]:
 
 
 def _kind_of_numbers(numbers: Any, name: str) -> Kind:
-    whole = bool(np.isfinite(numbers).all()) and bool((numbers == np.round(numbers)).all())
+    all_integers = bool(np.isfinite(numbers).all()) and bool((numbers == np.round(numbers)).all())
     counted = len(numbers) >= _LEAST and bool((np.diff(numbers) == 1).all())
-    return "id" if whole and (counted or (_called_id(name) and not set(numbers) <= {0.0, 1.0})) else "number"
+    return "id" if all_integers and (counted or (_called_id(name) and not set(numbers) <= {0.0, 1.0})) else "number"
 
 
 def _guess_from_texts(
-    cells: Series, name: str, numeric: float, said: Kind | None = None, *, swapped: bool = False
+    cells: Series, name: str, numeric: float, chosen_kind: Kind | None = None, *, swapped: bool = False
 ) -> Column:
     """Return the column with the kind that its texts suggest; ``numeric`` is the share of numbers among them."""
     texts = [str(cell) for cell in cells]
-    if said is None and sum(_DATE.fullmatch(text) is not None for text in texts) > len(texts) / 2:
+    if chosen_kind is None and sum(_DATE.fullmatch(text) is not None for text in texts) > len(texts) / 2:
         return _date_column(cells, name, swapped=swapped)
     if any(separates_thousands(texts, sign) for sign in ",.'’ \u00a0\u202f"):
         return Column(name=name, kind="number", format="thousands")
     if all(map(_COMMA.fullmatch, texts)):
         return Column(name=name, kind="comma")
-    if said is not None or numeric > 0.5:
-        return Column(name=name, kind=said or "number")
+    if chosen_kind is not None or numeric > 0.5:
+        return Column(name=name, kind=chosen_kind or "number")
     return Column(name=name, kind="marked number" if are_marked_numbers(texts) else _kind_of_texts(texts, name))
 
 
@@ -185,7 +185,7 @@ def _format_of(cells: Series) -> str:
         for date_format in _FORMATS
         if date_format != best and num_parsed[date_format] == num_parsed[best] > 0
     ]
-    return "" if any(not other.equals(parsed[best]) for other in alternatives) else best
+    return "" if any(not dates.equals(parsed[best]) for dates in alternatives) else best
 
 
 def _date_column(cells: Series, name: str, *, swapped: bool) -> Column:
@@ -244,7 +244,7 @@ def _parse_dates(cells: Series, date_format: str) -> Series:
 
 
 def _parse_dates_or_iso(cells: Series, date_format: str) -> Series:
-    """Dates in ``date_format``; 2024-03-31 can be read in one way alone, and is so in any case."""
+    """Return the dates of cells in ``date_format``, or in ISO format, which is never ambiguous."""
     dates = _parse_dates(cells, date_format)
     iso = dates.isna() & cells.map(lambda cell: _ISO.fullmatch(str(cell)) is not None)
     return dates.where(~iso, _parse_dates(cells.where(iso, None), "ISO8601"))

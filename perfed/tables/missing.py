@@ -109,14 +109,14 @@ def find_suspected_codes(columns: Mapping[str, Mapping[str, NDArray[np.float64]]
 
 
 def _find_outlying_value(values: NDArray[np.float64]) -> Iterator[tuple[float, int]]:
-    """The smallest or the largest value, if it stands apart, and how many rows hold it."""
+    """Yield the smallest and the largest value, each if it is far from the others, and the number of its rows."""
     different, rows = np.unique(values, return_counts=True)
     if len(different) <= _OTHERS:
         return
-    for at, others in ((0, different[1:]), (-1, different[:-1])):
-        code, held = float(different[at]), int(rows[at])
-        if held < _FEWEST or not _SHARE[0] <= held / len(values) <= _SHARE[1] or code != round(code):
+    for position, other_values in ((0, different[1:]), (-1, different[:-1])):
+        code, count = float(different[position]), int(rows[position])
+        if count < _FEWEST or not _SHARE[0] <= count / len(values) <= _SHARE[1] or code != round(code):
             continue
-        apart = abs(code - others[0 if at == 0 else -1]) > np.ptp(others)
-        if apart or (code < 0 <= others[0] and at == 0):
-            yield code, held
+        apart = abs(code - other_values[0 if position == 0 else -1]) > np.ptp(other_values)
+        if apart or (code < 0 <= other_values[0] and position == 0):
+            yield code, count
