@@ -161,11 +161,11 @@ def _describe_predictive_columns(
             (values, gaps), y = sites[number].values(column), classes[number]
             most = int(np.bincount(y).max())
             rows, most_common = rows + len(y), most_common + most
-            by_gaps += _right_by_group(gaps.astype(np.int64), y) if gaps.any() else most
+            by_gaps += _count_correct_by_group(gaps.astype(np.int64), y) if gaps.any() else most
             by_values += (
-                _right_by_group(_encode_values(values), y)
+                _count_correct_by_group(_encode_values(values), y)
                 if _has_few_values(column)
-                else _right_by_values(values, gaps, y)
+                else _count_correct_by_neighbours(values, gaps, y)
             )
         for right, source in ((by_gaps, f"whether column '{name}' is missing"), (by_values, f"column '{name}' alone")):
             if right >= RIGHT * rows and rows - right <= LEFT * (rows - most_common) and rows - most_common >= _LEAST:
@@ -182,23 +182,23 @@ def _has_few_values(column: Column) -> bool:
 
 
 def _encode_values(values: NDArray[Any]) -> Ints:
-    """Which values are the same, those that are missing among them."""
+    """Return integer codes that are equal for equal values; missing values have a code too."""
     if values.dtype.kind == "f":  # 0, 1 and missing
         return np.where(np.isnan(values), 2, values).astype(np.int64)
     return np.asarray(pandas().factorize(values, use_na_sentinel=False)[0], np.int64)
 
 
-def _right_by_group(group: Ints, y: Ints) -> int:
-    """Of how many rows the commonest class of the other rows of their group is right, and no other as common."""
+def _count_correct_by_group(group: Ints, y: Ints) -> int:
+    """Return for how many rows the unique most common class of the other rows of the group is the class of the row."""
     width = int(y.max()) + 2  # so that there is a second one
     counts = np.bincount(group * width + y, minlength=(int(group.max()) + 1) * width).reshape(-1, width)
     second, first = np.sort(counts, axis=1)[:, -2:].T
     return int(first[first - 1 > second].sum())
 
 
-def _right_by_values(values: Floats, gaps: NDArray[np.bool_], y: Ints) -> int:
-    """The same of the rows next to a row, by a column of numbers; rows without a number are a group."""
-    right = _right_by_group(np.zeros(gaps.sum(), np.int64), y[gaps]) if gaps.any() else 0
+def _count_correct_by_neighbours(values: Floats, gaps: NDArray[np.bool_], y: Ints) -> int:
+    """Return the same for the rows with the nearest numbers instead of a group; rows without a number are a group."""
+    right = _count_correct_by_group(np.zeros(gaps.sum(), np.int64), y[gaps]) if gaps.any() else 0
     sorted_y = y[~gaps][np.argsort(values[~gaps], kind="stable")]
     if not len(sorted_y):
         return right
@@ -239,7 +239,7 @@ def _describe_correlated_columns(
 
 
 def _compute_explained_variance(group: Ints, y: Floats) -> float:
-    """R² of the mean of the other rows of a group, against that of all other rows."""
+    """Return R² of predicting a row by the mean of the other rows of its group, relative to that of all other rows."""
     number, sums = np.bincount(group), np.bincount(group, weights=y)
     other_rows = number[group] - 1
     if len(y) < 2 or not (other_rows > 0).any() or np.ptp(y) == 0:
@@ -250,7 +250,7 @@ def _compute_explained_variance(group: Ints, y: Floats) -> float:
 
 
 def _compute_rank_correlation(values: Floats, y: Floats) -> float:
-    """How closely the order of the values follows the targets', or the reverse: Spearman's correlation without sign."""
+    """Return the absolute value of Spearman's rank correlation of values and targets."""
     if len(y) < _LEAST or np.ptp(values) == 0 or np.ptp(y) == 0:
         return 0.0
     from scipy.stats import rankdata  # type: ignore[import-untyped]

@@ -49,13 +49,13 @@ _COMMA, _POINT = (re.compile(rf"[+-]?\d+{sign}\d+([eE][+-]?\d+)?") for sign in (
 
 @dataclass(frozen=True)
 class Sites:
-    """What files hold, by site.
+    """The tables in files, by site.
 
     Attributes:
-        frames: a data frame per site. Its index are the rows' numbers in the file, as an editor or a spreadsheet counts
-            them: the header is row 1 (Parquet files have none, and their rows count from 1).
-        sources: the file that each is from, for messages.
-        notes: what was guessed on the way, an encoding, a decimal comma; and which files were left out.
+        frames: a data frame per site. Its index contains the numbers of the rows in the file, as an editor or a
+            spreadsheet counts them: the header is row 1 (Parquet files have no header, and their first row is row 1).
+        sources: the file of each site, for messages.
+        notes: lines about what was guessed, such as an encoding or a decimal comma, and about ignored files.
     """
 
     frames: dict[str, Frame]
@@ -170,15 +170,15 @@ def _split_by_site(path: Path, frame: Frame, column: str, codes: Sequence[str]) 
 
 
 def read_table(path: Path) -> tuple[Frame, list[str]]:
-    """One file as a data frame, and what was guessed about it.
+    """Return one file as a data frame, and lines about what was guessed.
 
-    Delimiter (comma, semicolon, tab or vertical bar), encoding (UTF-8, UTF-16 with a mark, else Windows-1252) and, in
-    files not separated by commas, decimal commas are found out. Cells of text files are texts here, missing ones
-    ``None``; :mod:`perfed.tables.kinds` says which are numbers.
+    The delimiter (comma, semicolon, tab or vertical bar), the encoding (UTF-8, UTF-16 with a mark, otherwise
+    Windows-1252) and, in files that are not separated by commas, decimal commas are detected. Cells of text files
+    remain texts, ``None`` if missing; :mod:`perfed.tables.kinds` decides which are numbers.
 
     Raises:
-        PerfedError: missing, damaged or of another format; rows with more or fewer cells than the header, columns of
-            one name or without a name; names file, row and column.
+        PerfedError: the file is missing, damaged or of another format, a row has more or fewer cells than the header,
+            or columns have the same name or none; the message names the file, row and column.
     """
     ending = path.suffix.lower()
     if not path.is_file():

@@ -232,7 +232,7 @@ def _swap_days(dates: Series) -> Series:
 
 
 def _parse_dates(cells: Series, date_format: str) -> Series:
-    """Dates in ``date_format``, with a time of day or without."""
+    """Return the dates of cells in ``date_format``, with or without a time of day; NaT for other cells."""
     pd, texts = pandas(), cells.map(_normalise_category).reset_index(drop=True)  # labels may occur twice
     dates = pd.to_datetime(texts, format=date_format, errors="coerce", utc=True)
     if date_format != "ISO8601" and dates.isna().any():
@@ -251,12 +251,12 @@ def _parse_dates_or_iso(cells: Series, date_format: str) -> Series:
 
 
 def describe_format(form: str) -> str:
-    """How dates of a column's ``format`` are written, such as DD.MM.YYYY."""
+    """Return the ``format`` of a column of dates in the form DD.MM.YYYY."""
     return form.replace("ISO8601", "%Y-%m-%d").replace("%Y", "YYYY").replace("%m", "MM").replace("%d", "DD")
 
 
 def _normalise_category(cell: Any) -> Any:
-    """A category's name: 3, 3.0 and "3.0" are the same one, as files write a column with and without gaps."""
+    """Return the name of a category, the same for 3, 3.0 and "3.0", as files write a column with and without gaps."""
     name = None if cell is None else str(cell)
     return name if name is None or not _WHOLE.fullmatch(name) else name.partition(".")[0]
 
@@ -373,7 +373,7 @@ def learn_column(column: Column, values: NDArray[Any]) -> Column:
 
     Args:
         column: the column as :func:`guess` returns it.
-        values: its values in the training rows, as :func:`read` returns them.
+        values: the values of the column in the training rows, as :func:`read` returns them.
     """
     is_missing = np.asarray(pandas().isna(values), bool)
     missing = int(is_missing.sum())

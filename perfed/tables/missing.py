@@ -87,13 +87,13 @@ def _numbers_among(values: tuple[str, ...]) -> list[float]:
 
 
 def find_suspected_codes(columns: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> Iterator[str]:
-    """A line for each value that may stand for a missing one, in columns of numbers.
+    """Yield a line for each value in columns of numbers that may mean a missing value.
 
-    A value is suspected that many rows of a site hold, and that is the only one below zero, or further from all others
-    than these are from each other.
+    Such a value occurs in many rows of a site, and is either the only value below zero, or further from all others than
+    these are from each other.
 
     Args:
-        columns: by name, the values at each site, NaN where missing.
+        columns: the values of each column at each site, by name of the column and the site; NaN if missing.
     """
     for name, sites in columns.items():
         suspects: dict[float, dict[str, int]] = {}

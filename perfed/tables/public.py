@@ -63,7 +63,7 @@ class Known:
 
     @property
     def sums(self) -> Sums | None:
-        """Sums whose mean and deviation are :attr:`scale`, for any number of sites."""
+        """The sums that give the mean and deviation in :attr:`scale`, for any number of sites."""
         if self.scale is None:
             return None
         middle, half = self.scale

@@ -45,24 +45,24 @@ class TablePreprocessor:
     """A site's columns and its fitted preprocessing.
 
     Attributes:
-        site: its name.
-        inputs: the columns that enter, in the order in which ``transformer`` takes them; those that are ``absent`` are
-            not in the site's table.
-        transformer: fitted on the site's training rows; any object with scikit-learn's ``transform``.
-        target: the column that is predicted; of survival the time.
-        domain: the column of domains, if there is one.
-        domains: names of the domains 0, 1, ...
-        ignored: columns that may be there and do not enter: dropped ones, constant ones, the group.
-        ids: those of them by which rows can be told apart: the group, and dropped ones that look like ids.
-        constant: those of them that hold one value in the training rows.
-        shared: how many of ``inputs``, the first, mean the same at all sites (``columns = "named"``); ``None`` where
-            all do, or none.
+        site: the name of the site.
+        inputs: the columns that enter, in the order in which ``transformer`` takes them; columns that are ``absent``
+            are not in the table of the site.
+        transformer: the transformer fitted on the training rows of the site, with scikit-learn's method ``transform``.
+        target: the column that is predicted; for survival, the column of times.
+        domain: the column of domains; ``None`` if there is none.
+        domains: the names of the domains 0, 1, ...
+        ignored: columns that the table may have and that do not enter: dropped columns, constant columns, the group.
+        ids: the ignored columns that identify rows: the group, and dropped columns that look like ids.
+        constant: the ignored columns with a single value in the training rows.
+        shared: the number of the first ``inputs`` that mean the same at all sites (``columns = "named"``); ``None`` if
+            all inputs do, or none.
         missing: values that mean missing (:attr:`perfed.tables.options.TableOptions.codes`).
         originals: the site's spelling of each name of a column or class that differs from the composed name.
         conversions: the conversions of cells before anything else reads them.
-        own: whether ``transformer`` is the user's: it gets categories with NaN where missing, and dates as dates.
+        own: whether ``transformer`` is from the user; it gets NaN for missing categories, and dates as dates.
         domain_input: whether the domain is also an input, one-hot behind the others.
-        event: of survival the column of events.
+        event: for survival, the column of events; otherwise ``None``.
     """
 
     site: str
