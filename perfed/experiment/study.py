@@ -189,7 +189,7 @@ class Study:
 
     @cached_property
     def _parts(self) -> dict[str, tuple[str, Comparison]]:
-        """The comparisons and the folds from which their blends are learnt, by label; each with the name of its comparison."""
+        """The comparisons, and the folds from which blends are learnt, by label, with the name of their comparison."""
         parts = {}
         for name, comparison in self.comparisons.items():
             parts[name] = name, comparison

@@ -119,9 +119,9 @@ def unify_kinds(columns: Columns, sources: Mapping[str, str]) -> tuple[dict[str,
                 by_name.setdefault(column.name, []).append((sources[site], column))
     unified: dict[str, Kind] = {}
     problems = []
-    for name, site_columns in by_name.items():
+    for name, sourced_columns in by_name.items():
         sites: dict[Kind, list[str]] = {}
-        for source, column in site_columns:
+        for source, column in sourced_columns:
             sites.setdefault(column.kind, []).append(source)
         other_kinds: list[Kind] = [kind for kind in sites if kind != "boolean"]
         if len(other_kinds) > 1 or (len(sites) > 1 and other_kinds[0] == "date"):
@@ -130,12 +130,12 @@ def unify_kinds(columns: Columns, sources: Mapping[str, str]) -> tuple[dict[str,
             ways = "give it one kind (a name in numbers, categories or dates), replace its texts (values), or drop it"
             problems.append(f"column '{name}' is {where}; {ways}")
         elif not other_kinds:
-            letters = [column.truth_letters for _, column in site_columns if column.truth_letters]
+            letters = [column.truth_letters for _, column in sourced_columns if column.truth_letters]
             unified[name] = "category" if _are_ambiguous(letters) else "boolean"
         elif (
             len(sites) > 1
             and other_kinds == ["number"]
-            and all(c.binary for _, c in site_columns if c.kind == "number")
+            and all(c.binary for _, c in sourced_columns if c.kind == "number")
         ):
             unified[name] = "boolean"
         else:
