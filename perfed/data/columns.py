@@ -15,14 +15,14 @@ class Columns:
     """The columns of each client.
 
     Attributes:
-        of: the names of the columns by client id; the number of values of an input if they have no names.
+        names: the names of the columns by client id; the number of values of an input if they have no names.
 
     Example:
         >>> Columns({"east": ("age", "weight"), "west": ("weight", "height")}).common
         {'east': (False, True), 'west': (True, False)}
     """
 
-    of: Mapping[str, tuple[str, ...] | int]
+    names: Mapping[str, tuple[str, ...] | int]
 
     @classmethod
     def of_clients(cls, clients: Iterable[Client]) -> Columns:
@@ -36,14 +36,14 @@ class Columns:
         Columns are equal if their names are. Inputs without names are equal at all clients if all have the same number
         of them; otherwise, or if only some clients have names, there are no common inputs.
         """
-        kinds = dict.fromkeys(self.of.values())
-        names = [set(kind) for kind in kinds if isinstance(kind, tuple)]
-        shared = set.intersection(*names) if names and len(names) == len(kinds) else set()
+        kinds = dict.fromkeys(self.names.values())
+        name_sets = [set(kind) for kind in kinds if isinstance(kind, tuple)]
+        shared = set.intersection(*name_sets) if name_sets and len(name_sets) == len(kinds) else set()
         masks = {
             kind: (len(kinds) == 1,) * kind if isinstance(kind, int) else tuple(name in shared for name in kind)
             for kind in kinds
         }
-        return {client: masks[kind] for client, kind in self.of.items()}
+        return {client: masks[kind] for client, kind in self.names.items()}
 
 
 def _name_inputs(client: Client) -> tuple[str, ...] | int:

@@ -138,7 +138,7 @@ class _Counts:
 
     @property
     def unevenness(self) -> NDArray[np.float64]:
-        """Pearson's chi-squared statistic of each draw ``(draws,)``."""
+        """The chi-squared statistic (Pearson) of each draw ``(draws,)``."""
         expected = (self.share * self.total)[:, None]
         return np.asarray((np.square(self.tested - expected) / expected).sum((0, 1)))
 

@@ -119,7 +119,7 @@ class ColumnHolders:
     """The number of tables, and the number of those that have each column."""
 
     tables: int
-    of: Mapping[str, int]
+    by_column: Mapping[str, int]
 
     def counts(self, columns: Iterable[str]) -> dict[str, int]:
         """Return how many columns are ``shared`` by all tables, in ``some`` others, or only in their ``own`` table.
@@ -128,9 +128,9 @@ class ColumnHolders:
             >>> ColumnHolders(3, {"age": 3, "ca": 2, "slope": 1}).counts(["age", "ca", "slope"])
             {'shared': 1, 'some': 1, 'own': 1}
         """
-        numbers = [self.of[name] for name in columns]
-        shared, own = numbers.count(self.tables), numbers.count(1) if self.tables > 1 else 0
-        return {"shared": shared, "some": len(numbers) - shared - own, "own": own}
+        numbers = [self.by_column[name] for name in columns]
+        shared, single = numbers.count(self.tables), numbers.count(1) if self.tables > 1 else 0
+        return {"shared": shared, "some": len(numbers) - shared - single, "own": single}
 
 
 def count_holders(tables: Collection[Preprocessing]) -> ColumnHolders:

@@ -57,17 +57,17 @@ Numbers = NDArray[np.float64]
 
 
 def candidates_of(methods: Sequence[str]) -> list[str]:
-    """Return the rows that a blend mixes: those of which a site can have a model."""
+    """Return the methods that a blend mixes: all that give a site a model."""
     return [name for name in methods if name != BLEND and not is_pooled(name)]
 
 
 def own_among(names: Sequence[str]) -> tuple[int, ...]:
-    """Return at which places of ``names`` there are models of a site alone, of scikit-learn's."""
+    """Return the positions in ``names`` of scikit-learn models, which a site trains without other sites."""
     return tuple(k for k, name in enumerate(names) if is_baseline(name))
 
 
 def with_own_models(methods: Sequence[str], task: Task) -> list[str]:
-    """Return ``methods`` with the linear model of the site's own for this task, and with one of trees where there is.
+    """Return ``methods`` with a linear scikit-learn model for this task, and with a tree model if the task has one.
 
     Example:
         >>> with_own_models(["local", "blend"], "classification")
@@ -76,16 +76,16 @@ def with_own_models(methods: Sequence[str], task: Task) -> list[str]:
     needed = [] if SKLEARN + LINEAR[task] in methods else [SKLEARN + LINEAR[task]]
     if task != "survival" and not any(SKLEARN + tree in methods for tree in TREES):
         needed.append(SKLEARN + TREES[0])
-    at = list(methods).index(BLEND) if BLEND in methods else len(methods)
-    return [*methods[:at], *needed, *methods[at:]]
+    position = list(methods).index(BLEND) if BLEND in methods else len(methods)
+    return [*methods[:position], *needed, *methods[position:]]
 
 
 def check_blend(methods: Sequence[str], experiment: Experiment, federation: Federation) -> None:
-    """Refuse what cannot be mixed.
+    """Refuse methods and settings that cannot be blended.
 
     Raises:
-        PerfedError: fewer than two candidates, one without probabilities, something else evaluated than each client's
-            model on test data, or more folds than rows.
+        PerfedError: there are fewer than two candidates, a classifier has no probabilities, the evaluation is not of
+            each client's model on test data, or there are more folds than rows.
     """
     names, evaluation, folds = candidates_of(methods), experiment.evaluation, experiment.blend.folds
     if len(names) < 2:
@@ -101,26 +101,28 @@ def check_blend(methods: Sequence[str], experiment: Experiment, federation: Fede
     if predictions.exceeds_limit(federation, "test"):
         raise PerfedError(f"{BLEND}: {predictions.NOT_SAVED_NOTE.partition(':')[0]}; a blend is made of these")
     last = (folds - 1, folds)
-    held = (fold_as_test(client, last, federation.task != "regression", experiment.seed) for client in federation)
-    if all(client.test is None for client in held):
+    last_fold_clients = (
+        fold_as_test(client, last, federation.task != "regression", experiment.seed) for client in federation
+    )
+    if all(client.test is None for client in last_fold_clients):
         raise PerfedError(f"blend.folds = {folds}: no client has so many training rows; use fewer folds")
 
 
 @dataclass(frozen=True)
 class BlendRun(RunWithoutRounds):
-    """A mixture of models at each site, of which nothing is trained but the weights.
+    """A mixture of trained models at each site; only its weights are learnt.
 
-    At each site the weights are not negative and sum to one. They are those with the least loss on the site's training
-    rows, each predicted by models that were trained without its fold, everywhere; shrunk towards the weights that all
-    sites learn together (:mod:`perfed.maths.blending`). Of values a site keeps its best own model alone where the
-    mixture errs more (:func:`~perfed.maths.blending.guard_weights`). The mixture is of what the candidates, trained on
-    all training rows, say: of probabilities, of values, or of log hazards.
+    At each site the weights are not negative and sum to one. They minimise the loss on the site's training rows, each
+    of which is predicted by models that no site trained on its fold, and are shrunk towards the weights that all sites
+    learn together (:mod:`perfed.maths.blending`). For regression, a site uses only its best own model if the mixture
+    has a larger error (:func:`~perfed.maths.blending.guard_weights`). The mixture combines the outputs of the
+    candidates that are trained on all training rows: probabilities, values, or log hazards.
 
     Attributes:
-        experiment: of which the seed, the data, the evaluation and ``blend`` count.
+        experiment: the experiment, of which only the seed, the data, the evaluation and ``blend`` are used.
         federation: the clients.
         candidates: by name the finished run on all training rows, and one for each fold (only needed to execute).
-        path: where the results go, or where those of a finished blend are.
+        path: the directory of the results.
     """
 
     experiment: Experiment
@@ -131,27 +133,27 @@ class BlendRun(RunWithoutRounds):
     _opened: dict[str, AnyRun] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def execute(self, progress: Progress | None = None) -> dict[str, Any]:
-        """Learn the weights, judge the mixtures, and write ``blend.json`` beside what every row leaves.
+        """Learn the weights, evaluate the mixtures, and write ``blend.json`` and the files that every run writes.
 
         Raises:
-            PerfedError: fewer than two candidates have finished, or did not keep what they say of the same rows.
+            PerfedError: fewer than two candidates have finished, or they did not save predictions of the same rows.
         """
         started = time.perf_counter()
         if len(self.candidates) < 2:
             raise PerfedError(f"fewer than two candidates have finished in all folds ({', '.join(self.candidates)})")
         names, settings = list(self.candidates), self.experiment.blend
-        whole, *folds = zip(*self.candidates.values(), strict=True)
+        full_runs, *folds = zip(*self.candidates.values(), strict=True)
         sites = self.held_out(folds)
         ids = [client.id for client in self.federation]
         prior_rows = choose_prior_rows([sites[i] for i in ids]) if settings.prior_rows == "cv" else settings.prior_rows
-        prior, own = learn_weights([sites[i] for i in ids], prior_rows)
-        mixed = {site: drop_small_weights(found) for site, found in zip(ids, own, strict=True)}
-        weights = {site: guard_weights(sites[site], found, own_among(names)) for site, found in mixed.items()}
-        kept = [site for site in ids if (weights[site] != mixed[site]).any()]
-        judged, said = Judged(self.experiment, self.federation), _said(whole)
+        prior, site_weights = learn_weights([sites[i] for i in ids], prior_rows)
+        mixed = {site: drop_small_weights(values) for site, values in zip(ids, site_weights, strict=True)}
+        weights = {site: guard_weights(sites[site], values, own_among(names)) for site, values in mixed.items()}
+        unmixed = [site for site in ids if (weights[site] != mixed[site]).any()]
+        judged, predicted = Judged(self.experiment, self.federation), _read_outputs(full_runs)
         for number, client in enumerate(self.federation, 1):
-            if client.id in said:
-                y, outputs = said[client.id]
+            if client.id in predicted:
+                y, outputs = predicted[client.id]
                 judged.add(client, y, mixture(self.federation.task, y, outputs, weights[client.id]))
             if progress is not None:
                 progress(number, len(self.federation), None)
@@ -159,10 +161,10 @@ class BlendRun(RunWithoutRounds):
             "candidates": {name: os.path.relpath(where[0], self.path) for name, where in self.candidates.items()},
             "folds": settings.folds,
             "prior_rows": prior_rows,
-            **_content(names, prior),
+            **_prior_to_dict(names, prior),
             "rows": {site: len(sites[site].outputs) for site in ids},
-            "keep_own": kept,
-            "sites": {site: _named(names, found) for site, found in weights.items()},
+            "keep_own": unmixed,
+            "sites": {site: _weights_to_dict(names, values) for site, values in weights.items()},
         }
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomic(self.path / FILE, json.dumps(content, indent=1).replace("Infinity", '"inf"') + "\n")
@@ -174,7 +176,7 @@ class BlendRun(RunWithoutRounds):
             wall_seconds=seconds,
             training_seconds=seconds,
             settings={"folds": settings.folds, "prior_rows": prior_rows, "candidates": names},
-            notes=self._notes(names, prior.weights, prior_rows, kept),
+            notes=self._describe_weights(names, prior.weights, prior_rows, unmixed),
             versions=versions("numpy", np.__version__),
         )
 
@@ -182,11 +184,11 @@ class BlendRun(RunWithoutRounds):
         """Return the mixture of one client, to predict with and to export.
 
         Args:
-            client: its id, or the name of a site that has joined the run.
+            client: the id of the client, or the name of a site that has joined the run.
             trust: whether files of a site that has joined may run code.
 
         Raises:
-            PerfedError: an unknown client, or a candidate's model that was not kept or is damaged.
+            PerfedError: the client is unknown, or a candidate's model was not saved or is damaged.
         """
         ids = self.federation.ids
         if (joined_site := load_joined_site(self.path, client, ids, trust)) is not None:
@@ -197,17 +199,17 @@ class BlendRun(RunWithoutRounds):
         return self._mix_parts(self.federation.clients[ids.index(site)], parts, list(weights.values()))
 
     def join(self, client: Client, rounds: int | None = None) -> SiteModel:
-        """Return the mixture of a new client: each candidate as the client joins it, own models from its own rows.
+        """Return the mixture of a new client, which joins each candidate or trains it on its own rows.
 
-        Its weights are learnt as any site's: from folds of its training rows, as if the pooled weights had
-        ``prior_rows`` rows there. A candidate that no client can join is left out.
+        Its weights are learnt like those of other sites: from folds of its training rows, where the pooled weights
+        count as much as ``prior_rows`` rows. A candidate that no client can join is left out.
 
         Args:
-            client: with data of the federation's classes.
-            rounds: of training of each candidate; as many as its run's if not given.
+            client: the new client, with the classes of the federation.
+            rounds: the number of training rounds of each candidate (default: that of its run).
 
         Raises:
-            PerfedError: a client that does not fit the others, or none of the candidates can be joined.
+            PerfedError: the client does not fit the others, or it can join none of the candidates.
         """
         runs = {name: self.open_candidate(name) for name in self.candidates}
         parts, why = dict[str, SiteModel](), ""
@@ -279,30 +281,33 @@ class BlendRun(RunWithoutRounds):
         """
         return _read_content(self.path / FILE)
 
-    def _notes(self, names: Sequence[str], pooled: Numbers, prior_rows: float, kept: Sequence[str]) -> list[str]:
+    def _describe_weights(
+        self, names: Sequence[str], pooled: Numbers, prior_rows: float, unmixed: Sequence[str]
+    ) -> list[str]:
         order = np.argsort(-pooled, kind="stable")
         listed = ", ".join(f"{names[k]} {pooled[k]:.2f}" for k in order if pooled[k] >= 0.005)
-        told = [f"weights over all sites: {listed}; each site's own count as if these had {prior_rows:g} rows there"]
-        if kept:
-            told.append(f"sites that keep their best own model, which errs less on held-out rows: {shorten_list(kept)}")
-        return told
+        notes = [f"weights over all sites: {listed}; each site's own count as if these had {prior_rows:g} rows there"]
+        if unmixed:
+            sites = shorten_list(unmixed)
+            notes.append(f"sites that keep their best own model, which errs less on held-out rows: {sites}")
+        return notes
 
     def held_out(self, folds: Sequence[Sequence[Path]]) -> dict[str, Rows]:
-        """Return what the candidates say of each client's training rows, held out fold by fold."""
+        """Return the candidates' outputs for each client's training rows, from the runs without the fold of the row."""
         task, count, parts = self.federation.task, len(self.candidates), dict[str, list[tuple[Numbers, Numbers, int]]]()
         for number, places in enumerate(folds):
-            for site, (y, said) in _said(places).items():
-                parts.setdefault(site, []).append((*prepare_outputs(task, y, said), number))
-        found = {}
+            for site, (y, outputs) in _read_outputs(places).items():
+                parts.setdefault(site, []).append((*prepare_outputs(task, y, outputs), number))
+        rows = {}
         for client in self.federation:
-            own = parts.get(client.id, [])
+            fold_parts = parts.get(client.id, [])
             width = (0, 2) if task == "survival" else (0,)
-            found[client.id] = ROWS[task](
-                np.concatenate([np.empty((0, count)), *(said for said, _, _ in own)]),
-                np.concatenate([np.empty(width), *(y for _, y, _ in own)]),
-                np.concatenate([np.empty(0, np.int64), *(np.full(len(y), fold) for _, y, fold in own)]),
+            rows[client.id] = ROWS[task](
+                np.concatenate([np.empty((0, count)), *(outputs for outputs, _, _ in fold_parts)]),
+                np.concatenate([np.empty(width), *(y for _, y, _ in fold_parts)]),
+                np.concatenate([np.empty(0, np.int64), *(np.full(len(y), fold) for _, y, fold in fold_parts)]),
             )
-        return found
+        return rows
 
 
 def open_blend(experiment: Experiment, federation: Federation, path: Path, site: str | None = None) -> BlendRun:
@@ -327,52 +332,52 @@ def open_blend(experiment: Experiment, federation: Federation, path: Path, site:
     return run
 
 
-def mixture(task: Task, y: NDArray[Any], said: Sequence[Numbers], weights: Numbers) -> Numbers:
-    """Return the mixture of what candidates say of rows with targets ``y``: of probabilities the logarithm."""
+def mixture(task: Task, y: NDArray[Any], outputs: Sequence[Numbers], weights: Numbers) -> Numbers:
+    """Return the weighted mean of the candidates' outputs for rows with targets ``y``; for classes its logarithm."""
     if task != "classification":
         shape = y.shape if task == "regression" else (len(y), 1)
-        return np.tensordot(weights, np.stack([one.reshape(shape) for one in said]), 1)
-    mixed = np.tensordot(weights, np.stack([softmax(one, axis=1) for one in said]), 1)
+        return np.tensordot(weights, np.stack([values.reshape(shape) for values in outputs]), 1)
+    mixed = np.tensordot(weights, np.stack([softmax(logits, axis=1) for logits in outputs]), 1)
     return np.asarray(np.log(mixed.clip(np.finfo(np.float64).tiny)))
 
 
 def blended(path: Path) -> list[str]:
-    """Return the candidates of the finished blend in ``path``; none where it cannot be read."""
+    """Return the candidates of the finished blend in ``path``; empty if it cannot be read."""
     try:
         return list(json.loads((path / FILE).read_text(encoding="utf-8"))["candidates"])
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
 
-def _said(places: Sequence[Path]) -> dict[str, tuple[NDArray[Any], list[Numbers]]]:
-    """By client its targets, and what each run says of the rows."""
-    found: dict[str, tuple[NDArray[Any], list[Numbers]]] = {}
+def _read_outputs(places: Sequence[Path]) -> dict[str, tuple[NDArray[Any], list[Numbers]]]:
+    """Return by client the targets, and the outputs of each run for these rows."""
+    by_client: dict[str, tuple[NDArray[Any], list[Numbers]]] = {}
     for number, place in enumerate(places):
-        kept = predictions.read_predictions(place)
-        if not kept:
+        saved = predictions.read_predictions(place)
+        if not saved:
             raise PerfedError(f"{place}: kept no predictions, which a blend is made of")
-        for site, _, own in kept[-1].sites():
-            y, outputs = kept[-1].targets[own], kept[-1].outputs[own]
+        for site, _, rows in saved[-1].sites():
+            y, outputs = saved[-1].targets[rows], saved[-1].outputs[rows]
             if number == 0:
-                found[site] = y, [outputs]
-            elif site in found and found[site][0].shape == y.shape and np.allclose(found[site][0], y):
-                found[site][1].append(outputs)
+                by_client[site] = y, [outputs]
+            elif site in by_client and by_client[site][0].shape == y.shape and np.allclose(by_client[site][0], y):
+                by_client[site][1].append(outputs)
             else:
                 raise PerfedError(f"{place}: has other rows of client '{site}' than {places[0]}")
-    lacking = [site for site, (_, said) in found.items() if len(said) < len(places)]
+    lacking = [site for site, (_, outputs) in by_client.items() if len(outputs) < len(places)]
     if lacking:
         raise PerfedError(f"{places[0]}: others have no predictions of the clients {shorten_list(lacking)}")
-    return found
+    return by_client
 
 
-def _named(names: Sequence[str], weights: Numbers) -> dict[str, float]:
+def _weights_to_dict(names: Sequence[str], weights: Numbers) -> dict[str, float]:
     return {name: round(float(w), 6) for name, w in zip(names, weights, strict=True)}
 
 
-def _content(names: Sequence[str], prior: Prior) -> dict[str, Any]:
-    """What all sites learnt together, for the file."""
+def _prior_to_dict(names: Sequence[str], prior: Prior) -> dict[str, Any]:
+    """Return what all sites learnt together as it is written to the file."""
     slopes = {"gradient": prior.gradient.tolist(), "hessian": prior.hessian.tolist()}
-    return {"pooled": _named(names, prior.weights), "loss": prior.value, **slopes}
+    return {"pooled": _weights_to_dict(names, prior.weights), "loss": prior.value, **slopes}
 
 
 def _read_content(file: Path) -> dict[str, Any]:

@@ -92,8 +92,8 @@ class ComparisonSpec:
         These are tuned inside the training samples, unless the experiment says otherwise.
 
         Args:
-            resources: where the data are, whose task decides which models are added.
-            earlier: methods that are in the comparison already, whose settings stay as they are.
+            resources: the location of the data, whose task decides which models are added.
+            earlier: methods that the comparison already has; their settings do not change.
         """
         if BLEND not in (*self.methods, *earlier):
             return self
@@ -264,7 +264,7 @@ class Comparison(ComparisonSpec):
     def finished_candidates(self, seed: int) -> dict[str, list[Path]]:
         """Return the runs of each candidate of the blend that has finished all, the run on all samples first."""
         places = {
-            name: [one.directory(name, seed) for one in (self, *self.folds.values())]
+            name: [comparison.directory(name, seed) for comparison in (self, *self.folds.values())]
             for name in candidates_of(self.methods)
         }
         return {name: runs for name, runs in places.items() if all(map(is_done, runs))}
@@ -290,18 +290,18 @@ class Comparison(ComparisonSpec):
             raise PerfedError(f"{self.path}: no run has started yet")
         return started
 
-    def with_more(self, more: ComparisonSpec, resources: Resources) -> Self:
-        """Return the comparison with the methods and seeds of ``more`` added; nothing is written.
+    def with_more(self, spec: ComparisonSpec, resources: Resources) -> Self:
+        """Return the comparison with the methods and seeds of ``spec`` added; nothing is written.
 
-        The experiment of ``more`` may differ only in the tables of new methods.
+        The experiment of ``spec`` may differ only in the tables of new methods.
 
         Raises:
             PerfedError: settings or data differ from those of the runs, or a method cannot start.
         """
-        more = more.with_blend_candidates(resources, self.methods)
-        added = [name for name in more.methods if name not in self.methods]
-        seeds = [seed for seed in more.seeds if seed not in self.seeds]
-        table = self._check_same(more.table, added)
+        spec = spec.with_blend_candidates(resources, self.methods)
+        added = [name for name in spec.methods if name not in self.methods]
+        seeds = [seed for seed in spec.seeds if seed not in self.seeds]
+        table = self._check_same(spec.table, added)
         after = replace(self, table=table, methods=[*self.methods, *added], seeds=[*self.seeds, *seeds])
         if added or seeds:
             self._check_data(resources)
@@ -369,7 +369,7 @@ class Comparison(ComparisonSpec):
             return []
         with readable(file):
             failures = [Failure(**entry) for entry in json.loads(file.read_text(encoding="utf-8")).get("failed", [])]
-            return [one for one in failures if not is_done(self.directory(one.method, one.seed))]
+            return [run for run in failures if not is_done(self.directory(run.method, run.seed))]
 
 
 def folder_names(names: Sequence[str]) -> dict[str, str]:
@@ -382,7 +382,7 @@ def folder_names(names: Sequence[str]) -> dict[str, str]:
     folders: dict[str, str] = {}
     for name in names:
         folder = re.sub(r"[^\w.+=-]", ".", name)
-        while folder.casefold() in {other.casefold() for other in folders.values()}:
+        while folder.casefold() in {used_folder.casefold() for used_folder in folders.values()}:
             folder += "_"
         folders[name] = folder
     return folders

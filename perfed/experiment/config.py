@@ -191,9 +191,11 @@ class Experiment(BaseModel):
         Raises:
             PerfedError: the experiment names another policy than the preset.
         """
-        policy, chosen = entry(self.method).policy, self.participation.policy
-        if policy and chosen not in ("uniform", policy):
-            raise PerfedError(f"participation.policy = '{chosen}': {self.method} has '{policy}'; allowed: {policy}")
+        policy, named_policy = entry(self.method).policy, self.participation.policy
+        if policy and named_policy not in ("uniform", policy):
+            raise PerfedError(
+                f"participation.policy = '{named_policy}': {self.method} has '{policy}'; allowed: {policy}"
+            )
         return self.participation.with_policy(policy) if policy else self.participation
 
     @field_serializer("participation", mode="wrap")

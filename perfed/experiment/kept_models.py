@@ -23,20 +23,20 @@ from perfed.tables.site import table_of
 
 FOLDER, POOLED_FILE = "estimators", "pooled.skops"
 MOST = 200
-"""Clients of whom each has a model: of more none is kept."""
+"""Largest number of clients whose own models are kept; with more clients, none is."""
 NOT_KEPT = f"the models are not kept, as there are more than {MOST}"
 NO_SKOPS = "the models are not kept, as skops is not installed; it comes with the extra 'tables'"
 ODD_TYPES = "the models are not kept, as they hold types that are not scikit-learn's own"
 
 
 def keep(path: Path, name: str, models: Mapping[str, Any], ids: list[str]) -> str:
-    """Keep a run's fitted models in ``path``; what is to be said of it, if anything.
+    """Save a run's fitted models in ``path``; return a note if they are not saved, otherwise an empty text.
 
     Args:
         path: the run's directory.
-        name: of the baseline.
-        models: by client.
-        ids: of all clients, sorted.
+        name: the name of the baseline.
+        models: the fitted models by client.
+        ids: the ids of all clients, sorted.
     """
     if find_spec("skops") is None:
         return NO_SKOPS
@@ -45,11 +45,11 @@ def keep(path: Path, name: str, models: Mapping[str, Any], ids: list[str]) -> st
     elif len(models) > MOST:
         return NOT_KEPT
     else:
-        named = {_file(ids.index(client)): model for client, model in models.items()}
+        named = {_name_file(ids.index(client)): model for client, model in models.items()}
     path.mkdir(parents=True, exist_ok=True)
     with create_private_files():
-        kept = [save_estimator(plain_estimator(model), path / FOLDER / file) for file, model in named.items()]
-    return "" if all(kept) else ODD_TYPES
+        are_saved = [save_estimator(plain_estimator(model), path / FOLDER / file) for file, model in named.items()]
+    return "" if all(are_saved) else ODD_TYPES
 
 
 def model_files(path: Path) -> list[str]:
@@ -57,12 +57,12 @@ def model_files(path: Path) -> list[str]:
     return [f"{FOLDER}/{file.name}" for file in sorted((path / FOLDER).glob("*.skops"))]
 
 
-def _file(place: int) -> str:
+def _name_file(place: int) -> str:
     return f"{place:06d}.skops"
 
 
 def plain_estimator(model: Any) -> Any:
-    """A Cox model as what it predicts with, a line of scikit-learn's; any other as it is."""
+    """Return a Cox model as the linear model of scikit-learn that it predicts with, other models unchanged."""
     from sklearn.linear_model import LinearRegression
 
     from perfed.experiment.cox import Cox
@@ -86,7 +86,7 @@ def load_kept(path: Path, name: str, client: Client, ids: list[str]) -> Any:
     Raises:
         PerfedError: the estimator was not kept, has other inputs than the client, or its file is damaged.
     """
-    file = path / FOLDER / (POOLED_FILE if is_pooled(name) else _file(ids.index(client.id)))
+    file = path / FOLDER / (POOLED_FILE if is_pooled(name) else _name_file(ids.index(client.id)))
     if not file.exists():
         raise PerfedError(f"{file}: there is no model of client '{client.id}'; train again: 'perfed compare'")
     estimator = read_estimator(file)
@@ -108,8 +108,8 @@ def estimator_site(
         federation: the federation of the client.
         seed, settings: those with which the estimator was fitted.
     """
-    about = {"method": name, "rounds": 0, "seed": seed, "settings": settings}
-    about["versions"] = versions("scikit-learn", version("scikit-learn"))
-    facts = describe_model(client, federation, dtype="float32", domains=None, **about)
+    training_facts = {"method": name, "rounds": 0, "seed": seed, "settings": settings}
+    training_facts["versions"] = versions("scikit-learn", version("scikit-learn"))
+    facts = describe_model(client, federation, dtype="float32", domains=None, **training_facts)
     predictor = Estimator(plain_estimator(fitted), federation.num_classes, federation.target_scale)
     return SiteModel(facts, predictor, table_of(client), training_rows=client.train).with_metrics(client, federation)

@@ -50,7 +50,7 @@ class Choice:
     Attributes:
         settings: the assignments.
         metric: the metric that decided.
-        mean: its mean on validation data over the seeds.
+        mean: the mean of this metric on validation data over the seeds.
         notes: remarks on the choice, such as that it lies on the edge of the grid.
     """
 
@@ -265,7 +265,7 @@ def record_choices(
 
     Args:
         search: the search.
-        path: its directory.
+        path: the directory of the search.
         outcomes: pairs of the key of a run that ended and its summary or error.
 
     Returns:

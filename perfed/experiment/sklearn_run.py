@@ -50,26 +50,29 @@ TOGETHER = "one model on the samples of all clients together: what could be had 
 
 @dataclass(frozen=True)
 class SklearnRun(RunWithoutRounds):
-    """scikit-learn's models on a federation's data: no federation, no rounds, no bytes.
+    """The scikit-learn models of a baseline on the data of a federation, without rounds and communication.
 
-    ``sklearn:NAME`` is one model per client, on the client's own samples alone; ``pooled:NAME`` is one model on the
-    samples of all clients together. NAME is of :func:`~perfed.experiment.estimators.baseline_names`, or a class,
-    ``module.Class``. The models have scikit-learn's own defaults and the run's seed, but logistic regression may take
-    1000 iterations, boosted trees have two levels, and forests choose their leaves out of bag
-    (:func:`~perfed.experiment.estimators.trained`). Where clients have validation samples, and these are not what is
-    evaluated, a model with a name has one of ``baseline_tries`` values of its strength
-    (:data:`~perfed.experiment.estimators.TRIES` where the experiment does not say), the one that is best on them when
-    it is trained on the training samples. Where the experiment says how many, and no client has any, a quarter of the
-    training samples is held out to choose by, as in a search. What is evaluated is then trained on training and
-    validation samples together: nobody would leave them out. They get the arrays that the methods get, images
-    flattened; nothing is scaled that the data set has not scaled. A client with samples of a single class always says
-    that class. Cox models are lifelines' (:class:`~perfed.experiment.cox.Cox`).
+    ``sklearn:NAME`` is one model per client, trained on the client's own samples; ``pooled:NAME`` is one model, trained
+    on the samples of all clients together. NAME is one of :func:`~perfed.experiment.estimators.baseline_names`, or a
+    class ``module.Class``. The models have the defaults of scikit-learn and the seed of the run, except that logistic
+    regression may take 1000 iterations, boosted trees have two levels, and forests choose the size of their leaves out
+    of bag (:func:`~perfed.experiment.estimators.trained`).
+
+    The strength of a named model is tuned if clients have validation samples and these are not the samples to evaluate:
+    of ``baseline_tries`` values (default: :data:`~perfed.experiment.estimators.TRIES`), the model trained on the
+    training samples chooses the best one on the validation samples. If the experiment sets ``baseline_tries`` and no
+    client has validation samples, a quarter of the training samples is held out for this choice, as in a search. The
+    model that is evaluated is trained on training and validation samples together.
+
+    Models get the same arrays as methods, with flattened images and without further scaling. A client whose samples
+    have a single class always predicts that class. Cox models are those of lifelines
+    (:class:`~perfed.experiment.cox.Cox`).
 
     Attributes:
-        name: of the baseline.
-        experiment: of which the seed, the data and the evaluation count.
+        name: the name of the baseline.
+        experiment: the experiment, of which only the seed, the data and the evaluation are used.
         federation: the clients.
-        path: where the results go, or where those of a finished run are; ``None`` writes nothing.
+        path: the directory of the results; ``None`` writes nothing.
     """
 
     name: str
@@ -81,8 +84,8 @@ class SklearnRun(RunWithoutRounds):
         """Check that the models can be trained on these data.
 
         Raises:
-            PerfedError: no such baseline, none for such targets, inputs that are token ids, clients whose inputs have
-                different columns where samples are put together, or nobody to be evaluated.
+            PerfedError: the baseline does not exist or does not support the targets, inputs are token ids, the inputs
+                of clients have different columns although samples are pooled, or no client has data to evaluate.
         """
         baseline_id(self.name)  # which raises where there is none
         self._new_model()
@@ -95,8 +98,8 @@ class SklearnRun(RunWithoutRounds):
             self._check_columns()
 
     def _check_columns(self) -> None:
-        first, *others = self.federation
-        for client in others:
+        first, *further_clients = self.federation
+        for client in further_clients:
             if (client.input_shape, client.feature_names) != (first.input_shape, first.feature_names):
                 raise PerfedError(
                     f"{self.name}: the inputs of clients '{first.id}' and '{client.id}' have different columns, so "
@@ -104,23 +107,23 @@ class SklearnRun(RunWithoutRounds):
                 )
 
     def execute(self, progress: Progress | None = None) -> dict[str, Any]:
-        """Train and evaluate every client's model; write ``config.toml``, ``clients.csv``, the models, what they say of
-        every sample, and ``summary.json``.
+        """Train and evaluate the models of all clients, and write the files of a run.
 
-        ``progress`` is called after each client with its number and how many there are.
+        These are ``config.toml``, ``clients.csv``, ``summary.json``, the models, and the predictions for every sample.
+        ``progress`` is called after each client with the number of the client and the number of clients.
 
         Returns:
-            The summary: 0 rounds, and the metrics of a run but ``loss``; those of ``evaluation.metrics`` that need
-            probabilities where the model has them.
+            The summary, with 0 rounds and all metrics of a run except ``loss``; metrics in ``evaluation.metrics`` that
+            need probabilities only occur if the model has them.
 
         Raises:
-            PerfedError: as :meth:`check`, or scikit-learn refuses the data of a client; names it.
+            PerfedError: the reasons of :meth:`check`, or scikit-learn refuses the data of a client, which is named.
         """
         from sklearn.exceptions import ConvergenceWarning
 
         self.check()
         started = time.perf_counter()
-        judged = Judged(self.experiment, self.federation, self._probable)
+        judged = Judged(self.experiment, self.federation, self._has_probabilities)
         fitted: dict[str, Any] = {}
         # The rows of a client are few: its threads would mostly wait for each other.
         threads = self.plan.untimed_threads if is_pooled(self.name) else 1
@@ -143,9 +146,9 @@ class SklearnRun(RunWithoutRounds):
             still > 0
         )
         notes += [predictions.NOT_SAVED_NOTE] if judged.too_many else []
-        notes += self._choices(models)
+        notes += self._describe_choices(models)
         seconds = time.perf_counter() - started
-        said = "" if self.path is None else keep(self.path, self.name, fitted, self.federation.ids)
+        kept_note = "" if self.path is None else keep(self.path, self.name, fitted, self.federation.ids)
         return judged.finish(
             self.name,
             self.path,
@@ -153,7 +156,7 @@ class SklearnRun(RunWithoutRounds):
             wall_seconds=seconds,
             training_seconds=seconds,
             settings=self._new_model().get_params(),
-            notes=notes + ([said] if said else []),
+            notes=notes + ([kept_note] if kept_note else []),
             versions=versions("scikit-learn", version("scikit-learn")),
         )
 
@@ -203,42 +206,45 @@ class SklearnRun(RunWithoutRounds):
     def _evaluate(self, model: Any, client: Client, judged: Judged) -> None:
         split = client.split(self.experiment.evaluation.split)
         assert split is not None
-        y, predicted = split.y.numpy(), self._outputs(model, client, split.x)
+        y, predicted = split.y.numpy(), self._compute_outputs(model, client, split.x)
         if (scale := self.federation.target_scale) is not None:
             y, predicted = scale.up(split.y).numpy(), scale.up(torch.from_numpy(predicted)).numpy()
         judged.add(client, y, predicted)
 
     @property
-    def _probable(self) -> bool:
+    def _has_probabilities(self) -> bool:
         return hasattr(self._new_model(), "predict_proba")
 
     def fitted(self, client: Client) -> Any:
         """Return the scikit-learn model that one client predicts with, trained."""
-        return self._of_all if is_pooled(self.name) else self._best([client])
+        return self._pooled_model if is_pooled(self.name) else self._fit_best([client])
 
     @cached_property
-    def _of_all(self) -> Any:
-        return self._best(self.federation.clients)
+    def _pooled_model(self) -> Any:
+        return self._fit_best(self.federation.clients)
 
-    def _best(self, clients: Sequence[Client]) -> Any:
-        """The model whose strength is best on the clients' validation samples, on these and their training samples."""
-        setting, values = self._tries or ("", ())
-        held, settings = [self._held[client.id] for client in clients], {}
-        if values and any(self._validation(client) for client in clients):
+    def _fit_best(self, clients: Sequence[Client]) -> Any:
+        """Return the model whose strength is best on the clients' validation samples, trained on these too."""
+        setting, values = self._settings_to_try or ("", ())
+        tuning_clients, settings = [self._tuning_clients[client.id] for client in clients], {}
+        if values and any(self._can_tune(client) for client in clients):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                scores = [self._score(self._trained(held, ("train",), {setting: value}), held) for value in values]
+                scores = [
+                    self._compute_score(self._train(tuning_clients, ("train",), {setting: value}), tuning_clients)
+                    for value in values
+                ]
             settings = {setting: values[int(np.argmax(scores))]}
         scored = self.experiment.evaluation.split == "validation"
-        return self._trained(clients, ("train",) if scored else ("train", "validation"), settings)
+        return self._train(clients, ("train",) if scored else ("train", "validation"), settings)
 
     @property
-    def _tries(self) -> tuple[str, tuple[float, ...]] | None:
+    def _settings_to_try(self) -> tuple[str, tuple[float, ...]] | None:
         return tries(self.name, self.experiment.baseline_tries or TRIES)
 
     @cached_property
-    def _held(self) -> dict[str, Client]:
-        """The clients with the validation samples that strengths are chosen on."""
+    def _tuning_clients(self) -> dict[str, Client]:
+        """The clients with the validation samples on which strengths are chosen."""
         clients, stratify, seed = self.federation.clients, self.federation.task != "regression", self.experiment.seed
         if self._holds_out:
             clients = tuple(with_validation(client, TUNING_FRACTION, stratify, seed) for client in clients)
@@ -249,26 +255,31 @@ class SklearnRun(RunWithoutRounds):
         none = all(client.split("validation") is None for client in self.federation)
         return none and self.experiment.baseline_tries is not None
 
-    def _validation(self, client: Client) -> bool:
-        """Whether there are validation samples of the client that may be used up: they are not what is evaluated."""
+    def _can_tune(self, client: Client) -> bool:
+        """Return whether the client has validation samples to tune on, which are not the samples to evaluate."""
         return (
-            self.experiment.evaluation.split != "validation" and self._held[client.id].split("validation") is not None
+            self.experiment.evaluation.split != "validation"
+            and self._tuning_clients[client.id].split("validation") is not None
         )
 
-    def _score(self, model: Any, clients: Sequence[Client]) -> float:
-        """The metric that methods are compared by, else the task's first, on the clients' validation samples together,
-        so that the higher, the better; where it is not defined on them, the same for every model.
+    def _compute_score(self, model: Any, clients: Sequence[Client]) -> float:
+        """Return the score of ``model`` on the validation samples of all clients together; higher is better.
+
+        It is the metric by which methods are compared, or the first one of the task. If it is not defined on these
+        samples, every model has the same score.
         """
-        held = [(client, split) for client in clients if (split := client.split("validation")) is not None]
-        y = np.concatenate([split.y.numpy() for _, split in held])
-        predicted = np.concatenate([self._outputs(model, client, split.x) for client, split in held])
-        task, asked = self.federation.task, self.experiment.evaluation.compare_by
-        by = find_metric(asked)[0] if asked else ""
-        metric = by if by in Judged(self.experiment, self.federation, self._probable).names else ALWAYS[task][0]
+        samples = [(client, split) for client in clients if (split := client.split("validation")) is not None]
+        y = np.concatenate([split.y.numpy() for _, split in samples])
+        predicted = np.concatenate([self._compute_outputs(model, client, split.x) for client, split in samples])
+        task, compare_by = self.federation.task, self.experiment.evaluation.compare_by
+        by = find_metric(compare_by)[0] if compare_by else ""
+        metric = (
+            by if by in Judged(self.experiment, self.federation, self._has_probabilities).names else ALWAYS[task][0]
+        )
         value = metrics_of(y, predicted, task, self.federation.num_classes, [metric]).get(metric)
         return -np.inf if value is None else METRICS[metric].direction * value
 
-    def _trained(self, clients: Sequence[Client], splits: Sequence[str], settings: dict[str, float]) -> Any:
+    def _train(self, clients: Sequence[Client], splits: Sequence[str], settings: dict[str, float]) -> Any:
         parts = [part for client in clients for name in splits if (part := client.split(name)) is not None]
         x = np.concatenate([rows_of(part.x) for part in parts])
         y = np.concatenate([part.y.numpy() for part in parts])
@@ -276,44 +287,48 @@ class SklearnRun(RunWithoutRounds):
         model = (
             new_model("sklearn:majority", "classification", 0) if single else self._new_model().set_params(**settings)
         )
-        with self._refused(clients):
+        with self._rephrase_errors(clients):
             return trained(self.name, model, x, y.ravel() if y.shape[1:] == (1,) else y, tuned=single or bool(settings))
 
-    def _outputs(self, model: Any, client: Client, x: Tensor) -> NDArray[np.float64]:
-        """What ``model`` says of a client's samples; of a model of all clients where a client predicts among the
-        classes that it holds, without the others.
+    def _compute_outputs(self, model: Any, client: Client, x: Tensor) -> NDArray[np.float64]:
+        """Return the outputs of ``model`` for a client's samples.
+
+        A model of all clients gives -inf for classes without training rows at the client, if ``evaluation.classes`` is
+        "held".
         """
-        with self._refused([client]):
-            found = outputs_of(model, rows_of(x), self.federation.num_classes)
+        with self._rephrase_errors([client]):
+            outputs = outputs_of(model, rows_of(x), self.federation.num_classes)
         if is_pooled(self.name) and self.experiment.evaluation.classes == "held":
-            found[:, np.setdiff1d(np.arange(found.shape[1]), client.train.y.numpy())] = -np.inf
-        return found
+            outputs[:, np.setdiff1d(np.arange(outputs.shape[1]), client.train.y.numpy())] = -np.inf
+        return outputs
 
     @contextmanager
-    def _refused(self, clients: Sequence[Client]) -> Iterator[None]:
-        """One line of what scikit-learn says of the data."""
+    def _rephrase_errors(self, clients: Sequence[Client]) -> Iterator[None]:
+        """Raise the first line of an error of scikit-learn about the data as an error of perfed."""
         try:
             yield
         except (ValueError, TypeError) as error:
             whose = f"client '{clients[0].id}'" if len(clients) == 1 else "all clients"
             raise PerfedError(f"{self.name}, {whose}: {str(error).splitlines()[0]}") from None
 
-    def _choices(self, models: Sequence[Any]) -> list[str]:
-        """A note of what was chosen on validation samples, where there are any."""
-        having = sum(self._validation(client) for client in self.federation)
-        if not having:
+    def _describe_choices(self, models: Sequence[Any]) -> list[str]:
+        """Return a note about the strengths chosen on validation samples; empty without such samples."""
+        num_tuned = sum(self._can_tune(client) for client in self.federation)
+        if not num_tuned:
             return []
-        tried = self._tries
+        tried = self._settings_to_try
         if tried is None:
             return ["nothing is tuned: no settings to try are known"]
         setting, values = tried
-        one = models[:1] if is_pooled(self.name) else models
-        found = Counter(model.get_params().get(setting) for model in one if setting in model.get_params())
-        each = ", ".join(f"{value:g} ({count} of {len(one)})" for value, count in sorted(found.items()))
-        lacking = len(self.federation) - having
+        tuned_models = models[:1] if is_pooled(self.name) else models
+        counts = Counter(model.get_params().get(setting) for model in tuned_models if setting in model.get_params())
+        chosen_values = ", ".join(
+            f"{value:g} ({count} of {len(tuned_models)})" for value, count in sorted(counts.items())
+        )
+        lacking = len(self.federation) - num_tuned
         without = f"; {lacking} clients without them have the default" if lacking and not is_pooled(self.name) else ""
         which = "a quarter of the training samples" if self._holds_out else "validation samples"
-        return [f"{setting} chosen on {which}, {len(values)} tries: {each}{without}"]
+        return [f"{setting} chosen on {which}, {len(values)} tries: {chosen_values}{without}"]
 
     def _new_model(self) -> Any:
         return new_model(self.name, self.federation.task, self.experiment.seed)

@@ -189,7 +189,7 @@ class Study:
 
     @cached_property
     def _parts(self) -> dict[str, tuple[str, Comparison]]:
-        """Each comparison and the folds from which its blend is learned, by label, with the name of the comparison."""
+        """The comparisons, and the folds from which blends are learnt, by label, with the name of their comparison."""
         parts = {}
         for name, comparison in self.comparisons.items():
             parts[name] = name, comparison

@@ -240,19 +240,21 @@ class RunDirectory(CheckpointFiles):
         """
         return self.load(keep, lambda progress: self._find_changes(read_written_files(progress)))
 
-    def restore_rounds(self, found: Checkpoint | None) -> tuple[list[dict[str, Any]], list[str]]:
+    def restore_rounds(self, checkpoint: Checkpoint | None) -> tuple[list[dict[str, Any]], list[str]]:
         """Restore the files of a resumed run to the time of its checkpoint.
 
         Damaged lines and arrays are removed. The checksums of results remain, since a run writes these again at its
         end.
 
         Args:
-            found: the checkpoint; ``None`` for a run that starts from the beginning.
+            checkpoint: the checkpoint; ``None`` for a run that starts from the beginning.
 
         Returns:
             The records of the rounds up to the checkpoint, and notes on damage.
         """
-        last, written = (-1, None) if found is None else (found.round, read_written_files(found.progress))
+        last, written = (
+            (-1, None) if checkpoint is None else (checkpoint.round, read_written_files(checkpoint.progress))
+        )
         records, notes = self._log.restore(last, None if written is None else written.rounds)
         try:
             results = {name: checksum for name, checksum in read_checksums(self.path).items() if name in _FINAL_FILES}

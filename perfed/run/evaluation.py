@@ -146,8 +146,8 @@ class Evaluator:
         few = few_samples(self.domain_samples)
         if few and self.settings.when == "before":
             names = ", ".join(f"{name} (n = {self.domain_samples[name]})" for name in few)
-            others = len(few) < len(self.domain_samples)
-            which = "without them" if others else "over them all the same, as there are no others"
+            has_large_domains = len(few) < len(self.domain_samples)
+            which = "without them" if has_large_domains else "over them all the same, as there are no others"
             data = f"fewer than ten {self.settings.split} samples"
             notes.append(f"domains with {data}: {names}; mean, min and max over domains are {which}")
         return notes
@@ -170,14 +170,14 @@ class Evaluator:
         is_reported = (self.settings.when, self.settings.stop) == (when, "last")
         return is_reported and number > self.rounds - self.settings.last and not self._too_many
 
-    def has_models(self, done: RoundRecord) -> bool:
+    def has_models(self, outcome: RoundRecord) -> bool:
         """Return whether there are models to evaluate; without participants there may be none."""
-        return bool(done.participants) or (self.settings.who, self.settings.when) == ("all", "before")
+        return bool(outcome.participants) or (self.settings.who, self.settings.when) == ("all", "before")
 
-    def evaluate_round(self, number: int, done: RoundRecord, totals: RunTotals) -> dict[str, Any]:
+    def evaluate_round(self, number: int, outcome: RoundRecord, totals: RunTotals) -> dict[str, Any]:
         """Return the metrics after round ``number`` for ``rounds.jsonl``, and add those of each client to ``totals``.
 
-        Outputs that are stored are added to the arrays of ``done``.
+        Outputs that are stored are added to the arrays of ``outcome``.
 
         Raises:
             PerfedError: if an output of a client's model is not a number.
@@ -185,20 +185,20 @@ class Evaluator:
         settings, by_domains = self.settings, self.federation.num_domains and self.settings.when == "before"
         # Outputs are those of ``personalise``, before local training.
         outputs: list[Outputs] | None = [] if by_domains or self.keeps_outputs(number, "before") else None
-        before = self._evaluate_models(number, done, totals, outputs)
-        chosen, totals.other = (before, done.after) if settings.when == "before" else (done.after, before)
-        metrics, domains = self.summarise_clients(chosen), {}
+        before = self._evaluate_models(number, outcome, totals, outputs)
+        reported, totals.other = (before, outcome.after) if settings.when == "before" else (outcome.after, before)
+        metrics, domains = self.summarise_clients(reported), {}
         if self.keeps_outputs(number, settings.when):
-            done.arrays |= self._outputs_to_arrays(done.outputs if outputs is None else outputs)
+            outcome.arrays |= self._outputs_to_arrays(outcome.outputs if outputs is None else outputs)
         domain_metrics: Metrics = {}
         if outputs and by_domains:
             domain_metrics, totals.client_domains = compute_domain_metrics(
                 outputs, self.federation, self.scoring.metrics
             )
             domains = {"domains": self.with_extremes(domain_metrics)}
-        totals.add_evaluation(chosen, domain_metrics, settings.last)
-        if settings.when == "before" and done.after:
-            metrics.update({f"{name}_after": value for name, value in self.summarise_clients(done.after).items()})
+        totals.add_evaluation(reported, domain_metrics, settings.last)
+        if settings.when == "before" and outcome.after:
+            metrics.update({f"{name}_after": value for name, value in self.summarise_clients(outcome.after).items()})
         return {"metrics": metrics, **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}), **domains}
 
     def _outputs_to_arrays(self, outputs: list[Outputs]) -> dict[str, dict[str, Any]]:
@@ -206,15 +206,15 @@ class Evaluator:
         return {predictions.FOLDER: predictions.build_arrays(outputs, self.federation, self.split)} if outputs else {}
 
     def _evaluate_models(
-        self, number: int, done: RoundRecord, totals: RunTotals, outputs: list[Outputs] | None
+        self, number: int, outcome: RoundRecord, totals: RunTotals, outputs: list[Outputs] | None
     ) -> Metrics:
         """Return the metrics of the models with which clients would start their next round."""
-        ids = done.participants if self.settings.who == "participants" else None
+        ids = outcome.participants if self.settings.who == "participants" else None
         unused = [] if number == self.rounds else totals.never_used(self.federation.ids)  # at the end they have settled
         metrics = self._server.evaluate(self.split, ids, number, outputs, never_used=unused)
         if self._gap:  # clients that were never used have no model yet
-            used = [i for i in metrics if i not in unused]
-            gaps = generalisation_gaps(self._server.own_models(used, number), str(self._server.linear_head))
+            trained_clients = [i for i in metrics if i not in unused]
+            gaps = generalisation_gaps(self._server.own_models(trained_clients, number), str(self._server.linear_head))
             metrics = {i: values | ({GAP: gaps[i]} if i in gaps else {}) for i, values in metrics.items()}
         for client, values in metrics.items():
             if any(isnan(value) for value in values.values()):

@@ -93,10 +93,10 @@ class PersonalModels:
 
     def privacy_spending(self, client: str) -> dict[str, Any] | None:
         """Return the privacy settings and the epsilon that ``client`` has spent; ``None`` without ``[privacy]``."""
-        return self._budget.describe_client(client) if self._budget else None
+        return self._budget_callback.describe_client(client) if self._budget_callback else None
 
     @property
-    def _budget(self) -> PrivacyBudget | None:
+    def _budget_callback(self) -> PrivacyBudget | None:
         return next((callback for callback in self.callbacks if isinstance(callback, PrivacyBudget)), None)
 
     def site(self, client: str, trust: bool = False) -> SiteModel:
@@ -126,7 +126,7 @@ class PersonalModels:
         """
         rounds = self.done if rounds is None else rounds
         site = self._build_site_model(add_client(self.server, client, rounds), client.id)
-        budget = self._budget
+        budget = self._budget_callback
         privacy = {"privacy": to_json_values(budget.describe_joined_client(client.id, rounds))} if budget else {}
         return replace(site, facts={**site.facts, "joined": rounds, **privacy})
 
@@ -150,10 +150,18 @@ class PersonalModels:
         cohort, method, federation = self._build_cohort(server, name), self._method_for(name), server.federation
         client, takes_domain = server.clients[name], method.needs_domains or bool(cohort.per_domain)
         domains = [federation.domain_name(m) for m in range(federation.num_domains)] if takes_domain else None
-        about = {"method": self.name, "rounds": max(self.done, 0), "seed": server.seed, "settings": method.all_settings}
-        about |= {"dtype": str(cohort.dtype).removeprefix("torch."), "contributors": dict(self.contributors) or None}
-        about |= {} if (privacy := self.privacy_spending(name)) is None else {"privacy": privacy}
-        facts = describe_model(client, federation, domains=domains, **about)
+        training_facts = {
+            "method": self.name,
+            "rounds": max(self.done, 0),
+            "seed": server.seed,
+            "settings": method.all_settings,
+        }
+        training_facts |= {
+            "dtype": str(cohort.dtype).removeprefix("torch."),
+            "contributors": dict(self.contributors) or None,
+        }
+        training_facts |= {} if (privacy := self.privacy_spending(name)) is None else {"privacy": privacy}
+        facts = describe_model(client, federation, domains=domains, **training_facts)
         network = Network(ClientModule(method, cohort, federation).cpu(), facts)
         return SiteModel(facts, network, table_of(client), training_rows=client.train).with_metrics(client, federation)
 

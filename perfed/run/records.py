@@ -20,7 +20,7 @@ class _Strict(BaseModel):
 
 
 class _Evaluation(_Strict):
-    """What reports take from the ``[evaluation]`` table of a run."""
+    """The settings in the ``[evaluation]`` table of a run that reports use."""
 
     last: int
     who: str
@@ -48,7 +48,7 @@ def _check_custom_metrics(metrics: dict[str, dict[str, Any]]) -> dict[str, dict[
 
 
 class Spread(_Strict):
-    """How one metric is spread over the clients; accuracy as a fraction of 1. Older results have no ``p90``."""
+    """The distribution of a metric over the clients; accuracy is a fraction of 1. Older results have no ``p90``."""
 
     mean: Number
     std: Number
@@ -64,7 +64,7 @@ class _MetricsRecord(_Strict):
 
     @property
     def spreads(self) -> dict[str, Spread]:
-        """Every metric by name, accuracy first."""
+        """The spread of every metric by name, accuracy first."""
         first = {"accuracy": self.accuracy} if self.accuracy else {}
         return first | (self.metrics or {})
 

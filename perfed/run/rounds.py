@@ -32,9 +32,9 @@ class RoundRunner:
     def prepare(self, progress: RunProgress) -> RoundRecord:
         """Execute the preparation before round 1 and return its outcome."""
         with _measure_training_time(progress):
-            done = self._server.prepare()
+            outcome = self._server.prepare()
         progress.done = 0
-        return done
+        return outcome
 
     def run_next(self, progress: RunProgress, started: float) -> tuple[RoundRecord, dict[str, Any]]:
         """Execute the next round.
@@ -50,28 +50,28 @@ class RoundRunner:
         due = evaluator.is_due(number)
         with _measure_training_time(progress):
             measure = evaluator.split if due else None
-            done = self._server.round(number, measure=measure, keep_outputs=evaluator.keeps_outputs(number, "after"))
-            totals.add(done)
+            outcome = self._server.round(number, measure=measure, keep_outputs=evaluator.keeps_outputs(number, "after"))
+            totals.add(outcome)
             if number == self._rounds:
-                done.bytes_down += self.settle_clients(progress, number)
+                outcome.bytes_down += self.settle_clients(progress, number)
         progress.done = number
         record: dict[str, Any] = {
             "round": number,
             "wall_seconds": time.perf_counter() - started,
             "training_seconds": progress.training,
             "virtual_time": totals.virtual_time,
-            "participants": done.participants,
-            "train_loss": done.train_loss,
+            "participants": outcome.participants,
+            "train_loss": outcome.train_loss,
         }
-        measured = due and evaluator.has_models(done)
+        measured = due and evaluator.has_models(outcome)
         if not self._snapshots.keeps_round(number, measured):
-            done.arrays = {}
+            outcome.arrays = {}
         if measured:
-            record.update(evaluator.evaluate_round(number, done, totals))
-        if any(done.counts.values()):
-            record["counts"] = {name: ids for name, ids in done.counts.items() if ids}
-        record.update(exchanges=done.exchanges, bytes_up=done.bytes_up, bytes_down=done.bytes_down)
-        return done, record
+            record.update(evaluator.evaluate_round(number, outcome, totals))
+        if any(outcome.counts.values()):
+            record["counts"] = {name: ids for name, ids in outcome.counts.items() if ids}
+        record.update(exchanges=outcome.exchanges, bytes_up=outcome.bytes_up, bytes_down=outcome.bytes_down)
+        return outcome, record
 
     def settle_clients(self, progress: RunProgress, number: int) -> int:
         """Let clients that no round has used fit their personal parameters; return the bytes sent to them."""

@@ -55,12 +55,12 @@ class Evaluation(BaseModel):
     patience: int = Field(5, ge=1, exclude_if=exclude_default(5))
 
     def is_due(self, number: int, rounds: int) -> bool:
-        """Return whether round ``number`` of so many is one that is evaluated."""
+        """Return whether round ``number`` of ``rounds`` rounds is evaluated."""
         return number % self.every == 0 or number > rounds - self.last
 
     @property
     def requested_metrics(self) -> tuple[str, ...]:
-        """What is measured beside the task's own metrics."""
+        """The names of the metrics that are computed in addition to those of the task."""
         return tuple(dict.fromkeys((*self.metrics, *filter(None, [self.compare_by]))))
 
     @field_validator("compare_by")
@@ -136,5 +136,5 @@ class Snapshots(BaseModel):
     shown: Annotated[tuple[PositiveInt, ...], LISTED] = Field((), exclude_if=exclude_default(()))
 
     def keeps_round(self, number: int, evaluated: bool) -> bool:
-        """Return whether what methods show in round ``number`` is kept."""
+        """Return whether the arrays that methods show in round ``number`` are stored."""
         return number in self.shown if self.shown else evaluated

@@ -44,9 +44,10 @@ def build_outline(
     Args:
         name: name of the method.
         federation: the clients.
-        split: that was evaluated.
-        seed, rounds: of the run.
-        metrics: over clients.
+        split: the evaluated split.
+        seed: the seed of the run.
+        rounds: the number of rounds of the run.
+        metrics: the metrics over clients.
         domains: metrics by domain; empty for none.
     """
     sizes = federation.domain_samples(split)
@@ -69,13 +70,15 @@ def build_summary(
 
     Args:
         name: name of the method.
-        server, evaluator: of the run.
-        progress: at its end.
-        notes: of the run.
+        server: the server of the run.
+        evaluator: the evaluator of the run.
+        progress: the progress at the end of the run.
+        notes: the notes of the run.
     """
     totals, plan, federation = progress.totals, server.plan, evaluator.federation
     metrics = evaluator.summarise_clients(totals.metrics)
     counted = [f"{event.replace('_', ' ')}: {n} (clients in rounds.jsonl)" for event, n in totals.counts.items() if n]
+    user_metrics = describe_user_metrics(evaluator.scoring.metrics)
     oracle = {key: float(federation.notes[key]) for key in ("oracle_accuracy",) if key in federation.notes}
     return {
         **build_outline(name, federation, evaluator.split, server.seed, progress.done, metrics, totals.domains),
@@ -92,7 +95,7 @@ def build_summary(
         "notes": [*plan.describe(), *notes, *counted],
         "versions": versions("torch", torch.__version__),
         **oracle,
-        **({"own_metrics": own} if (own := describe_user_metrics(evaluator.scoring.metrics)) else {}),
+        **({"own_metrics": user_metrics} if user_metrics else {}),
     }
 
 
@@ -102,5 +105,5 @@ def build_client_table(server: Server, evaluator: Evaluator, totals: RunTotals) 
     if evaluator.settings.when == "after":
         before, after = after, before
     seconds = totals.seconds if server.speeds != "none" else {}
-    used, domains = totals.taken_part, totals.client_domains
-    return client_table(evaluator.federation, evaluator.split, before, after, used, seconds, domains)
+    num_rounds, domains = totals.taken_part, totals.client_domains
+    return client_table(evaluator.federation, evaluator.split, before, after, num_rounds, seconds, domains)

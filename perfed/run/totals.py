@@ -40,15 +40,15 @@ class RunTotals:
     other: Metrics = field(default_factory=dict)
     client_domains: Metrics = field(default_factory=dict)
 
-    def add(self, done: RoundRecord) -> None:
+    def add(self, outcome: RoundRecord) -> None:
         """Add the time, participants, replies and counts of a round."""
-        self.virtual_time += done.seconds
-        for client in done.participants:
+        self.virtual_time += outcome.seconds
+        for client in outcome.participants:
             self.taken_part[client] = self.taken_part.get(client, 0) + 1
-        for client, seconds in done.replied.items():
+        for client, seconds in outcome.replied.items():
             times, total = self.replied.get(client, (0, 0.0))
             self.replied[client] = [times + 1, total + seconds]
-        for name, ids in done.counts.items():
+        for name, ids in outcome.counts.items():
             self.counts[name] = self.counts.get(name, 0) + len(ids)
 
     def add_evaluation(self, metrics: Metrics, domains: Metrics, last: int) -> None:

@@ -119,23 +119,27 @@ def unify_kinds(columns: Columns, sources: Mapping[str, str]) -> tuple[dict[str,
                 by_name.setdefault(column.name, []).append((sources[site], column))
     unified: dict[str, Kind] = {}
     problems = []
-    for name, of_name in by_name.items():
+    for name, sourced_columns in by_name.items():
         sites: dict[Kind, list[str]] = {}
-        for source, column in of_name:
+        for source, column in sourced_columns:
             sites.setdefault(column.kind, []).append(source)
-        others: list[Kind] = [kind for kind in sites if kind != "boolean"]
-        if len(others) > 1 or (len(sites) > 1 and others[0] == "date"):
+        other_kinds: list[Kind] = [kind for kind in sites if kind != "boolean"]
+        if len(other_kinds) > 1 or (len(sites) > 1 and other_kinds[0] == "date"):
             rarest = sorted(sites.items(), key=lambda pair: len(pair[1]))[:2]
             where = " and ".join(f"a {kind} in {shorten_list(of_kind, 3)}" for kind, of_kind in rarest)
             ways = "give it one kind (a name in numbers, categories or dates), replace its texts (values), or drop it"
             problems.append(f"column '{name}' is {where}; {ways}")
-        elif not others:
-            letters = [column.truth_letters for _, column in of_name if column.truth_letters]
+        elif not other_kinds:
+            letters = [column.truth_letters for _, column in sourced_columns if column.truth_letters]
             unified[name] = "category" if _are_ambiguous(letters) else "boolean"
-        elif len(sites) > 1 and others == ["number"] and all(c.binary for _, c in of_name if c.kind == "number"):
+        elif (
+            len(sites) > 1
+            and other_kinds == ["number"]
+            and all(c.binary for _, c in sourced_columns if c.kind == "number")
+        ):
             unified[name] = "boolean"
         else:
-            unified[name] = others[0]
+            unified[name] = other_kinds[0]
     return {
         site: [column.with_kind(unified.get(column.name, column.kind)) for column in site_columns]
         for site, site_columns in columns.items()
@@ -267,5 +271,7 @@ def describe_fields(
     sums = "how many training rows hold a value, the sum of these and of their squares"
     lines += [f"{sums}: {shorten_list(scaled, most)}"] if scaled else []
     categories = "the categories, without the rare ones, of"
-    told = ("how booleans are written", f"{categories} columns that do not enter", categories)
-    return lines + [f"{what}: {shorten_list(names, most)}" for what, names in zip(told, columns, strict=True) if names]
+    descriptions = ("how booleans are written", f"{categories} columns that do not enter", categories)
+    return lines + [
+        f"{text}: {shorten_list(names, most)}" for text, names in zip(descriptions, columns, strict=True) if names
+    ]

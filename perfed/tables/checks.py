@@ -109,13 +109,13 @@ def check_tables(
     tests: Mapping[str, Frame | ParsedTable] | None = None,
     sources: Mapping[str, str] | None = None,
     test_sources: Mapping[str, str] | None = None,
-    alone: bool = False,
+    single_site: bool = False,
 ) -> Checked:
     """Check the tables of sites; the arguments are those of :func:`perfed.tables.frames.build_federation`.
 
-    With ``alone``, the tables of other sites are unknown, and their decisions are not checked: whether the target
-    varies, whether some site has each column that the options name, and the kind of columns of yes and no or without
-    values.
+    With ``single_site``, the tables of other sites are unknown, and what depends on them is not checked: whether the
+    target varies, whether some site has each column that the options name, and the kind of columns of yes and no or
+    without values.
 
     Raises:
         DataProblems: first the problems of names and required rows, then all others.
@@ -145,28 +145,30 @@ def check_tables(
     raise_problems(_merge_problems(_describe_roles(part, options) for part in parts))
     raise_problems(_merge_problems(_describe_long_texts(part, options) for part in parts))
     names = list(dict.fromkeys(name for part in parts for name in part.frame.columns))
-    raise_problems([] if alone else describe_absent_columns(options.named, names, names))
+    raise_problems([] if single_site else describe_absent_columns(options.named, names, names))
     tested = {part.site: part for part in test_parts}
     columns = {part.site: _guess_columns(part, tested.get(part.site), options) for part in main}
-    values, task, problems = _check_targets(parts, options, alone=alone)
+    values, task, problems = _check_targets(parts, options, single_site=single_site)
     questions = _ask_about_marks(main, columns)
     problems += _merge_problems(
         _describe_unusable_columns(part, columns[part.site], options, questions) for part in main
     )
     read_as: Mapping[str, Sequence[Column]] = columns
-    if options.columns != "own" and not alone:
+    if options.columns != "own" and not single_site:
         read_as, conflicts = unify_kinds(columns, {part.site: part.source for part in main})
         problems += conflicts
-    late = UNDECIDED if options.columns != "own" and alone else frozenset[Kind]()
+    late = UNDECIDED if options.columns != "own" and single_site else frozenset[Kind]()
     problems += _merge_problems(describe_unreadable_values(part, read_as[part.site], late) for part in parts)
-    problems += _merge_problems(_describe_small_site(part, options, test_parts, alone=alone) for part in main)
+    problems += _merge_problems(
+        _describe_small_site(part, options, test_parts, single_site=single_site) for part in main
+    )
     problems += _merge_problems(_find_trained_groups(part, options, main) for part in test_parts)
     raise_problems(problems)
     return Checked(main, test_parts, columns, dict(zip(columns, values, strict=False)), task)
 
 
 def _check_targets(
-    parts: Sequence[Part], options: TableOptions, *, alone: bool = False
+    parts: Sequence[Part], options: TableOptions, *, single_site: bool = False
 ) -> tuple[list[NDArray[Any]], Task, list[str]]:
     """Return labels, values, or times and events ``(rows, 2)``; see :func:`perfed.tables.targets.read_targets`."""
     survival = options.event is not None
@@ -183,7 +185,7 @@ def _check_targets(
             question = question.replace(CODES, way)
             return [], "regression", merge_lines((source, question) for source, _ in marked)
     values, task, problems = read_targets(tables, options.target, "regression" if survival else options.task)
-    if not alone and not problems and are_constant(values):
+    if not single_site and not problems and are_constant(values):
         problems.append(CONSTANT.format(describe_target(options.target)))
     if options.event is None:
         return values, task, problems
@@ -344,9 +346,9 @@ def describe_unreadable_values(
 
 
 def _describe_small_site(
-    part: Part, options: TableOptions, test_parts: Sequence[Part], *, alone: bool
+    part: Part, options: TableOptions, test_parts: Sequence[Part], *, single_site: bool
 ) -> list[Problem]:
-    """Return problems with a site that cannot be split; ``alone``: only for its seed, and few groups suffice."""
+    """Return problems of splitting a site; with ``single_site`` only for its seed, and few groups are allowed."""
     if any(test.site == part.site for test in test_parts):
         return []
     groups = None if options.group is None else part.table.groups(options.group)
@@ -354,12 +356,12 @@ def _describe_small_site(
     if groups is not None:
         units, unit_name = len(np.unique(groups)), f"values of the group '{options.group}'"
     least = options.folds or (2 if options.test_fraction else 1)
-    least = 1 if alone and groups is not None else least
+    least = 1 if single_site and groups is not None else least
     why = f"folds = {least}" if options.folds else "to train on and to test on"
     if units < least:
         return part.add_source([f"it has {units} {unit_name}; at least {least} are needed ({why})"])
     split = options.group_split
-    seeds = split.seeds if options.folds and not alone else (options.seed,)
+    seeds = split.seeds if options.folds and not single_site else (options.seed,)
     if groups is None or test_parts or not any(split.mark_test_rows(groups, seed).all() for seed in seeds):
         return []
     where = f"one of the {options.folds} folds" if options.folds else "the part to test on"

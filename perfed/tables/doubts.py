@@ -1,6 +1,6 @@
 """Warnings before training: columns that give away the target, values that may mean missing, and ambiguous cells.
 
-Each column is judged alone, by what it says of a row without that row, at each site by a rule of the site's own.
+Each column is judged by itself at each site: a rule that was learnt from the other rows predicts the target of a row.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class _Site:
     rows: Ints
 
     def values(self, column: Column) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Those of the column in the rows that are looked at, and where they are missing."""
+        """Return the values of a column in the examined rows, and a mask of the missing ones."""
         values = self.part.table.read(column)[0].to_numpy()[self.rows]
         return values, np.isnan(values) if values.dtype.kind == "f" else pandas().isna(values)
 
 
 def _draw_rows(part: Part, options: TableOptions) -> Ints:
-    """Rows of a site in random order, one of each group: those of a patient say nothing of other patients."""
+    """Return rows of a site in random order, one per group, because rows of one patient are not independent."""
     rows = make_generator(0, f"doubts about {part.site}").permutation(len(part.frame))
     if options.group is not None:
         groups = part.table.groups(options.group)[rows]
@@ -91,7 +91,7 @@ def _draw_rows(part: Part, options: TableOptions) -> Ints:
 def _group_columns(
     sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]]
 ) -> dict[str, list[tuple[int, Column]]]:
-    """By name, the sites that have a column that may enter, by position, and what it holds there."""
+    """Return by name the columns that may enter, each with the positions of the sites that have it."""
     grouped: dict[str, list[tuple[int, Column]]] = {}
     for number, site in enumerate(sites):
         for column in columns[site.part.site]:
@@ -101,7 +101,7 @@ def _group_columns(
 
 
 def _collect_numbers(sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]]) -> dict[str, dict[str, Floats]]:
-    """By name, the values of columns of numbers at each site that has some."""
+    """Return the values of columns of numbers, by the name of the column and the site."""
     numbers: dict[str, dict[str, Floats]] = {}
     for name, site_columns in _group_columns(sites, columns).items():
         for number, column in site_columns:
@@ -154,18 +154,18 @@ def _has_whole_hundreds(numbers: Floats) -> bool:
 def _describe_predictive_columns(
     sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]], classes: Sequence[Ints], target: str
 ) -> Iterator[str]:
-    """Columns, or the gaps in them, that alone tell the classes."""
+    """Yield a warning for each column whose values or gaps predict the classes without other columns."""
     for name, site_columns in _group_columns(sites, columns).items():
         rows, most_common, by_gaps, by_values = 0, 0, 0, 0
         for number, column in site_columns:
             (values, gaps), y = sites[number].values(column), classes[number]
             most = int(np.bincount(y).max())
             rows, most_common = rows + len(y), most_common + most
-            by_gaps += _right_by_group(gaps.astype(np.int64), y) if gaps.any() else most
+            by_gaps += _count_correct_by_group(gaps.astype(np.int64), y) if gaps.any() else most
             by_values += (
-                _right_by_group(_encode_values(values), y)
+                _count_correct_by_group(_encode_values(values), y)
                 if _has_few_values(column)
-                else _right_by_values(values, gaps, y)
+                else _count_correct_by_neighbours(values, gaps, y)
             )
         for right, source in ((by_gaps, f"whether column '{name}' is missing"), (by_values, f"column '{name}' alone")):
             if right >= RIGHT * rows and rows - right <= LEFT * (rows - most_common) and rows - most_common >= _LEAST:
@@ -182,23 +182,23 @@ def _has_few_values(column: Column) -> bool:
 
 
 def _encode_values(values: NDArray[Any]) -> Ints:
-    """Which values are the same, those that are missing among them."""
+    """Return integer codes that are equal for equal values; missing values have a code too."""
     if values.dtype.kind == "f":  # 0, 1 and missing
         return np.where(np.isnan(values), 2, values).astype(np.int64)
     return np.asarray(pandas().factorize(values, use_na_sentinel=False)[0], np.int64)
 
 
-def _right_by_group(group: Ints, y: Ints) -> int:
-    """Of how many rows the commonest class of the other rows of their group is right, and no other as common."""
+def _count_correct_by_group(group: Ints, y: Ints) -> int:
+    """Return for how many rows the unique most common class of the other rows of the group is the class of the row."""
     width = int(y.max()) + 2  # so that there is a second one
     counts = np.bincount(group * width + y, minlength=(int(group.max()) + 1) * width).reshape(-1, width)
     second, first = np.sort(counts, axis=1)[:, -2:].T
     return int(first[first - 1 > second].sum())
 
 
-def _right_by_values(values: Floats, gaps: NDArray[np.bool_], y: Ints) -> int:
-    """The same of the rows next to a row, by a column of numbers; rows without a number are a group."""
-    right = _right_by_group(np.zeros(gaps.sum(), np.int64), y[gaps]) if gaps.any() else 0
+def _count_correct_by_neighbours(values: Floats, gaps: NDArray[np.bool_], y: Ints) -> int:
+    """Return the same for the rows with the nearest numbers instead of a group; rows without a number are a group."""
+    right = _count_correct_by_group(np.zeros(gaps.sum(), np.int64), y[gaps]) if gaps.any() else 0
     sorted_y = y[~gaps][np.argsort(values[~gaps], kind="stable")]
     if not len(sorted_y):
         return right
@@ -217,7 +217,7 @@ def _right_by_values(values: Floats, gaps: NDArray[np.bool_], y: Ints) -> int:
 def _describe_correlated_columns(
     sites: Sequence[_Site], columns: Mapping[str, Sequence[Column]], targets: Sequence[Floats], target: str
 ) -> Iterator[str]:
-    """Columns, or the gaps in them, that alone give the values, or their order."""
+    """Yield a warning for each column whose values or gaps predict the target, or its order, without other columns."""
     for name, site_columns in _group_columns(sites, columns).items():
         rows, by_gaps, by_order, by_values = 0, 0.0, 0.0, 0.0
         for number, column in site_columns:
@@ -239,7 +239,7 @@ def _describe_correlated_columns(
 
 
 def _compute_explained_variance(group: Ints, y: Floats) -> float:
-    """R² of the mean of the other rows of a group, against that of all other rows."""
+    """Return R² of predicting a row by the mean of the other rows of its group, relative to that of all other rows."""
     number, sums = np.bincount(group), np.bincount(group, weights=y)
     other_rows = number[group] - 1
     if len(y) < 2 or not (other_rows > 0).any() or np.ptp(y) == 0:
@@ -250,7 +250,7 @@ def _compute_explained_variance(group: Ints, y: Floats) -> float:
 
 
 def _compute_rank_correlation(values: Floats, y: Floats) -> float:
-    """How closely the order of the values follows the targets', or the reverse: Spearman's correlation without sign."""
+    """Return the absolute value of Spearman's rank correlation of values and targets."""
     if len(y) < _LEAST or np.ptp(values) == 0 or np.ptp(y) == 0:
         return 0.0
     from scipy.stats import rankdata  # type: ignore[import-untyped]

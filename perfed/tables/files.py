@@ -49,13 +49,13 @@ _COMMA, _POINT = (re.compile(rf"[+-]?\d+{sign}\d+([eE][+-]?\d+)?") for sign in (
 
 @dataclass(frozen=True)
 class Sites:
-    """What files hold, by site.
+    """The tables in files, by site.
 
     Attributes:
-        frames: a data frame per site. Its index are the rows' numbers in the file, as an editor or a spreadsheet counts
-            them: the header is row 1 (Parquet files have none, and their rows count from 1).
-        sources: the file that each is from, for messages.
-        notes: what was guessed on the way, an encoding, a decimal comma; and which files were left out.
+        frames: a data frame per site. Its index contains the numbers of the rows in the file, as an editor or a
+            spreadsheet counts them: the header is row 1 (Parquet files have no header, and their first row is row 1).
+        sources: the file of each site, for messages.
+        notes: lines about what was guessed, such as an encoding or a decimal comma, and about ignored files.
     """
 
     frames: dict[str, Frame]
@@ -64,7 +64,7 @@ class Sites:
 
     @cached_property
     def parsed(self) -> dict[str, ParsedTable]:
-        """The frames, each column of which is parsed once for as long as this is there."""
+        """The tables of the sites, which parse each column only once."""
         return {site: ParsedTable(frame) for site, frame in self.frames.items()}
 
 
@@ -84,21 +84,21 @@ def read_sites(paths: Sequence[Path], site_column: str | None = None, missing: S
     sources: dict[str, str] = {}
     problems: list[str] = []
     codes = () if missing is None else tuple(missing) or ("",)
-    notes = [note for path in paths if path.is_dir() for note in _left_out(path)]
+    notes = [note for path in paths if path.is_dir() for note in _describe_ignored_files(path)]
     for path in table_files(paths):
         try:
-            frame, said = read_table(path)
-            if not len(frame) and _is_note(path, paths):
+            frame, table_notes = read_table(path)
+            if not len(frame) and _is_accompanying_text(path, paths):
                 raise PerfedError("there are no rows")
-            found = {path.stem: frame} if site_column is None else _by_site(path, frame, site_column, codes)
+            site_frames = {path.stem: frame} if site_column is None else _split_by_site(path, frame, site_column, codes)
         except PerfedError as error:
-            if _is_note(path, paths):
+            if _is_accompanying_text(path, paths):
                 notes.append(f"{path}: left out, for it is no table: {str(error).removeprefix(f'{path}: ')}")
             else:
                 problems.append(str(error))
             continue
-        notes += [f"{path}: {line}" for line in said]
-        for site, rows in found.items():
+        notes += [f"{path}: {line}" for line in table_notes]
+        for site, rows in site_frames.items():
             same = next((name for name in frames if compose_text(name.lower()) == compose_text(site.lower())), None)
             if same is not None:
                 problems.append(f"{path}: site '{site}' is also in {sources[same]} ('{same}'); names must differ")
@@ -110,38 +110,38 @@ def read_sites(paths: Sequence[Path], site_column: str | None = None, missing: S
 
 
 def tables_in(folder: Path) -> list[Path]:
-    """The files of a folder whose names are those of tables, sorted; not hidden ones, nor Excel's locks (``~$``)."""
+    """Return the sorted table files of a folder, by their endings, without hidden files and Excel's locks (``~$``)."""
     files = (file for file in folder.iterdir() if file.suffix.lower() in ENDINGS and file.is_file())
     return sorted(file for file in files if not file.name.startswith((".", _LOCK)))
 
 
-def _left_out(folder: Path) -> list[str]:
-    """A line on the files of a folder that are not taken for tables, but for hidden ones and experiments."""
-    taken = tables_in(folder)
-    others = (file for file in folder.iterdir() if file.is_file() and file not in taken)
-    names = sorted(file.name for file in others if file.suffix != ".toml" and not file.name.startswith("."))
+def _describe_ignored_files(folder: Path) -> list[str]:
+    """Return a line about the files of a folder that are no tables, except for hidden files and experiments."""
+    tables = tables_in(folder)
+    other_files = (file for file in folder.iterdir() if file.is_file() and file not in tables)
+    names = sorted(file.name for file in other_files if file.suffix != ".toml" and not file.name.startswith("."))
     return [f"{folder}: left out, for they are no tables: {', '.join(names)}"] if names else []
 
 
-def _is_note(path: Path, paths: Sequence[Path]) -> bool:
-    """Whether a file that cannot be read is a text beside the tables of a folder, and none of the user's naming."""
-    others = [file for file in tables_in(path.parent) if file.suffix.lower() != NOTE]
-    return path.suffix.lower() == NOTE and bool(others) and path.parent in paths and path not in paths
+def _is_accompanying_text(path: Path, paths: Sequence[Path]) -> bool:
+    """Return whether an unreadable file is a text next to the tables of a folder that the user did not name itself."""
+    tables = [file for file in tables_in(path.parent) if file.suffix.lower() != NOTE]
+    return path.suffix.lower() == NOTE and bool(tables) and path.parent in paths and path not in paths
 
 
 def table_files(paths: Sequence[Path]) -> list[Path]:
-    """The files themselves, and those with tables in the folders.
+    """Return the given files, and the tables in the given folders.
 
     Raises:
-        PerfedError: none, a file or folder that is not there, or a folder without tables.
+        PerfedError: there are no files, a file or folder does not exist, or a folder contains no table.
     """
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            found = tables_in(path)
-            if not found:
+            tables = tables_in(path)
+            if not tables:
                 raise PerfedError(f"{path}: the folder holds no table; endings that are read: {_ALLOWED}")
-            files += found
+            files += tables
         elif not path.exists():
             raise PerfedError(f"{path}: no such file or folder")
         else:
@@ -151,7 +151,7 @@ def table_files(paths: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(files))
 
 
-def _by_site(path: Path, frame: Frame, column: str, codes: Sequence[str]) -> dict[str, Frame]:
+def _split_by_site(path: Path, frame: Frame, column: str, codes: Sequence[str]) -> dict[str, Frame]:
     """Return the rows of each site, by the name that its first row has in ``column``."""
     position = next(
         (number for number, name in enumerate(frame.columns) if compose_text(name) == compose_text(column)), None
@@ -170,15 +170,15 @@ def _by_site(path: Path, frame: Frame, column: str, codes: Sequence[str]) -> dic
 
 
 def read_table(path: Path) -> tuple[Frame, list[str]]:
-    """One file as a data frame, and what was guessed about it.
+    """Return one file as a data frame, and lines about what was guessed.
 
-    Delimiter (comma, semicolon, tab or vertical bar), encoding (UTF-8, UTF-16 with a mark, else Windows-1252) and, in
-    files not separated by commas, decimal commas are found out. Cells of text files are texts here, missing ones
-    ``None``; :mod:`perfed.tables.kinds` says which are numbers.
+    The delimiter (comma, semicolon, tab or vertical bar), the encoding (UTF-8, UTF-16 with a mark, otherwise
+    Windows-1252) and, in files that are not separated by commas, decimal commas are detected. Cells of text files
+    remain texts, ``None`` if missing; :mod:`perfed.tables.kinds` decides which are numbers.
 
     Raises:
-        PerfedError: missing, damaged or of another format; rows with more or fewer cells than the header, columns of
-            one name or without a name; names file, row and column.
+        PerfedError: the file is missing, damaged or of another format, a row has more or fewer cells than the header,
+            or columns have the same name or none; the message names the file, row and column.
     """
     ending = path.suffix.lower()
     if not path.is_file():
@@ -349,11 +349,11 @@ def refuse_too_large(path: Path, rows: int, columns: int) -> None:
     Raises:
         PerfedError: its cells would take more than this machine's memory, at :data:`CELL` bytes each.
     """
-    there, needed = available_memory(), rows * columns * CELL
-    if there is not None and needed > there:
+    available, needed = available_memory(), rows * columns * CELL
+    if available is not None and needed > available:
         raise PerfedError(
             f"{path}: {rows:,} rows of {columns} columns need about {needed / 2**30:.3g} GiB of memory, and there are "
-            f"{there / 2**30:.3g}; give fewer rows or columns"
+            f"{available / 2**30:.3g}; give fewer rows or columns"
         )
 
 

@@ -97,18 +97,18 @@ def _describe_dates_and_events(
             elif looks_like_event(column) and options.event is None and are_numbers(data.targets.values()):
                 events[column.name] = event_option(column.name)
     yield from ((f"column '{name}'", f"is this survival? {option}") for name, option in events.items())
-    yield from _texts_that_may_mean_missing(columns_of_sites, data, options)
-    for name, found in formats.items():
-        if len(found) > 1:
+    yield from _describe_suspected_missing_texts(columns_of_sites, data, options)
+    for name, sites_by_format in formats.items():
+        if len(sites_by_format) > 1:
             yield (
                 f"column '{name}'",
-                "dates are read as " + "; as ".join(f"{f} at {shorten_list(s)}" for f, s in found.items()),
+                "dates are read as " + "; as ".join(f"{f} at {shorten_list(s)}" for f, s in sites_by_format.items()),
             )
-        elif (only := next(iter(found))) != describe_format("ISO8601"):
+        elif (only := next(iter(sites_by_format))) != describe_format("ISO8601"):
             yield f"column '{name}'", f"dates are read as {only}"
 
 
-def _texts_that_may_mean_missing(
+def _describe_suspected_missing_texts(
     columns: Mapping[str, Sequence[Column]], data: Checked, options: TableOptions
 ) -> Iterator[Problem]:
     """Yield a line for each category column with texts such as NA: as what they are read."""

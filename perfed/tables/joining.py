@@ -25,24 +25,26 @@ from perfed.tables.site_rows import SiteTableData
 
 
 def new_client_from_frame(federation: Federation, name: str, frame: Any, source: str, seed: int = 0) -> Client:
-    """Make a client of ``federation``, which is of tables, from a data frame with the site's columns.
+    """Return a new client for a ``federation`` of tables, from a data frame with the site's columns.
 
-    Where all sites have one schema, the new client gets it too, kinds of columns with it, whatever its own rows look
-    like: columns that it lacks are missing in every row, and further ones do not enter; where columns are shared by
-    name, those that nobody shares enter behind them. Else it has columns of its own, of which dates, categories, and
-    numbers that look like an id, are what they are at the others. Target, domain and what the others leave out are as
-    there. Its preprocessing is fitted on its own training rows; a quarter of the rows, stratified by class, are test
-    rows. If rows have groups, the test groups are those that would be test groups at the other sites.
+    If all sites share one schema, the new client uses it with its kinds of columns, whatever its rows look like: a
+    column of the schema that the site lacks is missing in every row, and other columns do not enter, unless columns are
+    shared by name: then columns that only this site has enter behind the shared ones. Otherwise the client has its own
+    columns, and a column of dates, of categories, or of numbers that look like an id has the kind that it has at the
+    other sites. The target, the domain and the ignored columns are those of the other sites. The preprocessing is
+    fitted on the client's training rows; a quarter of the rows, stratified by class, are test rows. If rows have
+    groups, the test groups are those that would be test groups at the other sites.
 
     Args:
-        federation: that it joins.
-        name: its id.
-        frame, source: its rows and where they are from, for messages.
-        seed: of the split.
+        federation: the federation that the client joins.
+        name: the id of the client.
+        frame: the rows of the client.
+        source: the origin of the rows in messages.
+        seed: the seed of the split.
 
     Raises:
-        PerfedError: an id that is there, what :func:`perfed.tables.checks.check_tables` refuses, a class or domain that
-            no other site has, or groups that others have trained on among the rows to test on.
+        PerfedError: the federation already has this id, :func:`perfed.tables.checks.check_tables` refuses the rows, a
+            class or domain occurs at no other site, or a group of the test rows was trained on at another site.
     """
     refuse_known_site(federation, name)
     tables = [table for client in federation if (table := table_of(client)) is not None]
@@ -53,7 +55,7 @@ def new_client_from_frame(federation: Federation, name: str, frame: Any, source:
     options = _create_options(
         tables, columns, cleaned, task=None if tables[0].event is not None else federation.task, seed=seed
     )
-    options = replace(options, **_group_options(federation, options))
+    options = replace(options, **_copy_group_options(federation, options))
     site = SiteTableData.alone(name, frame, options, sources=(source, source))
     client = site.client(federation.schema.model_copy(update={"columns": columns}))
     table = table_of(client)
@@ -65,24 +67,28 @@ def new_client_from_frame(federation: Federation, name: str, frame: Any, source:
 
 
 def _create_options(
-    tables: Sequence[TablePreprocessor], columns: tuple[Column, ...] | None, frame: Any, **more: Any
+    tables: Sequence[TablePreprocessor], columns: tuple[Column, ...] | None, frame: Any, **settings: Any
 ) -> TableOptions:
-    """What the columns of ``frame`` are for at a site that comes to those with ``tables``."""
+    """Return the options, including ``settings``, for ``frame`` at a site that joins the sites with ``tables``."""
     first = tables[0]
-    known = {column.name: column.kind for table in tables for column in table.columns}
-    left = {name for table in tables for name in table.ignored} - set(known)
+    kinds_of_others = {column.name: column.kind for table in tables for column in table.columns}
+    ignored = {name for table in tables for name in table.ignored} - set(kinds_of_others)
     named = first.shared is not None
     if columns is not None and not named:
-        left |= set(frame.columns) - {c.name for c in columns} - {first.target, first.event, first.domain}
+        ignored |= set(frame.columns) - {c.name for c in columns} - {first.target, first.event, first.domain}
     swapped = {column.name for table in tables for column in table.columns if column.swapped}
-    kinds = {name: known[name] for name, times in Counter(frame.columns).items() if name in known and times == 1}
+    kinds = {
+        name: kinds_of_others[name]
+        for name, times in Counter(frame.columns).items()
+        if name in kinds_of_others and times == 1
+    }
     conversions = first.conversions.settings(tuple(frame.columns))
     numbers = [n for n, k in kinds.items() if k == "number" and (columns or guess(frame[n], n).kind == "id")]
     return TableOptions(
         target=first.target,
         event=first.event,
         domain=first.domain,
-        drop=tuple(name for name in dict.fromkeys(frame.columns) if name in left),
+        drop=tuple(name for name in dict.fromkeys(frame.columns) if name in ignored),
         numbers=[*numbers, *conversions["numbers"]],
         thousands=conversions["thousands"],
         decimals=conversions["decimals"],
@@ -94,11 +100,11 @@ def _create_options(
         test_fraction=TEST_FRACTION,
         columns="named" if named else "own" if columns is None else "union",
         preprocess=first.transformer if first.own else None,
-        **more,
+        **settings,
     )
 
 
-def _group_options(federation: Federation, options: TableOptions) -> dict[str, Any]:
+def _copy_group_options(federation: Federation, options: TableOptions) -> dict[str, Any]:
     """Return the options by which a site that joins splits groups as the other sites do; empty without groups."""
     if "group_split" not in federation.notes:
         return {}

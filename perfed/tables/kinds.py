@@ -112,24 +112,24 @@ def _find_truth_words(cells: Series) -> set[str]:
 
 
 def _kind_of_numbers(numbers: Any, name: str) -> Kind:
-    whole = bool(np.isfinite(numbers).all()) and bool((numbers == np.round(numbers)).all())
+    all_integers = bool(np.isfinite(numbers).all()) and bool((numbers == np.round(numbers)).all())
     counted = len(numbers) >= _LEAST and bool((np.diff(numbers) == 1).all())
-    return "id" if whole and (counted or (_called_id(name) and not set(numbers) <= {0.0, 1.0})) else "number"
+    return "id" if all_integers and (counted or (_called_id(name) and not set(numbers) <= {0.0, 1.0})) else "number"
 
 
 def _guess_from_texts(
-    cells: Series, name: str, numeric: float, said: Kind | None = None, *, swapped: bool = False
+    cells: Series, name: str, numeric: float, chosen_kind: Kind | None = None, *, swapped: bool = False
 ) -> Column:
     """Return the column with the kind that its texts suggest; ``numeric`` is the share of numbers among them."""
     texts = [str(cell) for cell in cells]
-    if said is None and sum(_DATE.fullmatch(text) is not None for text in texts) > len(texts) / 2:
+    if chosen_kind is None and sum(_DATE.fullmatch(text) is not None for text in texts) > len(texts) / 2:
         return _date_column(cells, name, swapped=swapped)
     if any(separates_thousands(texts, sign) for sign in ",.'’ \u00a0\u202f"):
         return Column(name=name, kind="number", format="thousands")
     if all(map(_COMMA.fullmatch, texts)):
         return Column(name=name, kind="comma")
-    if said is not None or numeric > 0.5:
-        return Column(name=name, kind=said or "number")
+    if chosen_kind is not None or numeric > 0.5:
+        return Column(name=name, kind=chosen_kind or "number")
     return Column(name=name, kind="marked number" if are_marked_numbers(texts) else _kind_of_texts(texts, name))
 
 
@@ -185,7 +185,7 @@ def _format_of(cells: Series) -> str:
         for date_format in _FORMATS
         if date_format != best and num_parsed[date_format] == num_parsed[best] > 0
     ]
-    return "" if any(not other.equals(parsed[best]) for other in alternatives) else best
+    return "" if any(not dates.equals(parsed[best]) for dates in alternatives) else best
 
 
 def _date_column(cells: Series, name: str, *, swapped: bool) -> Column:
@@ -232,7 +232,7 @@ def _swap_days(dates: Series) -> Series:
 
 
 def _parse_dates(cells: Series, date_format: str) -> Series:
-    """Dates in ``date_format``, with a time of day or without."""
+    """Return the dates of cells in ``date_format``, with or without a time of day; NaT for other cells."""
     pd, texts = pandas(), cells.map(_normalise_category).reset_index(drop=True)  # labels may occur twice
     dates = pd.to_datetime(texts, format=date_format, errors="coerce", utc=True)
     if date_format != "ISO8601" and dates.isna().any():
@@ -244,19 +244,19 @@ def _parse_dates(cells: Series, date_format: str) -> Series:
 
 
 def _parse_dates_or_iso(cells: Series, date_format: str) -> Series:
-    """Dates in ``date_format``; 2024-03-31 can be read in one way alone, and is so in any case."""
+    """Return the dates of cells in ``date_format``, or in ISO format, which is never ambiguous."""
     dates = _parse_dates(cells, date_format)
     iso = dates.isna() & cells.map(lambda cell: _ISO.fullmatch(str(cell)) is not None)
     return dates.where(~iso, _parse_dates(cells.where(iso, None), "ISO8601"))
 
 
 def describe_format(form: str) -> str:
-    """How dates of a column's ``format`` are written, such as DD.MM.YYYY."""
+    """Return the ``format`` of a column of dates in the form DD.MM.YYYY."""
     return form.replace("ISO8601", "%Y-%m-%d").replace("%Y", "YYYY").replace("%m", "MM").replace("%d", "DD")
 
 
 def _normalise_category(cell: Any) -> Any:
-    """A category's name: 3, 3.0 and "3.0" are the same one, as files write a column with and without gaps."""
+    """Return the name of a category, the same for 3, 3.0 and "3.0", as files write a column with and without gaps."""
     name = None if cell is None else str(cell)
     return name if name is None or not _WHOLE.fullmatch(name) else name.partition(".")[0]
 
@@ -373,7 +373,7 @@ def learn_column(column: Column, values: NDArray[Any]) -> Column:
 
     Args:
         column: the column as :func:`guess` returns it.
-        values: its values in the training rows, as :func:`read` returns them.
+        values: the values of the column in the training rows, as :func:`read` returns them.
     """
     is_missing = np.asarray(pandas().isna(values), bool)
     missing = int(is_missing.sum())

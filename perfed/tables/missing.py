@@ -87,13 +87,13 @@ def _numbers_among(values: tuple[str, ...]) -> list[float]:
 
 
 def find_suspected_codes(columns: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> Iterator[str]:
-    """A line for each value that may stand for a missing one, in columns of numbers.
+    """Yield a line for each value in columns of numbers that may mean a missing value.
 
-    A value is suspected that many rows of a site hold, and that is the only one below zero, or further from all others
-    than these are from each other.
+    Such a value occurs in many rows of a site, and is either the only value below zero, or further from all others than
+    these are from each other.
 
     Args:
-        columns: by name, the values at each site, NaN where missing.
+        columns: the values of each column at each site, by name of the column and the site; NaN if missing.
     """
     for name, sites in columns.items():
         suspects: dict[float, dict[str, int]] = {}
@@ -109,14 +109,14 @@ def find_suspected_codes(columns: Mapping[str, Mapping[str, NDArray[np.float64]]
 
 
 def _find_outlying_value(values: NDArray[np.float64]) -> Iterator[tuple[float, int]]:
-    """The smallest or the largest value, if it stands apart, and how many rows hold it."""
+    """Yield the smallest and the largest value, each if it is far from the others, and the number of its rows."""
     different, rows = np.unique(values, return_counts=True)
     if len(different) <= _OTHERS:
         return
-    for at, others in ((0, different[1:]), (-1, different[:-1])):
-        code, held = float(different[at]), int(rows[at])
-        if held < _FEWEST or not _SHARE[0] <= held / len(values) <= _SHARE[1] or code != round(code):
+    for position, other_values in ((0, different[1:]), (-1, different[:-1])):
+        code, count = float(different[position]), int(rows[position])
+        if count < _FEWEST or not _SHARE[0] <= count / len(values) <= _SHARE[1] or code != round(code):
             continue
-        apart = abs(code - others[0 if at == 0 else -1]) > np.ptp(others)
-        if apart or (code < 0 <= others[0] and at == 0):
-            yield code, held
+        apart = abs(code - other_values[0 if position == 0 else -1]) > np.ptp(other_values)
+        if apart or (code < 0 <= other_values[0] and position == 0):
+            yield code, count

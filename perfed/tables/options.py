@@ -171,7 +171,7 @@ class TableOptions:
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """The kinds of columns that are said, by name."""
+        """The kinds that the options set, by name of the column."""
         public: dict[str, Kind] = {name: "number" if k.span else "category" for name, k in self.public.items()}
         return public | {name: kind for option, kind in _KINDS.items() for name in self._columns_of(option)}
 
@@ -189,7 +189,7 @@ class TableOptions:
 
     @property
     def named(self) -> dict[str, Sequence[str]]:
-        """By option, names of columns that a site may lack, and some site must have."""
+        """The names of columns, by option, that a site may lack but that at least one site must have."""
         coded = [name for name, _ in map(split_code, self.codes) if name is not None]
-        found = {**{name: self._columns_of(name) for name in _LISTS}, "missing": coded, "values": tuple(self.values)}
-        return found | ({"public": tuple(self.public)} if self.public else {})
+        names = {**{name: self._columns_of(name) for name in _LISTS}, "missing": coded, "values": tuple(self.values)}
+        return names | ({"public": tuple(self.public)} if self.public else {})

@@ -30,7 +30,9 @@ def column_transformer(columns: Sequence[Column], shared: int | None = None) -> 
         shared: the number of the first columns, whose inputs come before those of the others.
     """
     shared_parts = _create_parts(columns[:shared])
-    local = [] if shared is None else [(f"own_{name}", *rest) for name, *rest in _create_parts(columns[shared:])]
+    local = (
+        [] if shared is None else [(f"own_{name}", *estimator) for name, *estimator in _create_parts(columns[shared:])]
+    )
     from sklearn.compose import ColumnTransformer
 
     return ColumnTransformer([*shared_parts, *local], sparse_threshold=0.0)
@@ -50,21 +52,21 @@ def _create_parts(columns: Sequence[Column]) -> list[tuple[Any, ...]]:
     from sklearn.pipeline import Pipeline
     from sklearn.preprocessing import Binarizer, OneHotEncoder, StandardScaler
 
-    def filled(strategy: str, **more: Any) -> Any:
-        return SimpleImputer(strategy=strategy, keep_empty_features=True, **more)
+    def create_imputer(strategy: str, **options: Any) -> Any:
+        return SimpleImputer(strategy=strategy, keep_empty_features=True, **options)
 
-    def scaled() -> Any:
-        return Pipeline([("fill", filled("median")), ("scale", StandardScaler())])
+    def create_scaler() -> Any:
+        return Pipeline([("fill", create_imputer("median")), ("scale", StandardScaler())])
 
-    constant = filled("constant", fill_value=_HUGE)
+    constant = create_imputer("constant", fill_value=_HUGE)
     mask = Pipeline([("fill", constant), ("threshold", Binarizer(threshold=_HUGE / 2))])
     categories = [column for column in columns if column.kind == "category"]
     levels = [np.array(column.levels, dtype=object) for column in categories]
     one_hot = OneHotEncoder(categories=levels, handle_unknown="ignore", sparse_output=False)
     parts = [
-        ("number", scaled(), [c.name for c in columns if c.kind == "number"]),
-        ("date", scaled(), [c.name for c in columns if c.kind == "date"]),
-        ("boolean", filled("most_frequent"), [c.name for c in columns if c.kind == "boolean"]),
+        ("number", create_scaler(), [c.name for c in columns if c.kind == "number"]),
+        ("date", create_scaler(), [c.name for c in columns if c.kind == "date"]),
+        ("boolean", create_imputer("most_frequent"), [c.name for c in columns if c.kind == "boolean"]),
         ("category", one_hot, [c.name for c in categories]),
         ("missing", mask, [c.name for c in columns if c.masked and c.kind != "category"]),
     ]

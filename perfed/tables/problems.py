@@ -43,8 +43,8 @@ def merge_lines(problems: Iterable[Problem]) -> list[str]:
     sources: dict[str, list[str]] = {}
     for source, problem in problems:
         sources.setdefault(problem, []).append(source)
-    more = {problem: f" (and {len(of) - 1} more)" if len(of) > 1 else "" for problem, of in sources.items()}
-    return [f"{of[0]}{more[problem]}: {problem}" for problem, of in sources.items()]
+    counts = {problem: f" (and {len(names) - 1} more)" if len(names) > 1 else "" for problem, names in sources.items()}
+    return [f"{names[0]}{counts[problem]}: {problem}" for problem, names in sources.items()]
 
 
 def pandas() -> Any:
@@ -59,8 +59,8 @@ def pandas() -> Any:
 def describe_rows(labels: Iterable[Any]) -> str:
     """Return a phrase such as "in row 3" with the first few rows."""
     rows = [str(label) for label in labels]
-    more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
-    return f"in row{'s' if len(rows) > 1 else ''} {', '.join(rows[:_SHOWN])}{more}"
+    omitted = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+    return f"in row{'s' if len(rows) > 1 else ''} {', '.join(rows[:_SHOWN])}{omitted}"
 
 
 def quote_names(names: Iterable[str]) -> str:
@@ -90,14 +90,16 @@ def describe_absent_columns(
         names: the known names of columns, among which similar ones are suggested.
     """
     lines = []
-    for option, name in ((option, name) for option, of in named.items() for name in of if name not in present):
+    for option, name in (
+        (option, name) for option, columns in named.items() for name in columns if name not in present
+    ):
         near = find_similar_name(name, names)
-        known = f"; their columns: {shorten_list(names)}" if names else ""
-        lines.append(f"{option}: no site has a column '{name}'" + (f" (did you mean '{near}'?)" if near else known))
+        listed = f"; their columns: {shorten_list(names)}" if names else ""
+        lines.append(f"{option}: no site has a column '{name}'" + (f" (did you mean '{near}'?)" if near else listed))
     return lines
 
 
 def find_similar_name(name: str, names: Sequence[str]) -> str | None:
     """Return the one of ``names`` with a spelling similar to ``name``."""
-    same = [other for other in names if other.lower() == name.lower()]
+    same = [candidate for candidate in names if candidate.lower() == name.lower()]
     return next(iter(same or difflib.get_close_matches(name, names, n=1)), None)

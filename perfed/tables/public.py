@@ -42,13 +42,13 @@ class Known:
         """
         if isinstance(values, Known):
             return values
-        given = list(values) if isinstance(values, Sequence) and not isinstance(values, str) else []
-        texts = bool(given) and all(isinstance(value, str) for value in given)
+        items = list(values) if isinstance(values, Sequence) and not isinstance(values, str) else []
+        texts = bool(items) and all(isinstance(value, str) for value in items)
         if texts and not dates:
-            levels = tuple(sorted(map(compose_text, given)))
+            levels = tuple(sorted(map(compose_text, items)))
             if all(a != b for a, b in pairwise(levels)):
                 return cls(levels=levels)
-        elif (span := _span(given, dates)) is not None:
+        elif (span := _read_span(items, dates)) is not None:
             return cls(span=span)
         allowed = '["1990-01-31", "2020-12-31"]' if dates else "texts that differ, or two numbers, such as [0, 100]"
         raise PerfedError(f"public.{name} = {values!r} is not allowed; allowed: {allowed}")
@@ -63,7 +63,7 @@ class Known:
 
     @property
     def sums(self) -> Sums | None:
-        """Sums whose mean and deviation are :attr:`scale`, for any number of sites."""
+        """The sums that give the mean and deviation in :attr:`scale`, for any number of sites."""
         if self.scale is None:
             return None
         middle, half = self.scale
@@ -74,12 +74,12 @@ class Known:
         """The fields of a site's metadata that describe this target."""
         if self.span is not None:
             return {"sums": self.sums}
-        whole = all(level.removeprefix("-").isdecimal() for level in self.levels)
-        numbers = tuple(sorted(map(int, self.levels))) if whole else None
-        return {"labels": "numbers" if whole else "texts", "numbers": numbers, "classes": self.levels}
+        integers = all(level.removeprefix("-").isdecimal() for level in self.levels)
+        numbers = tuple(sorted(map(int, self.levels))) if integers else None
+        return {"labels": "numbers" if integers else "texts", "numbers": numbers, "classes": self.levels}
 
 
-def _span(values: Sequence[Any], dates: bool) -> tuple[float, float] | None:
+def _read_span(values: Sequence[Any], dates: bool) -> tuple[float, float] | None:
     if dates:
         try:
             values = [(date.fromisoformat(value) - date(1970, 1, 1)).days for value in values]

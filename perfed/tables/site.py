@@ -45,24 +45,24 @@ class TablePreprocessor:
     """A site's columns and its fitted preprocessing.
 
     Attributes:
-        site: its name.
-        inputs: the columns that enter, in the order in which ``transformer`` takes them; those that are ``absent`` are
-            not in the site's table.
-        transformer: fitted on the site's training rows; any object with scikit-learn's ``transform``.
-        target: the column that is predicted; of survival the time.
-        domain: the column of domains, if there is one.
-        domains: names of the domains 0, 1, ...
-        ignored: columns that may be there and do not enter: dropped ones, constant ones, the group.
-        ids: those of them by which rows can be told apart: the group, and dropped ones that look like ids.
-        constant: those of them that hold one value in the training rows.
-        shared: how many of ``inputs``, the first, mean the same at all sites (``columns = "named"``); ``None`` where
-            all do, or none.
+        site: the name of the site.
+        inputs: the columns that enter, in the order in which ``transformer`` takes them; columns that are ``absent``
+            are not in the table of the site.
+        transformer: the transformer fitted on the training rows of the site, with scikit-learn's method ``transform``.
+        target: the column that is predicted; for survival, the column of times.
+        domain: the column of domains; ``None`` if there is none.
+        domains: the names of the domains 0, 1, ...
+        ignored: columns that the table may have and that do not enter: dropped columns, constant columns, the group.
+        ids: the ignored columns that identify rows: the group, and dropped columns that look like ids.
+        constant: the ignored columns with a single value in the training rows.
+        shared: the number of the first ``inputs`` that mean the same at all sites (``columns = "named"``); ``None`` if
+            all inputs do, or none.
         missing: values that mean missing (:attr:`perfed.tables.options.TableOptions.codes`).
         originals: the site's spelling of each name of a column or class that differs from the composed name.
         conversions: the conversions of cells before anything else reads them.
-        own: whether ``transformer`` is the user's: it gets categories with NaN where missing, and dates as dates.
+        own: whether ``transformer`` is from the user; it gets NaN for missing categories, and dates as dates.
         domain_input: whether the domain is also an input, one-hot behind the others.
-        event: of survival the column of events.
+        event: for survival, the column of events; otherwise ``None``.
     """
 
     site: str
@@ -87,12 +87,12 @@ class TablePreprocessor:
 
     @property
     def held(self) -> tuple[bool, ...] | None:
-        """Of the inputs that mean the same at all sites, which the site has; ``None`` without ``shared``."""
+        """A mask of the shared inputs that the site has; ``None`` without ``shared``."""
         return None if self.shared is None else tuple(not c.absent for c in list_inputs(self.inputs[: self.shared]))
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The site's own columns that enter."""
+        """The columns of the site that enter."""
         return tuple(column for column in self.inputs if not column.absent)
 
     @property
@@ -110,39 +110,39 @@ class TablePreprocessor:
 
     @property
     def columns_there(self) -> frozenset[str]:
-        """Names of the site's own columns that enter, or would if they were not constant."""
+        """The names of the columns of the site that enter, or would enter if they were not constant."""
         return frozenset((*(column.name for column in self.columns), *self.constant))
 
     @property
     def feature_names_out_(self) -> tuple[str, ...] | None:
-        """Names of the model's inputs; ``None`` if a transformer of the user's own does not know them."""
+        """The names of the model's inputs; ``None`` if the user's own transformer does not provide them."""
         names = find_output_names(self.transformer)
         domain_names = tuple(f"domain {name}" for name in self.domains) if self.domain_input else ()
         return None if names is None else names + domain_names
 
     def transform(self, frame: Frame) -> tuple[NDArray[np.float64], NDArray[np.int64] | None]:
-        """Inputs ``(n, p)`` for the rows of a data frame, and their domains ``(n,)``, ``None`` without a domain column.
+        """Return the inputs ``(n, p)`` of a data frame, and its domains ``(n,)``; ``None`` without a domain column.
 
-        Columns may stand in any order. Categories that training never saw are allowed: see :meth:`unseen`. The domain's
-        column may be left out, but for ``domain_input``: whether the method asks for domains is not known here.
+        Columns may be in any order. Categories that do not occur in the training rows are allowed: see :meth:`unseen`.
+        The domain column is optional unless ``domain_input`` is set.
 
         Raises:
-            PerfedError: unknown or missing columns, values that are not of their column's kind, a domain that training
-                never saw; names column and rows.
+            PerfedError: unknown or missing columns, values that do not fit the kind of their column, or a domain
+                without training rows; the message names the column and the rows.
         """
         inputs = transform_rows(self.transformer, self.read(frame), f"site '{self.site}'")
-        domain = self._domain(frame)
+        domain = self._read_domain(frame)
         if self.domain_input and domain is not None:
             inputs = np.concatenate([inputs, np.eye(len(self.domains))[domain]], axis=1)
         return inputs, domain
 
     def read(self, frame: Frame) -> Frame:
-        """The columns that enter as the transformer takes them: floats, days of dates, categories as texts.
+        """Return the columns that enter as the transformer takes them: numbers and days as floats, categories as texts.
 
         Raises:
-            PerfedError: as :meth:`transform`, but for domains; no rows.
+            PerfedError: the reasons of :meth:`transform`, except for domains, or there are no rows.
         """
-        frame = self._checked(frame)
+        frame = self._check_frame(frame)
         raise_problems([] if len(frame) else [f"site '{self.site}': there are no rows"])
         columns = {column.name: read(frame[column.name], column) for column in self.columns}
         raise_problems([f"site '{self.site}': {problem}" for _, problems in columns.values() for problem in problems])
@@ -172,15 +172,15 @@ class TablePreprocessor:
         return pd.DataFrame(arranged, index=index)
 
     def unseen(self, frame: Frame) -> dict[str, int]:
-        """How many rows hold a category that the training rows do not, by column; without columns that have none."""
-        frame, counts = self._checked(frame), {}
+        """Return by column the number of rows whose category does not occur in the training rows, where it is not 0."""
+        frame, counts = self._check_frame(frame), {}
         for column in self.columns:
             if column.kind == "category":
                 values, _ = read(frame[column.name], column)
                 counts[column.name] = int((values.notna() & ~values.isin(column.categories)).sum())
         return {name: count for name, count in counts.items() if count}
 
-    def _checked(self, frame: Frame) -> Frame:
+    def _check_frame(self, frame: Frame) -> Frame:
         """Return the frame with composed names and normalised cells; raise an error for missing or unknown columns."""
         where = f"site '{self.site}'"
         if not hasattr(frame, "columns") or not hasattr(frame, "index"):
@@ -209,8 +209,8 @@ class TablePreprocessor:
         refuse_complex(frame, where)
         return self.conversions.apply(clean_frame(native_columns(frame), self.missing))
 
-    def _domain(self, frame: Frame) -> NDArray[np.int64] | None:
-        named = self._checked(frame)
+    def _read_domain(self, frame: Frame) -> NDArray[np.int64] | None:
+        named = self._check_frame(frame)
         if self.domain is None or self.domain not in named:
             return None
         texts, _ = read(named[self.domain], Column(name=self.domain, kind="category"))
@@ -221,7 +221,7 @@ class TablePreprocessor:
     # Files ---------------------------------------------------------------------------------------------------------
 
     def save(self, path: Path | str) -> None:
-        """Write everything to one file, the transformer in skops' format, which runs no code when it is read.
+        """Write the preprocessing to one file, with the transformer in skops' format, which runs no code when read.
 
         A transformer of the user's own types is pickled with joblib.
 
@@ -240,18 +240,20 @@ class TablePreprocessor:
             safe = None
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
             file.writestr(_FACTS, json.dumps(facts, indent=1))
-            file.writestr(_PICKLED if safe is None else _SAFE, _pickle(self.transformer) if safe is None else safe)
+            file.writestr(
+                _PICKLED if safe is None else _SAFE, _pickle_transformer(self.transformer) if safe is None else safe
+            )
 
     @classmethod
     def load(cls, path: Path | str, trust: bool = False) -> TablePreprocessor:
-        """What :meth:`save` wrote.
+        """Return the preprocessing that :meth:`save` wrote.
 
         Args:
             path: the file.
-            trust: whether a pickled transformer of the user's own is read, which runs code.
+            trust: whether a pickled transformer of the user is read, which can run any code.
 
         Raises:
-            PerfedError: no such file, not one of these, or a pickle that is not trusted.
+            PerfedError: the file does not exist or has another format, or its pickled transformer is not trusted.
         """
         try:
             refuse_unpacked(Path(path))
@@ -283,7 +285,7 @@ def _load_transformer(content: bytes, safe: bool) -> Any:
     return joblib.load(io.BytesIO(content))
 
 
-def _pickle(transformer: Any) -> bytes:
+def _pickle_transformer(transformer: Any) -> bytes:
     import joblib
 
     content = io.BytesIO()
@@ -292,12 +294,12 @@ def _pickle(transformer: Any) -> bytes:
 
 
 def number_domains(texts: Series, name: str, domains: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
-    """The domain of every row as its place among ``domains``, and what is wrong: missing or unknown ones, by row.
+    """Return the position of each row's domain in ``domains``, and lines about missing and unknown domains.
 
     Args:
         texts: the column ``name``, read as categories.
-        name: of the column, for messages.
-        domains: their names.
+        name: the name of the column, for messages.
+        domains: the names of the domains.
     """
     place = texts.map({domain: number for number, domain in enumerate(domains)})
     bad = texts.index[place.isna()]

@@ -88,8 +88,10 @@ class SiteTableData:
             DataProblems: rows or columns have problems that do not depend on other sites.
         """
         tests = None if test is None else {site: test}
-        own, other = ({site: name} for name in sources or (f"site '{site}'", f"site '{site}' (test)"))
-        data = check_tables({site: frame}, options, tests=tests, sources=own, test_sources=other, alone=True)
+        main_source, test_source = ({site: name} for name in sources or (f"site '{site}'", f"site '{site}' (test)"))
+        data = check_tables(
+            {site: frame}, options, tests=tests, sources=main_source, test_sources=test_source, single_site=True
+        )
         return cls.of(data, options)[site]
 
     @property
@@ -181,7 +183,9 @@ class SiteTableData:
         return SiteMetadata(
             task=self.task,
             domains=None if domain is None else self._read_domains(domain),
-            columns=None if self.options.columns == "own" else tuple(self._disclose(c, fewest) for c in self.columns),
+            columns=None
+            if self.options.columns == "own"
+            else tuple(self._disclose_column(c, fewest) for c in self.columns),
             named=tuple(sorted(optional_names & {n for part in self._parts for n in part.frame.columns}))
             if optional_names
             else None,
@@ -194,8 +198,8 @@ class SiteTableData:
         texts = [part.table.read_texts(name)[0] for part in self._parts]
         return tuple(sorted({text for column in texts for text in column.dropna()}))
 
-    def _disclose(self, column: Column, fewest: int) -> Column:
-        learned, one_scale = self._learn(column), self.options.one_scale
+    def _disclose_column(self, column: Column, fewest: int) -> Column:
+        learned, one_scale = self._learn_statistics(column), self.options.one_scale
         if (public := self.options.public.get(column.name)) is not None:
             return Column(
                 name=column.name,
@@ -207,7 +211,9 @@ class SiteTableData:
                 sums=public.sums if one_scale else None,
             )
         # a boolean is a category if it is one at another site
-        levels = self._learn(column.with_kind("category")).levels if column.kind == "boolean" else learned.levels
+        levels = (
+            self._learn_statistics(column.with_kind("category")).levels if column.kind == "boolean" else learned.levels
+        )
         return Column(
             name=column.name,
             kind=column.kind,
@@ -238,7 +244,7 @@ class SiteTableData:
         counts = count_rows_by_value(values, groups)
         return tuple(level for level in levels if counts.get(level, 0) >= fewest)
 
-    def _learn(self, column: Column) -> Column:
+    def _learn_statistics(self, column: Column) -> Column:
         """Return the column with the statistics of the training rows, or with its values in ``data.public``."""
         if column not in self._learned_columns:
             learned = learn_column(column, self._values(column, "train"))
@@ -296,8 +302,8 @@ class SiteTableData:
     def unify_columns(self, agreement: FederationSchema) -> tuple[list[Column], list[str]]:
         """Return the columns with the kinds of the schema, and a line for each column that contradicts it."""
         schema = {column.name: column for column in agreement.columns or ()}
-        both = {self.main.site: [c for c in self.columns if c.name in schema], "": list(schema.values())}
-        _, problems = unify_kinds(both, {self.main.site: self.main.source, "": "the study"})
+        compared = {self.main.site: [c for c in self.columns if c.name in schema], "": list(schema.values())}
+        _, problems = unify_kinds(compared, {self.main.site: self.main.source, "": "the study"})
         return [c.with_kind(schema[c.name].kind) if c.name in schema else c for c in self.columns], problems
 
     def client(self, agreement: FederationSchema) -> Client:
@@ -310,7 +316,7 @@ class SiteTableData:
         raise_problems(self.describe_misfits(agreement))
         numbers = not any(isinstance(label, str) for label in agreement.classes or ())
         targets = self.targets(numbers=numbers)
-        columns = [self._learn(column) for column in self.unify_columns(agreement)[0]]
+        columns = [self._learn_statistics(column) for column in self.unify_columns(agreement)[0]]
         entering = self._select_entering(columns, agreement.columns)
         shared = len(agreement.columns or ()) if self.options.columns == "named" else None
         table = self._fit_preprocessing(columns, entering, targets["train"], agreement.domain_names or (), shared)
@@ -329,14 +335,14 @@ class SiteTableData:
         }
         return replace(client, train=grouped["train"], test=grouped.get("test"))
 
-    def _select_entering(self, known: Sequence[Column], schema: Sequence[Column] | None = None) -> list[Column]:
+    def _select_entering(self, columns: Sequence[Column], schema: Sequence[Column] | None = None) -> list[Column]:
         """Return the columns that enter, including those of the schema that the site lacks.
 
         Without a schema, a transformer of the user gets all columns; otherwise constant ones do not enter.
         """
         if schema is None:
-            return [column for column in known if self.options.preprocess is not None or not column.constant]
-        local, named = {column.name: column for column in known}, self.options.columns == "named"
+            return [column for column in columns if self.options.preprocess is not None or not column.constant]
+        local, named = {column.name: column for column in columns}, self.options.columns == "named"
         shared = [
             local.pop(c.name, c.replace(absent=True, silent=named)).replace(
                 masked=c.masked, levels=c.levels, scale=c.scale
@@ -347,7 +353,7 @@ class SiteTableData:
 
     def _fit_preprocessing(
         self,
-        known: Sequence[Column],
+        candidates: Sequence[Column],
         entering: Sequence[Column],
         y: NDArray[Any],
         domains: Sequence[str],
@@ -356,7 +362,7 @@ class SiteTableData:
         """Return the preprocessing, fitted on the training rows.
 
         Args:
-            known: all columns of the site that may enter.
+            candidates: all columns of the site that may enter.
             entering: the columns that enter.
             y: the targets of the training rows.
             domains: the names of the domains.
@@ -381,7 +387,7 @@ class SiteTableData:
             own=options.preprocess is not None,
             event=options.event,
             ids=ids,
-            constant=tuple(column.name for column in known if column.constant and column.name not in names),
+            constant=tuple(column.name for column in candidates if column.constant and column.name not in names),
             shared=shared,
             missing=options.codes,
             originals=self._find_original_names(),

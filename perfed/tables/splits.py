@@ -36,9 +36,9 @@ def draw_test_rows(strata: NDArray[Any], fraction: float, seed: int, purpose: st
     candidates = np.array([row for row in order if classes[row] not in single_classes], dtype=np.int64)
     start = make_generator(seed, f"start of {purpose}").uniform()
     steps = np.floor(np.arange(len(candidates) + 1) * fraction + start)
-    chosen = np.zeros(len(order), dtype=bool)
-    chosen[candidates[np.diff(steps) > 0]] = True
-    return chosen
+    test_rows = np.zeros(len(order), dtype=bool)
+    test_rows[candidates[np.diff(steps) > 0]] = True
+    return test_rows
 
 
 def _shuffle_by_class(strata: NDArray[Any], seed: int, purpose: str) -> NDArray[np.int64]:

@@ -45,7 +45,7 @@ class Labels:
 
     @property
     def kind(self) -> LabelKind:
-        """Texts if all labels of some table are texts, numbers if all labels are numbers, otherwise mixed."""
+        """The kind of the labels: texts if some table has only texts, numbers if all are numbers, otherwise mixed."""
         kinds = {_kind(number) for number in self.numbers}
         return "texts" if "texts" in kinds else "numbers" if kinds == {"numbers"} else "mixed"
 

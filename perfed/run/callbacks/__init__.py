@@ -29,7 +29,7 @@ def build_required_callbacks(evaluation: Evaluation, snapshots: Snapshots) -> li
     if snapshots.losses:
         callbacks.append(LocalLosses())
     if snapshots.rounds:
-        callbacks.append(EmbeddedSamples(wanted=snapshots))
+        callbacks.append(EmbeddedSamples(settings=snapshots))
     if evaluation.targets:
         callbacks.append(Targets(targets=evaluation.targets, stop=evaluation.stop == "targets"))
     return callbacks

@@ -60,8 +60,8 @@ class BestModels(Callback):
         if "metrics" not in record:
             return False
         waiting = run.progress.totals.never_used(run.federation.ids)
-        used = [client for client in run.federation.ids if client not in waiting]
-        metrics = run.server.evaluate("validation", used, run.done)
+        trained_clients = [client for client in run.federation.ids if client not in waiting]
+        metrics = run.server.evaluate("validation", trained_clients, run.done)
         losses = {client: values.get("loss", values.get("mse", inf)) for client, values in metrics.items()}
         self.update(run.done, losses, run.server.snapshot())
         waited = run.done - max(self.rounds.values(), default=0)
@@ -105,9 +105,9 @@ class BestModels(Callback):
             yield
             return
         before = server.snapshot()
-        others = {name: state for name, state in before.clients.items() if name not in self.rounds}
+        last_states = {name: state for name, state in before.clients.items() if name not in self.rounds}
         best = {name: state for name, state in self.clients.items() if self.rounds[name] == number}
-        server.restore(replace(before, server=dict(self.servers[str(number)]), clients={**others, **best}))
+        server.restore(replace(before, server=dict(self.servers[str(number)]), clients={**last_states, **best}))
         try:
             yield
         finally:

@@ -90,9 +90,9 @@ class PrivacyBudget(Callback):
 
     def after_round(self, run: Running, record: dict[str, Any]) -> bool:
         """Count the round for its participants; if the method finishes rounds at all clients, for all of them."""
-        used = run.federation.ids if run.server.method.finishes else record["participants"]
+        participants = run.federation.ids if run.server.method.finishes else record["participants"]
         counts = self.state["rounds"]
-        self.state["rounds"] = {client: rounds + (client in set(used)) for client, rounds in counts.items()}
+        self.state["rounds"] = {client: rounds + (client in set(participants)) for client, rounds in counts.items()}
         self.state["evaluated"] = self.state.get("evaluated", 0) + ("metrics" in record)
         if "metrics" in record or self.plan.has_closed_form:
             record["epsilon"] = self._compute_spending()

@@ -103,7 +103,8 @@ def save_checkpoint(
 
     Args:
         directory: directory of the run.
-        server, progress: their state after the last finished round.
+        server: the server after the last finished round.
+        progress: the progress after the last finished round.
         callbacks: callbacks whose states are saved.
         data: the fingerprint of the clients' data.
         notes: notes of the run.

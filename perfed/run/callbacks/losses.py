@@ -18,15 +18,15 @@ class LocalLosses(Callback):
     name = "losses"
 
     def begin(self, run: Running) -> None:
-        """Keep those of the preparation."""
-        self._keep(run)
+        """Store the losses of the preparation."""
+        self._store_losses(run)
 
     def after_round(self, run: Running, record: dict[str, Any]) -> bool:
-        """Keep those of the round."""
-        self._keep(run)
+        """Store the losses of the round."""
+        self._store_losses(run)
         return False
 
-    def _keep(self, run: Running) -> None:
+    def _store_losses(self, run: Running) -> None:
         if run.latest is not None:
             write_arrays(run, losses_to_arrays(run.latest.loss_curves))
 

@@ -29,14 +29,14 @@ class MLflow(Callback):
     _client: Any = PrivateAttr(None)
 
     def begin(self, run: Running) -> None:
-        """Make the run with its settings, or go on in the one that there is."""
+        """Create the run in MLflow with its settings, or continue the existing one."""
         from mlflow import MlflowClient, MlflowException
 
         try:
             self._client = MlflowClient(self.uri or None)
             if "run" not in self.state:
-                found = self._client.get_experiment_by_name(self.experiment)
-                home = found.experiment_id if found else self._client.create_experiment(self.experiment)
+                experiment = self._client.get_experiment_by_name(self.experiment)
+                home = experiment.experiment_id if experiment else self._client.create_experiment(self.experiment)
                 self.state["run"] = self._client.create_run(home, run_name=f"{run.name} seed {run.seed}").info.run_id
                 settings = flatten_keys({"method": run.name, "seed": run.seed, "rounds": run.rounds} | run.config)
                 for path, value in settings.items():
@@ -49,10 +49,10 @@ class MLflow(Callback):
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        found = [Metric(name, value, now, record["round"]) for name, value in collect_numbers(record).items()]
-        self._client.log_batch(self.state["run"], metrics=found)
+        metrics = [Metric(name, value, now, record["round"]) for name, value in collect_numbers(record).items()]
+        self._client.log_batch(self.state["run"], metrics=metrics)
         return False
 
     def end(self, run: Running, summary: dict[str, Any]) -> None:
-        """Say that the run has finished."""
+        """Mark the run in MLflow as finished."""
         self._client.set_terminated(self.state["run"])

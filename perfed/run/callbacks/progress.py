@@ -18,11 +18,11 @@ class ProgressReporter(Callback):
     tell: Progress
 
     def begin(self, run: Running) -> None:
-        """Tell that the preparation is done."""
+        """Report that the preparation has finished."""
         if run.done == 0:
             self.tell(0, run.rounds, None)
 
     def after_round(self, run: Running, record: dict[str, Any]) -> bool:
-        """Tell of the round."""
+        """Report the round."""
         self.tell(record["round"], run.rounds, record.get("accuracy", {}).get("mean"))
         return False

@@ -15,37 +15,37 @@ from perfed.run.settings import Snapshots
 
 
 class EmbeddedSamples(Callback):
-    """Keeps the watched clients' samples behind their own embeddings after the ``wanted`` rounds, in ``snapshots/``."""
+    """A callback that stores the embedded samples of some clients in ``snapshots/``, as its ``settings`` define."""
 
     name = "snapshots"
-    wanted: Snapshots
+    settings: Snapshots
 
     def begin(self, run: Running) -> None:
-        """Keep those of the start."""
+        """Store the embedded samples before training."""
         if run.done == 0:
-            self._keep(run)
+            self._store_samples(run)
 
     def after_round(self, run: Running, record: dict[str, Any]) -> bool:
-        """Keep those of the round."""
-        self._keep(run)
+        """Store the embedded samples after the round."""
+        self._store_samples(run)
         return False
 
-    def _keep(self, run: Running) -> None:
-        if run.directory and run.done in self.wanted.rounds:
-            arrays = embed_samples(run.server, self.wanted, run.done)
+    def _store_samples(self, run: Running) -> None:
+        if run.directory and run.done in self.settings.rounds:
+            arrays = embed_samples(run.server, self.settings, run.done)
             write_arrays(run, {} if arrays is None else {"snapshots": arrays})
 
 
-def embed_samples(server: Server, wanted: Snapshots, round_: int) -> dict[str, NDArray[Any]] | None:
-    """Return the ``wanted`` clients' samples behind their own embeddings; clients with none in the split are left out.
+def embed_samples(server: Server, settings: Snapshots, round_: int) -> dict[str, NDArray[Any]] | None:
+    """Return the samples of the first clients as their own models embed them; clients without samples are left out.
 
     Returns:
         ``z`` ``(samples, k)``, ``y`` and ``client`` ``(samples,)``, and ``anchors`` ``(entries, k)`` where the method
         has some, with their classes ``anchor_class`` ``(entries,)`` unless entry c is that of class c; ``None`` for a
         model without an embedding, or without clients.
     """
-    split = wanted.split
-    ids = [i for i in server.federation.ids[: wanted.clients] if server.clients[i].split(split) is not None]
+    split = settings.split
+    ids = [i for i in server.federation.ids[: settings.clients] if server.clients[i].split(split) is not None]
     if not ids or "embedding" not in server.model.factories:
         return None
     z, y, owner = [], [], []
@@ -57,8 +57,12 @@ def embed_samples(server: Server, wanted: Snapshots, round_: int) -> dict[str, N
     arrays = {"z": np.concatenate(z), "y": np.concatenate(y), "client": np.array(owner)}
     if "anchors" in server.sets:
         arrays["anchors"] = server.sets["anchors"]["mean"].cpu().numpy()
-        classes, own = server.federation.num_classes, np.arange(len(arrays["anchors"]))
+        num_classes, entries = server.federation.num_classes, list(range(len(arrays["anchors"])))
         for extension in server.method.extensions:
-            if isinstance(extension, Anchors) and classes and (found := extension.classes(classes)) != own.tolist():
-                arrays["anchor_class"] = np.array(found)
+            if (
+                isinstance(extension, Anchors)
+                and num_classes
+                and (classes := extension.classes(num_classes)) != entries
+            ):
+                arrays["anchor_class"] = np.array(classes)
     return arrays

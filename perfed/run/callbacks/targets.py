@@ -46,23 +46,23 @@ def init_targets(targets: Sequence[float]) -> list[Target]:
     return [{"accuracy": target, **dict.fromkeys((*WHEN, *BYTES))} for target in targets]
 
 
-def update_targets(found: Sequence[Target], records: Sequence[Mapping[str, Any]]) -> list[Target]:
+def update_targets(targets: Sequence[Target], records: Sequence[Mapping[str, Any]]) -> list[Target]:
     """Return the targets after one more round; newly reached ones have its number, times and bytes.
 
     Args:
-        found: the targets so far.
+        targets: the targets so far.
         records: the lines of ``rounds.jsonl`` so far, that of the round at the end; a round that was not evaluated
             reaches nothing. If some are lost, the bytes are ``None``.
     """
     record = records[-1]
     if "accuracy" not in record:
-        return list(found)
+        return list(targets)
     mean, when = record["accuracy"]["mean"], {key: record[key] for key in WHEN}
     if not find_lost_rounds(records, record["round"]):
         when |= {key: sum(line[key] for line in records) for key in BYTES}
     return [
         {**target, **when} if target["round"] is None and mean >= target["accuracy"] - ROUNDING else target
-        for target in found
+        for target in targets
     ]
 
 
@@ -76,12 +76,12 @@ def format_duration(value: float) -> str:
     return f"{value:.4g}" if value < 1000 else f"{value:.0f}"
 
 
-def describe_targets(found: Sequence[Target]) -> list[str]:
+def describe_targets(targets: Sequence[Target]) -> list[str]:
     """Return one line per target: the round, virtual time and bytes after which it was reached, or that it was not.
 
-    Without a clock virtual time is the round's number, which is then said once.
+    Without a clock, the virtual time is the number of the round, which is then written only once.
     """
-    return [f"{format_percent(t['accuracy'])}: {_describe_target(t)}" for t in found]
+    return [f"{format_percent(t['accuracy'])}: {_describe_target(t)}" for t in targets]
 
 
 def _describe_target(target: Target) -> str:

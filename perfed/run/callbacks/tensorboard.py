@@ -23,7 +23,7 @@ class TensorBoard(Callback):
     _writer: Any = PrivateAttr(None)
 
     def begin(self, run: Running) -> None:
-        """Open the files; rounds that are done anew take the place of those that were written before."""
+        """Open the files; rounds that a resumed run repeats replace those in the files."""
         from torch.utils.tensorboard import SummaryWriter
 
         folder = self.folder or (run.directory and str(run.directory.path / "tensorboard"))
