@@ -64,11 +64,12 @@ def task_of(targets: Targets, task: Task | None = None) -> Task:
 def choose_classes(labels: Classes, num_classes: int | None, class_names: Sequence[str] | None) -> Classes:
     """Return the classes of a federation from the sorted labels that occur.
 
-    With ``num_classes``, or with more ``class_names`` than labels, the classes are 0, 1, ... Labels that are texts are
-    in the order of ``class_names``.
+    If the labels are strings, the classes are ``class_names``, or the labels if no names are given. If they are
+    integers, the classes are 0, 1, ... up to ``num_classes`` or the number of ``class_names`` if one of these is larger
+    than the number of labels, and otherwise the labels.
 
     Raises:
-        PerfedError: the number of labels that are texts is not ``num_classes``.
+        PerfedError: the labels are strings, and ``num_classes`` is not the number of classes.
     """
     num_names = len(class_names) if class_names is not None else 0
     if any(isinstance(label, str) for label in labels):

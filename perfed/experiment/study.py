@@ -285,7 +285,7 @@ class Study:
         return conclusions, [_with_title(key, failed[key]) for key in self.keys if key in failed]
 
     def remove_unstarted(self) -> bool:
-        """Remove the directory if no run has started, and return whether it was removed."""
+        """Remove the markers and the empty folders if no run has started, and return whether no run has started."""
         if self.has_started:
             return False
         for _, comparison in reversed(self._parts.values()):

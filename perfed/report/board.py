@@ -52,8 +52,9 @@ class Figure:
 def board_table(figures: Sequence[Figure], title: str, metric: str, best_over_test: bool) -> TextTable:
     """Return a table of published and our values, and their differences; the best of ours is bold.
 
-    If the published values are the best over rounds on test rows (``best_over_test``), so are ours in a column of their
-    own, which is compared. Rows with fewer rounds than published are not compared.
+    If the published values are the best test results over all rounds (``best_over_test``), the table has an additional
+    column with our results by the same rule, and the differences refer to this column. No difference is given for
+    methods with fewer rounds than published.
     """
     header = ["Method", "Theirs", "Ours, last round"]
     header += ["Ours, best over test"] if best_over_test else []

@@ -68,6 +68,7 @@ class RoundLog:
         self._add_line(record["round"], line)
 
     def _add_line(self, number: int, line: bytes) -> None:
+        """Record the round, the end and the checksum of a line in memory; the file is not changed."""
         self._rounds.append(number)
         self._ends.append(len(line) + (self._ends[-1] if self._ends else 0))
         self._line_checksums.append(f"{crc32(line):08x}")
@@ -139,7 +140,10 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def _select_lines(content: bytes, checksums: RoundChecksums | None, last: int) -> tuple[list[bytes], int]:
-    """Return the undamaged lines of rounds up to ``last``, and the number of damaged lines."""
+    """Return the lines with an expected checksum, and the number of damaged lines of rounds up to ``last``.
+
+    Without ``checksums``, no line is selected.
+    """
     expected = [] if checksums is None else textwrap.wrap(checksums.crc32, 8)
     selected, damaged = [], 0
     for line in _split_lines(content):

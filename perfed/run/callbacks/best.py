@@ -43,6 +43,7 @@ class BestModels(Callback):
         return self._state_table("servers")
 
     def _state_table(self, name: str) -> dict[str, Any]:
+        """Return the dictionary ``name`` in the state of this callback, which is created if it does not exist."""
         table: dict[str, Any] = self.state.setdefault(name, {})
         return table
 

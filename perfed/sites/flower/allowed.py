@@ -286,6 +286,7 @@ def _are_counts(value: Any) -> bool:
 
 
 def _is_scoring(value: Any) -> bool:
+    """Return whether ``value`` has the form ``{"metrics": [names], "held": bool}`` of a message's scoring field."""
     if not isinstance(value, dict) or value.keys() != {"metrics", "held"} or not isinstance(value["metrics"], list):
         return False
     return type(value["held"]) is bool and all(isinstance(name, str) for name in value["metrics"])
