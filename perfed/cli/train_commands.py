@@ -80,7 +80,7 @@ def resume_command(
     how: Annotated[Training, Without("engine", "out")],
     show: Shown,
 ) -> None:
-    """Continue what was interrupted to the same bits, or a finished run to more rounds."""
+    """Resume an interrupted run or study with bit-identical results, or extend a finished run to more rounds."""
     from perfed.cli import execution
     from perfed.experiment.study import Study
     from perfed.run.directory import read_marker
