@@ -137,20 +137,20 @@ def paired_p(differences: NDArray[np.float64]) -> float | None:
         from scipy import stats  # type: ignore[import-untyped]
 
         return float(stats.wilcoxon(means, zero_method="pratt", method="approx").pvalue)
-    return _exact_p(means)
+    return _compute_exact_p(means)
 
 
-def _exact_p(means: NDArray[np.float64]) -> float:
+def _compute_exact_p(means: NDArray[np.float64]) -> float:
     """Return the share of all sign patterns whose rank sum is as far from the middle as that of ``means``."""
     from scipy.stats import rankdata  # type: ignore[import-untyped]
 
-    twice = np.rint(2 * rankdata(abs(means))).astype(int)[means != 0]  # whole numbers, also of ties
-    likely = np.ones(1)  # of each twice the sum of the positive ranks
-    for rank in twice:
-        likely = (np.pad(likely, (0, rank)) + np.pad(likely, (rank, 0))) / 2
-    middle = twice.sum() / 2
-    far = abs(np.arange(len(likely)) - middle) >= abs(twice[means[means != 0] > 0].sum() - middle)
-    return min(1.0, float(likely[far].sum()))
+    double_ranks = np.rint(2 * rankdata(abs(means))).astype(int)[means != 0]  # whole numbers, also of ties
+    probabilities = np.ones(1)  # of each twice the sum of the positive ranks
+    for rank in double_ranks:
+        probabilities = (np.pad(probabilities, (0, rank)) + np.pad(probabilities, (rank, 0))) / 2
+    middle = double_ranks.sum() / 2
+    is_extreme = abs(np.arange(len(probabilities)) - middle) >= abs(double_ranks[means[means != 0] > 0].sum() - middle)
+    return min(1.0, float(probabilities[is_extreme].sum()))
 
 
 def holm(p_values: Mapping[str, float | None]) -> dict[str, float | None]:

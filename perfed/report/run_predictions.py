@@ -133,7 +133,7 @@ class RunPredictions:
         result = cls(metric)
         for predictions in evaluations:
             sites = {intern(site): number for number, site in enumerate(predictions.ids)}
-            arrays = () if metric is None else _reduce(predictions, metric)
+            arrays = () if metric is None else _reduce_predictions(predictions, metric)
             result.evaluations.append(_Evaluation(sites, np.cumsum(predictions.counts), predictions.marks, arrays))
             for site, is_constant in _find_constant(predictions).items():
                 result.constant[intern(site)] = result.constant.get(site, True) and is_constant
@@ -155,7 +155,7 @@ class RunPredictions:
         return SitePredictions(mark, self.metric, tuple(evaluation.part(site) for evaluation in evaluations))
 
 
-def _reduce(predictions: Predictions, metric: str) -> Arrays:
+def _reduce_predictions(predictions: Predictions, metric: str) -> Arrays:
     """Return the values of a metric that is a mean over rows, else targets and outputs, in float32 if that is exact."""
     values_of_rows = metric_of(metric).rows
     if values_of_rows is not None:
