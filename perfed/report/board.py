@@ -52,8 +52,8 @@ class Figure:
 def board_table(figures: Sequence[Figure], title: str, metric: str, best_over_test: bool) -> TextTable:
     """Return a table of published and our values, and their differences; the best of ours is bold.
 
-    If the published values are the best over rounds on test rows (``best_over_test``), so are ours in a column of their
-    own, which is compared. Rows with fewer rounds than published are not compared.
+    If the published values are the best over rounds on test rows (``best_over_test``), a further column has ours, which
+    are then compared. Rows with fewer rounds than published are not compared.
     """
     header = ["Method", "Theirs", "Ours, last round"]
     header += ["Ours, best over test"] if best_over_test else []

@@ -33,8 +33,8 @@ class Difference:
     Attributes:
         reference: the name of the reference.
         seeds: the common seeds.
-        mean: the mean of the paired differences, of clients if ``over`` is ``"clients and seeds"``, else of the means
-            of the seeds.
+        mean: the mean of the paired differences: of clients if ``over`` is ``"clients and seeds"``, otherwise of the
+            means of the seeds.
         low, high: the ends of the interval; ``None`` with one or two seeds.
         over: ``"clients and seeds"``: the verdict's interval (:func:`perfed.report.against.compare_methods`);
             ``"seeds"``: Student's t.
@@ -53,7 +53,7 @@ class ComparisonRow:
     """One method under one metric, in the metric's own unit (accuracy: a fraction of 1).
 
     Attributes:
-        method, metric: their names.
+        method, metric: the names of the method and the metric.
         seeds: the seeds of the finished runs.
         mean: the mean over clients, averaged over the seeds.
         mean_std: the sample standard deviation over the seeds of the mean over clients; ``None`` with a single seed.

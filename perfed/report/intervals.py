@@ -65,7 +65,7 @@ class Gain:
 
     @property
     def sign(self) -> int:
-        """1 if significantly better, -1 if significantly worse, 0 if the interval contains 0 or does not exist."""
+        """The sign of a significant gain, 1 or -1; 0 if the interval contains 0 or does not exist."""
         if self.low is None or self.high is None:
             return 0
         return int(self.low > 0) - int(self.high < 0)

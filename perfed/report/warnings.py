@@ -27,9 +27,9 @@ TWO_SEEDS = (
     "least three seeds."
 )
 
-_STILL = 0.005  # half a point; of errors the same part of their value
-_LOSS = 0.05  # of the first round's
-_LOST, _LOST_OF_ERRORS = 0.03, 0.1  # three points; of errors a tenth of their value
+_STILL = 0.005  # half a point; for errors, the same share of their value
+_LOSS = 0.05  # share of the training loss of the first round
+_LOST, _LOST_OF_ERRORS = 0.03, 0.1  # three points; for errors, a tenth of their value
 _PAST_BEST = (
     "Tune lr and weight_decay, or keep each client's best round: evaluation.stop = 'validated' with "
     "data.validation_fraction."
@@ -78,7 +78,7 @@ def _describe_metric_gain(runs: Sequence[RunResults], metric: str) -> str:
 
 
 def _describe_loss_decrease(runs: Sequence[RunResults], metric: str) -> str:
-    """Return a text on the training loss, which may fall before the metric improves: accuracy if a class is rare."""
+    """Return a text on the training loss, which may fall before the metric improves (accuracy if a class is rare)."""
     rises = [pair for run in runs if (pair := _compute_last_gain(run, metric)) is not None]
     losses = [means for run in runs if (means := _average_losses(run)) is not None]
     if not rises or len(losses) < len(runs):
@@ -105,7 +105,7 @@ def _average_losses(run: RunResults) -> tuple[float, float, float] | None:
 
 
 def _compute_last_gain(run: RunResults, metric: str) -> tuple[float, float] | None:
-    """Return the gain of the mean in the last quarter of the rounds, and the mean before."""
+    """Return the gain of the mean in the last quarter of the rounds, and the mean before it."""
     curve = _list_means_by_round(run, metric)
     before = [number for number in curve if number <= 0.75 * max(curve)]
     if not before:

@@ -59,10 +59,10 @@ def _find_weights(report: ReportData) -> BlendWeights | None:
 
 def _draw_blend(report: ReportData, blend: BlendWeights) -> str:
     styles = assign_looks(blend.names) | {name: report.looks[name] for name in blend.names if name in report.looks}
-    candidates = [
+    used_candidates = [
         k for k, name in enumerate(blend.names) if max(blend.pooled[k], blend.by_site[:, k].max(initial=0)) > 0
     ]
-    entries, top = _draw_legend([(blend.names[k], styles[blend.names[k]]) for k in candidates], blend.names)
+    entries, top = _draw_legend([(blend.names[k], styles[blend.names[k]]) for k in used_candidates], blend.names)
     site_indices = np.unique(np.linspace(0, len(blend.sites) - 1, min(MOST_BARS, len(blend.sites))).round().astype(int))
     rows = [("all sites", blend.pooled), *((blend.sites[i], blend.by_site[i]) for i in site_indices)]
     parts, y = [entries], top + 8
@@ -70,7 +70,7 @@ def _draw_blend(report: ReportData, blend: BlendWeights) -> str:
         parts.append(_draw_bar(name, weights, y, blend.names, styles))
         y += ROW + (8 if number == 0 else 0)
     description = "; ".join(
-        f"{name}: " + ", ".join(f"{display_name(blend.names[k])} {w[k]:.2f}" for k in candidates if w[k] > 0)
+        f"{name}: " + ", ".join(f"{display_name(blend.names[k])} {w[k]:.2f}" for k in used_candidates if w[k] > 0)
         for name, w in rows
     )
     return svg.build_drawing("Weights of the blend at each site", description, *parts, height=y + 6)

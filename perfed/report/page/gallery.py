@@ -73,7 +73,7 @@ def build_gallery(figures: Mapping[str, str], files: Sequence[Path], command: st
     """Return a page that shows the figures; it only refers to the files in its folder.
 
     Args:
-        drawn: the figures as SVG text, by the stem of their file names.
+        figures: the figures as SVG text, by the stem of their file names.
         files: the files that were written.
         command: the command that wrote them.
     """

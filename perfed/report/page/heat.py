@@ -72,7 +72,7 @@ def draw_colour_scale(x: float, y: float, most: float, height: float = 110.0) ->
 
 
 def draw_row_names(names: Sequence[str], box: Box, letters: int = 8) -> list[str]:
-    """Return the names beside the rows of a box, as many as there is room for."""
+    """Return evenly spread names beside the rows of a box, as many as fit."""
     left, top, _, height = box
     step = height / len(names)
     return [
@@ -88,7 +88,7 @@ def draw_row_names(names: Sequence[str], box: Box, letters: int = 8) -> list[str
 
 
 def draw_column_names(names: Sequence[str], box: Box, letters: int = 12) -> list[str]:
-    """Return the names above the columns of a box, as many as there is room for."""
+    """Return evenly spread names above the columns of a box, as many as fit."""
     left, top, width, _ = box
     step = width / len(names)
     longest = max(svg.estimate_width(shorten_name(name, letters)) for name in names) + 8

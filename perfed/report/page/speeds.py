@@ -35,7 +35,7 @@ def speeds_section(report: ReportData) -> str:
     times, speeds = target_table(report.runs), speed_table(report.runs, report.metric)
     figures = speed_figures(report)
     used_clients = {name.removeprefix("used-"): figure for name, figure in figures.items() if name.startswith("used-")}
-    scatters = [wrap_figure(figure) for name, figure in figures.items() if not name.startswith("used-")]
+    other_figures = [wrap_figure(figure) for name, figure in figures.items() if not name.startswith("used-")]
     quantity = "Virtual time at the end" if any(run.has_clock for run in report.runs) else "Number"
     notes = []
     if times:
@@ -56,7 +56,7 @@ def speeds_section(report: ReportData) -> str:
         "speeds",
         heading,
         build_table(times) if times else "",
-        build_grid(*scatters),
+        build_grid(*other_figures),
         build_table(speeds) if speeds else "",
         build_switched_panels(
             [build_select("used", "Clients used in each round", {name: display_name(name) for name in used_clients})],
