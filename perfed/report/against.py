@@ -129,7 +129,7 @@ def average_sent_bytes(runs: Sequence[RunResults], method: str) -> float | None:
 def describe_methods(methods: Sequence[MethodVerdict], reference: str, metric: str) -> str:
     """Return one sentence: which methods are ahead of the reference, not significantly different, or behind.
 
-    It contains the differences and their intervals; of methods without an interval only the differences.
+    The sentence contains the differences with their intervals; for methods without an interval, only the differences.
     """
     comparable = [verdict for verdict in methods if verdict.runs]
     tested = sorted(

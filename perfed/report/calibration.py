@@ -43,7 +43,7 @@ class Calibration:
 def calibrate_methods(runs: Sequence[RunResults]) -> list[Calibration]:
     """Return the calibration of each method whose finished runs kept probabilities of classes.
 
-    Of two classes the event is the second; of more classes it is that the predicted class is the right one.
+    For two classes the event is the second class; for more classes it is that the predicted class is right.
     """
     results = []
     for method in list_methods(runs):

@@ -28,14 +28,14 @@ class Part:
     Attributes:
         name: the name of the comparison; ``key=value`` in a sweep.
         runs: the runs that have started.
-        found: the verdict on the runs.
+        verdict: the verdict on the runs; ``None`` if fewer than two methods can be compared.
         page: the path of its report, relative to the page of the campaign; empty if there is none.
         sentences: the sentences of the verdict.
     """
 
     name: str
     runs: tuple[RunResults, ...]
-    found: Verdict | None = None
+    verdict: Verdict | None = None
     page: str = ""
     sentences: tuple[str, ...] = ()
 
@@ -47,7 +47,7 @@ class Part:
     @cached_property
     def rows(self) -> list[ComparisonRow]:
         """The rows of the comparison, one for each metric and method."""
-        return compare_with_reference(self.runs, self.found)
+        return compare_with_reference(self.runs, self.verdict)
 
     def of(self, metric: str) -> dict[str, ComparisonRow]:
         """Return the rows of a metric by method."""
@@ -117,7 +117,7 @@ class Grid:
         best = {}
         for part in self.parts:
             rows = list(part.of(self.metric).values())
-            best[part.name] = {rows[at].method for at in best_rows(rows)}
+            best[part.name] = {rows[row].method for row in best_rows(rows)}
         lines = []
         for method in self.methods:
             cells = [escape_latex(self.cell(part, method)) for part in self.parts]
@@ -178,10 +178,10 @@ class Series:
 
 def series(grid: Grid) -> list[Series]:
     """Return the available series: mean, 10 % worst clients, mean and worst over domains, and training time."""
-    known = metric_of(grid.metric)
-    title, unit = directed_title(grid.metric), f" {known.unit}".rstrip()
-    worst = "min" if known.higher_is_better else "max"
-    every = [
+    metric_spec = metric_of(grid.metric)
+    title, unit = directed_title(grid.metric), f" {metric_spec.unit}".rstrip()
+    worst = "min" if metric_spec.higher_is_better else "max"
+    quantities = [
         Series("mean", f"{title}, mean over the clients", unit, _collect_points(grid, _compute_mean)),
         Series(
             "tenth", f"{axis_title(grid.metric)}, 10 % worst clients", unit, _collect_points(grid, _compute_tenth_worst)
@@ -197,13 +197,13 @@ def series(grid: Grid) -> list[Series]:
         ),
         Series("seconds", "Training (s)", " s", _collect_points(grid, _compute_training_seconds)),
     ]
-    return [quantity for quantity in every if quantity.points]
+    return [quantity for quantity in quantities if quantity.points]
 
 
-def _collect_points(grid: Grid, value: Any) -> dict[str, dict[int, Gain]]:
+def _collect_points(grid: Grid, compute_gain: Any) -> dict[str, dict[int, Gain]]:
     points: dict[str, dict[int, Gain]] = {}
     for method in grid.ranked:
-        gains = {position: value(part, method, grid.metric) for position, part in enumerate(grid.parts)}
+        gains = {position: compute_gain(part, method, grid.metric) for position, part in enumerate(grid.parts)}
         if known_gains := {position: gain for position, gain in gains.items() if gain is not None}:
             points[method] = known_gains
     return points
@@ -227,9 +227,9 @@ def _compute_tenth_worst(part: Part, method: str, metric: str) -> Gain | None:
     )
 
 
-def _compute_domain_value(which: str, part: Part, method: str, metric: str) -> Gain | None:
+def _compute_domain_value(statistic: str, part: Part, method: str, metric: str) -> Gain | None:
     """Return the mean over the seeds of a statistic over the domains (``mean``, ``min`` or ``max``) of each run."""
-    values = [run.summary.domains.get(metric, {}).get(which) for run in part.members(method) if run.summary]
+    values = [run.summary.domains.get(metric, {}).get(statistic) for run in part.members(method) if run.summary]
     gain = _average_seeds(values)
     return None if gain is None else _scale_gain(gain, metric_of(metric).scale)
 

@@ -33,8 +33,8 @@ class Difference:
     Attributes:
         reference: the name of the reference.
         seeds: the common seeds.
-        mean: the mean of the paired differences, of clients if ``over`` is ``"clients and seeds"``, else of the means
-            of the seeds.
+        mean: the mean of the paired differences: of clients if ``over`` is ``"clients and seeds"``, otherwise of the
+            means of the seeds.
         low, high: the ends of the interval; ``None`` with one or two seeds.
         over: ``"clients and seeds"``: the verdict's interval (:func:`perfed.report.against.compare_methods`);
             ``"seeds"``: Student's t.
@@ -53,7 +53,7 @@ class ComparisonRow:
     """One method under one metric, in the metric's own unit (accuracy: a fraction of 1).
 
     Attributes:
-        method, metric: their names.
+        method, metric: the names of the method and the metric.
         seeds: the seeds of the finished runs.
         mean: the mean over clients, averaged over the seeds.
         mean_std: the sample standard deviation over the seeds of the mean over clients; ``None`` with a single seed.
@@ -123,38 +123,44 @@ def _list_spreads(row: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:
 def _summarise_method(
     metric: str, method: str, reference: str, by_method: Mapping[str, Mapping[int, Mapping[str, Any]]]
 ) -> ComparisonRow:
-    values = by_method[method]
-    means = [value["mean"] for value in values.values()]
-    known = metric_of(metric)
-    tenths = [value[known.tenth_worst] for value in values.values() if value.get(known.tenth_worst) is not None]
+    spreads = by_method[method]
+    means = [spread["mean"] for spread in spreads.values()]
+    metric_spec = metric_of(metric)
+    tenths = [
+        spread[metric_spec.tenth_worst]
+        for spread in spreads.values()
+        if spread.get(metric_spec.tenth_worst) is not None
+    ]
     return ComparisonRow(
         method=method,
         metric=metric,
-        seeds=tuple(sorted(values)),
+        seeds=tuple(sorted(spreads)),
         mean=fmean(means),
         mean_std=stdev(means) if len(means) > 1 else None,
-        std=fmean(value["std"] for value in values.values()),
-        worst=fmean(value[known.worst] for value in values.values()),
-        tenth_worst=fmean(tenths) if len(tenths) == len(values) else None,  # older results lack the 90th percentile
-        wall_seconds=fmean(value["wall_seconds"] for value in values.values()),
-        difference=None if method == reference else _compute_difference(reference, by_method[reference], values, known),
+        std=fmean(spread["std"] for spread in spreads.values()),
+        worst=fmean(spread[metric_spec.worst] for spread in spreads.values()),
+        tenth_worst=fmean(tenths) if len(tenths) == len(spreads) else None,  # older results lack the 90th percentile
+        wall_seconds=fmean(spread["wall_seconds"] for spread in spreads.values()),
+        difference=None
+        if method == reference
+        else _compute_difference(reference, by_method[reference], spreads, metric_spec),
     )
 
 
 def _compute_difference(
-    reference: str, base: Mapping[int, Mapping[str, Any]], values: Mapping[int, Mapping[str, Any]], known: Metric
+    reference: str, base: Mapping[int, Mapping[str, Any]], values: Mapping[int, Mapping[str, Any]], metric_spec: Metric
 ) -> Difference | None:
     seeds = tuple(sorted(base.keys() & values.keys()))
     if not seeds:
         return None
-    paired = [known.direction * (values[seed]["mean"] - base[seed]["mean"]) for seed in seeds]
+    paired = [metric_spec.direction * (values[seed]["mean"] - base[seed]["mean"]) for seed in seeds]
     mean, n = fmean(paired), len(paired)
     if n < FEWEST_SEEDS:
         return Difference(reference, seeds, mean, None, None)
     from scipy import stats  # type: ignore[import-untyped]
 
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * stdev(paired) / math.sqrt(n)
-    limited = Gain(mean, mean - half, mean + half).limit(known.widest)
+    half_width = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * stdev(paired) / math.sqrt(n)
+    limited = Gain(mean, mean - half_width, mean + half_width).limit(metric_spec.widest)
     return Difference(reference, seeds, mean, limited.low, limited.high)
 
 
@@ -205,7 +211,7 @@ def short_table(runs: Sequence[RunResults], table: Sequence[ComparisonRow], metr
         header, columns = [*header[:2], header[3]], [0, 2, 4]
     cells = [[_format_cells(row)[column] for column in columns] for row in rows]
     over = "; mean ± std over seeds" if any(row.mean_std is not None for row in rows) else ""
-    return TextTable(_title(metric, describe_reported_values(runs)) + over, header, cells, best=best_rows(rows))
+    return TextTable(_build_title(metric, describe_reported_values(runs)) + over, header, cells, best=best_rows(rows))
 
 
 def find_reference(rows: Sequence[ComparisonRow]) -> str:
@@ -227,14 +233,18 @@ def difference_title(rows: Sequence[ComparisonRow], sure: str) -> str:
 
 def best_rows(rows: Sequence[ComparisonRow]) -> frozenset[int]:
     """Return the numbers of the rows with the best printed mean, without pooled methods; empty for a single row."""
-    known = metric_of(rows[0].metric)
+    metric_spec = metric_of(rows[0].metric)
     means = {
-        at: row.mean for at, row in enumerate(rows) if math.isfinite(row.mean) and not row.method.startswith(POOLED)
+        number: row.mean
+        for number, row in enumerate(rows)
+        if math.isfinite(row.mean) and not row.method.startswith(POOLED)
     }
     if len(rows) < 2 or not means:
         return frozenset()
-    top = format_metric(rows[0].metric, known.direction * max(known.direction * mean for mean in means.values()))
-    return frozenset(at for at, mean in means.items() if format_metric(rows[0].metric, mean) == top)
+    top = format_metric(
+        rows[0].metric, metric_spec.direction * max(metric_spec.direction * mean for mean in means.values())
+    )
+    return frozenset(number for number, mean in means.items() if format_metric(rows[0].metric, mean) == top)
 
 
 def metric_tables(table: Sequence[ComparisonRow], reported: str) -> list[TextTable]:
@@ -243,23 +253,23 @@ def metric_tables(table: Sequence[ComparisonRow], reported: str) -> list[TextTab
     ``reported`` describes the values (:func:`perfed.report.run_results.describe_reported_values`).
     """
     groups = groupby(table, key=lambda row: row.metric)
-    return [_metric_table(metric, list(rows), _title(metric, reported)) for metric, rows in groups]
+    return [_build_metric_table(metric, list(rows), _build_title(metric, reported)) for metric, rows in groups]
 
 
-def _title(metric: str, reported: str) -> str:
+def _build_title(metric: str, reported: str) -> str:
     lower = "" if metric_of(metric).higher_is_better else " (lower is better)"
     return f"{metric}{lower}: {reported}" if reported else f"{metric}{lower}"
 
 
-def _metric_table(metric: str, rows: Sequence[ComparisonRow], title: str) -> TextTable:
-    known = metric_of(metric)
+def _build_metric_table(metric: str, rows: Sequence[ComparisonRow], title: str) -> TextTable:
+    metric_spec = metric_of(metric)
     header = [
         "Method",
         "Seeds",
         f"{axis_title(metric)}, mean ± std over seeds",
         "Std over clients",
-        f"Worst client ({known.worst})",
-        f"10 % worst ({known.tenth_worst.removeprefix('p')}th percentile)",
+        f"Worst client ({metric_spec.worst})",
+        f"10 % worst ({metric_spec.tenth_worst.removeprefix('p')}th percentile)",
         difference_title(rows, "95 % interval"),
         "Wall time (s)",
     ]
@@ -268,8 +278,8 @@ def _metric_table(metric: str, rows: Sequence[ComparisonRow], title: str) -> Tex
 
 def _format_cells(row: ComparisonRow) -> list[str]:
     spread = (row.mean, row.std, row.worst, row.tenth_worst)
-    known = (None if value is None or math.isnan(value) else value for value in spread)
-    mean, *numbers = (UNKNOWN if value is None else format_metric(row.metric, value) for value in known)
+    values = (None if value is None or math.isnan(value) else value for value in spread)
+    mean, *numbers = (UNKNOWN if value is None else format_metric(row.metric, value) for value in values)
     if row.mean_std is not None:
         mean += f" ± {format_metric(row.metric, row.mean_std)}"
     return [
@@ -277,12 +287,12 @@ def _format_cells(row: ComparisonRow) -> list[str]:
         str(len(row.seeds)),
         mean,
         *numbers,
-        _difference_text(row),
+        _describe_difference(row),
         f"{row.wall_seconds:.1f}",
     ]
 
 
-def _difference_text(row: ComparisonRow) -> str:
+def _describe_difference(row: ComparisonRow) -> str:
     if row.difference is None:
         return UNKNOWN
     return format_difference(row.metric, row.difference.mean, row.difference.low, row.difference.high)

@@ -65,7 +65,7 @@ class Gain:
 
     @property
     def sign(self) -> int:
-        """1 if significantly better, -1 if significantly worse, 0 if the interval contains 0 or does not exist."""
+        """The sign of a significant gain, 1 or -1; 0 if the interval contains 0 or does not exist."""
         if self.low is None or self.high is None:
             return 0
         return int(self.low > 0) - int(self.high < 0)
@@ -239,7 +239,8 @@ class VarianceComponents:
         if seed_freedom and client_freedom:
             measured = np.ix_(seed_share > 0, client_share > 0)
             remainder = np.outer(
-                _remainder_factor(seed_share[seed_share > 0]), _remainder_factor(client_share[client_share > 0])
+                _compute_remainder_factor(seed_share[seed_share > 0]),
+                _compute_remainder_factor(client_share[client_share > 0]),
             )
             cell_effects[measured] = (
                 share[measured] * _remove_marginal_effects(centred[measured], share[measured]) / np.sqrt(remainder)
@@ -475,7 +476,7 @@ def estimate_gains(
         for method, component in components.items()
         if not component.lacks_variance and (seeds[method] == 1 or seeds[method] >= FEWEST_SEEDS)
     }
-    for members in _comparable_groups(with_interval):
+    for members in _group_comparable_methods(with_interval):
         correlation = _estimate_correlation(list(members.values()))
         pooled = pool_variances(list(members.values()), correlation)
         better, worse = (
@@ -488,7 +489,7 @@ def estimate_gains(
     return gains
 
 
-def _comparable_groups(components: Mapping[str, VarianceComponents]) -> list[dict[str, VarianceComponents]]:
+def _group_comparable_methods(components: Mapping[str, VarianceComponents]) -> list[dict[str, VarianceComponents]]:
     """Return groups of methods whose variances are pooled: those with the same sources of variation.
 
     A method with several seeds and clients whose differences do not vary between cells forms a group of its own,
@@ -543,7 +544,7 @@ def _estimate_marginal_effects(parts: Numbers, share: Numbers) -> tuple[Numbers,
     if is_measured.sum() < 2:
         return effects, 0.0
     parts, share = parts[is_measured], share[is_measured]
-    remainder = _remainder_factor(share)
+    remainder = _compute_remainder_factor(share)
     factor, squares = share**2 / remainder, np.square(share).sum()
     sums = [float((factor * share**power).sum()) for power in range(3)]
     of_pairs = squares**2 * sums[0] ** 2 - 4 * squares * sums[0] * sums[1] + 2 * sums[0] * sums[2] + 2 * sums[1] ** 2
@@ -560,7 +561,7 @@ def _estimate_skewness(parts: Numbers, freedom: float, variance: float) -> float
     return float(np.power(parts, 3).sum() * number**2 / ((number - 1) * (number - 2)) / variance**1.5)
 
 
-def _remainder_factor(share: Numbers) -> Numbers:
+def _compute_remainder_factor(share: Numbers) -> Numbers:
     return np.asarray(1 - 2 * share + np.square(share).sum())
 
 

@@ -41,12 +41,12 @@ def standings(runs: Sequence[RunResults], reference: str | None = None, metric: 
     if metric is None:
         return []
     rows = [row for row in compare_table(comparison_rows(runs)) if row.metric == metric]
-    table, known = ClientTable.from_runs(runs, metric), metric_of(metric)
-    base = reference or best_reference(table, known)
+    table, metric_spec = ClientTable.from_runs(runs, metric), metric_of(metric)
+    base = reference or best_reference(table, metric_spec)
     sizes = {row.method: average_sent_bytes(runs, row.method) for row in rows}
-    others = [m for m in table.of_method if m != base and base in table.of_method]
-    verdicts = compare_methods(base, table, known, sizes) if base in table.of_method else {}
-    p_values = holm({method: paired_p(table.gains(method, base, known)) for method in others if base})
+    compared_methods = [m for m in table.of_method if m != base and base in table.of_method]
+    verdicts = compare_methods(base, table, metric_spec, sizes) if base in table.of_method else {}
+    p_values = holm({method: paired_p(table.gains(method, base, metric_spec)) for method in compared_methods if base})
     megabytes = {method: None if size is None else size / 1e6 for method, size in sizes.items()}
     return [Standing(row, megabytes[row.method], verdicts.get(row.method), p_values.get(row.method)) for row in rows]
 
@@ -54,7 +54,7 @@ def standings(runs: Sequence[RunResults], reference: str | None = None, metric: 
 def leaderboard(runs: Sequence[RunResults], reference: str | None = None, metric: str | None = None) -> TextTable:
     """Return :func:`standings` as a table of text, the best method first."""
     metric = metric or main_metric(runs) or ""
-    known = metric_of(metric)
+    metric_spec = metric_of(metric)
     results = standings(runs, reference, metric)
     base = next((standing.row.method for standing in results if standing.against is None), UNKNOWN)
     header = [
@@ -68,7 +68,7 @@ def leaderboard(runs: Sequence[RunResults], reference: str | None = None, metric
         "Sent (MB)",
         "Wall time (s)",
     ]
-    ordered = sorted(results, key=lambda standing: -known.direction * standing.row.mean)
+    ordered = sorted(results, key=lambda standing: -metric_spec.direction * standing.row.mean)
     return TextTable(axis_title(metric), header, [format_cells(standing) for standing in ordered])
 
 

@@ -54,7 +54,7 @@ def gather_runs(places: Sequence[Path]) -> GatheredRuns:
 
     The first readable directory decides on the data set. A run is left out if it cannot be read, has other data, has
     other settings than the same method has in an earlier directory (except for the rounds within one folder), or is
-    there twice.
+    passed twice.
 
     Raises:
         PerfedError: no directory can be read; the message has the problem of the first one.
@@ -97,7 +97,7 @@ def _explain_misfit(run: RunResults, earlier_runs: Sequence[RunResults]) -> str:
 
 
 def _find_difference(run: RunResults, earlier: RunResults, same_method: bool) -> str:
-    """Return the first setting that differs: one of the data, or with the same method any setting."""
+    """Return a text on the first setting that differs: one of the data, or any setting if the method is the same."""
     if run.summary and earlier.summary and run.summary.dataset != earlier.summary.dataset:
         return f"data set '{run.summary.dataset}', not '{earlier.summary.dataset}' as"
     settings, earlier_settings = flatten_keys(run.config), flatten_keys(earlier.config)
@@ -117,7 +117,7 @@ def _find_difference(run: RunResults, earlier: RunResults, same_method: bool) ->
 
 
 def _is_setting_of(key: tuple[str, ...], method: str) -> bool:
-    """Return whether a setting affects a method, which those of other methods do not."""
+    """Return whether a setting affects a method: any setting does, except those of other methods."""
     name = bare_name(method)
     return key[0] != "methods" or len(key) < 2 or name == bare_name(key[1]) or name.startswith(f"{bare_name(key[1])}+")
 

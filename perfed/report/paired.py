@@ -120,11 +120,12 @@ EXACT = 50
 
 
 def paired_p(differences: NDArray[np.float64]) -> float | None:
-    """Return the two-sided p-value of Wilcoxon's signed-rank test over clients; None where fewer than two have one.
+    """Return the two-sided p-value of Wilcoxon's signed-rank test over clients; None if fewer than two were measured.
 
     Each client's differences ``(seeds, clients)`` are averaged over the seeds, so that a client counts once. Clients
-    without a difference have a rank and no sign (Pratt 1959). Up to :data:`EXACT` clients all signs are counted, ties
-    and zeros included: five clients that all gain have 2 / 2^5 = .0625, so that fewer than six are never significant.
+    without a difference have a rank and no sign (Pratt 1959). With at most :data:`EXACT` clients all patterns of
+    signs are counted, also with ties and zeros: five clients that all gain have 2 / 2^5 = .0625, so that fewer than six
+    clients never have a significant difference.
     """
     finite = np.isfinite(differences)
     means = np.where(finite, differences, 0.0).sum(0)[finite.any(0)] / finite.sum(0)[finite.any(0)]
@@ -137,20 +138,20 @@ def paired_p(differences: NDArray[np.float64]) -> float | None:
         from scipy import stats  # type: ignore[import-untyped]
 
         return float(stats.wilcoxon(means, zero_method="pratt", method="approx").pvalue)
-    return _exact_p(means)
+    return _compute_exact_p(means)
 
 
-def _exact_p(means: NDArray[np.float64]) -> float:
-    """Return the share of all sign patterns whose rank sum is as far from the middle as that of ``means``."""
+def _compute_exact_p(means: NDArray[np.float64]) -> float:
+    """Return the share of all sign patterns whose rank sum is at least as far from the middle as that of ``means``."""
     from scipy.stats import rankdata  # type: ignore[import-untyped]
 
-    twice = np.rint(2 * rankdata(abs(means))).astype(int)[means != 0]  # whole numbers, also of ties
-    likely = np.ones(1)  # of each twice the sum of the positive ranks
-    for rank in twice:
-        likely = (np.pad(likely, (0, rank)) + np.pad(likely, (rank, 0))) / 2
-    middle = twice.sum() / 2
-    far = abs(np.arange(len(likely)) - middle) >= abs(twice[means[means != 0] > 0].sum() - middle)
-    return min(1.0, float(likely[far].sum()))
+    double_ranks = np.rint(2 * rankdata(abs(means))).astype(int)[means != 0]  # integers, also for ties
+    probabilities = np.ones(1)  # of each doubled sum of the positive ranks
+    for rank in double_ranks:
+        probabilities = (np.pad(probabilities, (0, rank)) + np.pad(probabilities, (rank, 0))) / 2
+    middle = double_ranks.sum() / 2
+    is_extreme = abs(np.arange(len(probabilities)) - middle) >= abs(double_ranks[means[means != 0] > 0].sum() - middle)
+    return min(1.0, float(probabilities[is_extreme].sum()))
 
 
 def holm(p_values: Mapping[str, float | None]) -> dict[str, float | None]:

@@ -69,7 +69,7 @@ def latex(table: Sequence[ComparisonRow], name: str, comments: Iterable[str]) ->
         comments: comment lines on how the table and the runs were produced.
     """
     groups = groupby(table, key=lambda row: row.metric)
-    return latex_file((_latex_table(metric, list(rows), name) for metric, rows in groups), comments)
+    return latex_file((_build_latex_table(metric, list(rows), name) for metric, rows in groups), comments)
 
 
 def latex_file(tables: Iterable[str], comments: Iterable[str]) -> str:
@@ -98,24 +98,24 @@ def escape_latex(text: str) -> str:
     return re.sub(r"[\\~^–±Δ&%$#_{}]", lambda match: _ESCAPED[match[0]], text)
 
 
-def _latex_table(metric: str, rows: Sequence[ComparisonRow], name: str) -> str:
+def _build_latex_table(metric: str, rows: Sequence[ComparisonRow], name: str) -> str:
     side = metric_of(metric).direction
     rows = sorted(rows, key=lambda row: -side * row.mean if math.isfinite(row.mean) else math.inf)
     best, compared = best_rows(rows), any(row.difference for row in rows)
     seeds = sorted({len(row.seeds) for row in rows})
-    number = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
+    seed_counts = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
     title = axis_title(metric)
     head = ["Method", title, *(["Δ [95 %]"] if compared else []), "Worst"]
     lines = []
-    for at, row in enumerate(rows):
+    for number, row in enumerate(rows):
         mean = format_metric(metric, row.mean)
         if row.mean_std is not None:
             mean += f" ± {format_metric(metric, row.mean_std)}"
         cell = escape_latex(mean)
-        cells = [escape_latex(display_name(row.method)), f"\\textbf{{{cell}}}" if at in best else cell]
+        cells = [escape_latex(display_name(row.method)), f"\\textbf{{{cell}}}" if number in best else cell]
         cells += [_format_difference(row)] if compared else []
         lines.append([*cells, format_metric(metric, row.worst)])
-    spread = f"Mean{' ± standard deviation' if seeds[-1] > 1 else ''} over {number} seed{'s' * (seeds[-1] > 1)}"
+    spread = f"Mean{' ± standard deviation' if seeds[-1] > 1 else ''} over {seed_counts} seed{'s' * (seeds[-1] > 1)}"
     difference = difference_title(rows, "95 % interval").removeprefix("Difference")
     legend = f" Δ: difference{difference}." if compared else ""
     return latex_table(f"{title}. {spread}.{legend} Worst: the worst client.", make_label(name, metric), head, lines)

@@ -1,7 +1,7 @@
-"""The predictions of one run, reduced to what reports use of them.
+"""The predictions of one run, reduced to the values that reports use.
 
-The outputs of many runs together may not fit into memory, and every file of a run is read once only. So the predictions
-are reduced while the run is loaded.
+The outputs of many runs together may not fit into memory, and every file of a run is read only once. The predictions
+are therefore reduced while the run is loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perfed.plugins import POOLED, SKLEARN
 from perfed.run.predictions import Predictions
 
 ENOUGH_ROWS = 5
-"""The smallest number of test rows of a site for which equal predictions count: those of few rows may agree by chance.
+"""The smallest number of test rows of a site for which equal predictions count; fewer rows may agree by chance.
 """
 
 MOST_GROUPS = 100
@@ -43,8 +43,8 @@ class SitePredictions:
     Attributes:
         mark: a number that depends on the inputs of the rows.
         metric: the name of the metric.
-        parts: for each reported evaluation the values of the metric ``(rows,)`` if it is a mean over rows, else the
-            targets and outputs of the rows.
+        parts: for each reported evaluation the values of the metric ``(rows,)`` if it is a mean over rows, otherwise
+            the targets and outputs of the rows.
     """
 
     mark: int
@@ -59,7 +59,7 @@ class SitePredictions:
     @cached_property
     def value(self) -> float:
         """The metric of all rows; NaN if it is undefined."""
-        return self._compute(np.ones(self.rows, dtype=bool))
+        return self._compute_metric(np.ones(self.rows, dtype=bool))
 
     def reproduces(self, reported: float) -> bool:
         """Return whether the metric of all rows equals the one that the run reported."""
@@ -78,10 +78,10 @@ class SitePredictions:
         group_of_row = np.arange(self.rows) % groups
         sizes = np.bincount(group_of_row).astype(np.float64)
         times = self.rows / sizes
-        without = np.array([self._compute(group_of_row != group) for group in range(groups)])
+        without = np.array([self._compute_metric(group_of_row != group) for group in range(groups)])
         return times * self.value - (times - 1) * without, sizes
 
-    def _compute(self, rows: NDArray[np.bool_]) -> float:
+    def _compute_metric(self, rows: NDArray[np.bool_]) -> float:
         """Return the metric of some of the rows, averaged over the evaluations; NaN if it is undefined."""
         if metric_of(self.metric).rows is not None:
             return float(np.mean([values[rows].mean() for (values,) in self.parts]))
@@ -100,7 +100,7 @@ class _Evaluation:
     marks: NDArray[np.uint32]
     arrays: Arrays
 
-    def part(self, site: str) -> Arrays:
+    def select_site(self, site: str) -> Arrays:
         number = self.sites[site]
         return tuple(array[self.ends[number - 1] if number else 0 : self.ends[number]] for array in self.arrays)
 
@@ -123,23 +123,25 @@ class RunPredictions:
 
     @classmethod
     def from_evaluations(cls, evaluations: Iterable[Predictions], method: str, metric: str | None) -> RunPredictions:
-        """Reduce the predictions of the reported evaluations of a run; each is needed only while it is reduced.
+        """Return the predictions of the reported evaluations of a run in reduced form.
+
+        Each evaluation is needed only while it is reduced, so that ``evaluations`` may be a generator.
 
         Args:
             evaluations: the predictions of each evaluation.
             method: the method of the run.
             metric: the metric by which runs are compared.
         """
-        result = cls(metric)
+        reduced = cls(metric)
         for predictions in evaluations:
             sites = {intern(site): number for number, site in enumerate(predictions.ids)}
-            arrays = () if metric is None else _reduce(predictions, metric)
-            result.evaluations.append(_Evaluation(sites, np.cumsum(predictions.counts), predictions.marks, arrays))
+            arrays = () if metric is None else _reduce_predictions(predictions, metric)
+            reduced.evaluations.append(_Evaluation(sites, np.cumsum(predictions.counts), predictions.marks, arrays))
             for site, is_constant in _find_constant(predictions).items():
-                result.constant[intern(site)] = result.constant.get(site, True) and is_constant
-            pair = _compute_probabilities(predictions, method)
-            result.probabilities.extend([] if pair is None else [pair])
-        return result
+                reduced.constant[intern(site)] = reduced.constant.get(site, True) and is_constant
+            probabilities = _compute_probabilities(predictions, method)
+            reduced.probabilities.extend([] if probabilities is None else [probabilities])
+        return reduced
 
     @property
     def marks(self) -> tuple[tuple[str, int], ...]:
@@ -152,11 +154,11 @@ class RunPredictions:
         if self.metric is None or not evaluations:
             return None
         mark = int(evaluations[-1].marks[evaluations[-1].sites[site]])
-        return SitePredictions(mark, self.metric, tuple(evaluation.part(site) for evaluation in evaluations))
+        return SitePredictions(mark, self.metric, tuple(evaluation.select_site(site) for evaluation in evaluations))
 
 
-def _reduce(predictions: Predictions, metric: str) -> Arrays:
-    """Return the values of a metric that is a mean over rows, else targets and outputs, in float32 if that is exact."""
+def _reduce_predictions(predictions: Predictions, metric: str) -> Arrays:
+    """Return a metric's values by row if it is a mean over rows; otherwise targets and outputs, in float32 if exact."""
     values_of_rows = metric_of(metric).rows
     if values_of_rows is not None:
         return (values_of_rows(predictions.targets, predictions.outputs),)
@@ -169,7 +171,7 @@ def _reduce(predictions: Predictions, metric: str) -> Arrays:
 def _compute_probabilities(predictions: Predictions, method: str) -> Probabilities | None:
     """Return the probabilities of an event and whether it occurred; ``None`` if the outputs are no probabilities.
 
-    Of two classes the event is the second; of more classes it is that the predicted class is the right one.
+    For two classes the event is the second class; for more classes it is that the predicted class is right.
     """
     y, outputs = predictions.targets, predictions.outputs
     if not np.issubdtype(y.dtype, np.integer) or outputs.ndim != 2 or outputs.shape[1] < 2:

@@ -107,7 +107,7 @@ def load_clients(file: Path, settings: Mapping[str, Any], content: bytes | None 
         needs = f"needs columns id, {metric}_before and {metric}_after holding numbers or nothing"
         raise PerfedError(f"{file}, line {reader.line_num}: {needs} ({reason_of(error)})") from error
     table = np.array(values, dtype=np.float64).reshape(len(ids), len(needed) + len(optional))
-    arrays = {name: table[:, place] for place, name in enumerate((*needed, *optional))}
+    arrays = {name: table[:, column] for column, name in enumerate((*needed, *optional))}
     measured = {name: (arrays[f"{name}_before"], arrays[f"{name}_after"]) for name in names}
     rounds, seconds = (arrays.get(name, np.full(len(ids), np.nan)) for name in ("rounds", "seconds"))
     return ClientValues(
@@ -140,14 +140,14 @@ class RunResults:
 
     Attributes:
         directory: the directory of the run.
-        method, seed: what was run.
+        method, seed: the method and seed of the run.
         config_text: the content of ``config.toml``.
         rounds: the lines of ``rounds.jsonl``.
         clients: the content of ``clients.csv``; ``None`` while the run is unfinished.
         summary: the content of ``summary.json``; ``None`` while the run is unfinished.
         communication: the seconds per exchange, if they were changed for a report.
         participation: which clients were used in which rounds; ``None`` if the run is unfinished or a round lacks it.
-        data: the mark of the run's data (:class:`FederationData`); ``None`` if the run has none.
+        data: the checksum of the run's data (:class:`FederationData`); ``None`` if the run has none.
         federation_text: the content of ``federation.json``. Unlike the parsed content it takes little memory, and runs
             with the same data share it.
         blend: the weights of a blend.
@@ -175,7 +175,7 @@ class RunResults:
 
     @property
     def reported_evaluations(self) -> int:
-        """The number of evaluations at the end whose mean the metrics are."""
+        """The number of evaluations at the end over which the reported metrics are averaged."""
         return int(self.summary.evaluation.get("last", 1)) if self.summary else 1
 
     def predictions_by(self, metric: str) -> RunPredictions:
@@ -222,7 +222,7 @@ def describe_reported_values(runs: Sequence[RunResults]) -> str:
 
 
 def describe_evaluation(settings: Mapping[str, Any]) -> str:
-    """Return a text on the values that runs with these settings of ``[evaluation]`` report: of whom, when, on what."""
+    """Return a text on the values that runs with these ``[evaluation]`` settings report: clients, rounds and rows."""
     last = int(settings["last"])
     rounds = "last round" if last == 1 else f"mean of the last {last} evaluated rounds"
     who = "" if settings["who"] == "all" else "participants, "
@@ -302,7 +302,7 @@ def _parse_rounds(
         lines.pop()  # a killed run may leave half a line; resuming it writes the line again
     numbers = {} if clients is None else {site: number for number, site in enumerate(clients.ids)}
     rounds: list[Round] = []
-    used: list[NDArray[np.uint8]] = []
+    participant_bits: list[NDArray[np.uint8]] = []
     for line, text in enumerate(lines, 1):
         if text.strip():
             values = parse_json(text, file, line)
@@ -311,10 +311,10 @@ def _parse_rounds(
             if isinstance(names, list) and all(isinstance(name, str) for name in names):
                 row = np.zeros(len(numbers), dtype=bool)
                 row[[numbers[name] for name in names if name in numbers]] = True
-                used.append(np.packbits(row))
-    if clients is None or not rounds or len(used) < len(rounds):
+                participant_bits.append(np.packbits(row))
+    if clients is None or not rounds or len(participant_bits) < len(rounds):
         return tuple(rounds), None
-    return tuple(rounds), Participation(tuple(line.round for line in rounds), clients.ids, np.stack(used))
+    return tuple(rounds), Participation(tuple(line.round for line in rounds), clients.ids, np.stack(participant_bits))
 
 
 @dataclass(frozen=True)
@@ -367,7 +367,7 @@ class FederationData(BaseModel):
     """The content of ``federation.json``: what the clients of a run have.
 
     Attributes:
-        data: a mark that only the same data have.
+        data: a checksum of the data.
         classes, domains: the names of the classes and domains.
         doubts: a line on each doubt about the data.
         clients: what each client has.

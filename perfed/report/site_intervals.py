@@ -72,7 +72,7 @@ def row_intervals(
         site_predictions = {run: all_sites.at_site(site) for run, all_sites in predictions.items()}
         for candidate in dict.fromkeys([method, *federated][: max(1, MOST_COLUMNS // len(pairs))]):
             cells = _match_predictions(site_predictions, values, site, (candidate, base))
-            component = _row_components(cells, metric, len(values.seeds)) if cells else None
+            component = _estimate_row_components(cells, metric, len(values.seeds)) if cells else None
             if component is not None:
                 gains = values.gains(candidate, base, metric_of(metric))[:, values.sites.index(site)]
                 components[site, candidate] = replace(component, mean=float(np.nanmean(gains)))
@@ -106,7 +106,7 @@ def _pool_seeds(components: Mapping[tuple[str, str], VarianceComponents]) -> dic
     return {**components, **dict(zip(columns, pooled, strict=True))}
 
 
-def _row_components(cells: Cells, metric: str, seeds: int) -> VarianceComponents | None:
+def _estimate_row_components(cells: Cells, metric: str, seeds: int) -> VarianceComponents | None:
     """Return the components of the gains of rows and a row without a gain; None if a row has no defined metric."""
     gains, sizes = {}, {}
     for seed, (method, base) in cells.items():
@@ -120,10 +120,12 @@ def _row_components(cells: Cells, metric: str, seeds: int) -> VarianceComponents
         for seed, column in gains.items():
             table[seed] = column
         return VarianceComponents.from_differences(table, next(iter(sizes.values())))
-    return _nested_components(gains, sizes, seeds)
+    return _estimate_nested_components(gains, sizes, seeds)
 
 
-def _nested_components(gains: Mapping[int, Values], sizes: Mapping[int, Values], seeds: int) -> VarianceComponents:
+def _estimate_nested_components(
+    gains: Mapping[int, Values], sizes: Mapping[int, Values], seeds: int
+) -> VarianceComponents:
     """Return the components of gains if each seed has other rows, so that rows are nested within seeds."""
     means = np.full((seeds, 1), np.nan)
     for seed, column in gains.items():

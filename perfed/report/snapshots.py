@@ -92,7 +92,7 @@ def load_combination(file: Path) -> Combination:
 
 
 def load_losses(files: Sequence[Path]) -> dict[str, list[tuple[int, list[float]]]]:
-    """Read ``round-<number>.npz`` of several rounds: by client, its rounds with the loss of each local epoch.
+    """Return, by client, pairs of a round and its losses of local epochs, from files ``round-<number>.npz``.
 
     Raises:
         PerfedError: an unreadable file, or arrays whose shapes do not belong together.
@@ -128,7 +128,7 @@ class PlacedSamples:
 
 
 def place_samples(snapshot: Snapshot) -> PlacedSamples | None:
-    """Return the t-SNE of at most :data:`MAX_SAMPLES` samples and the anchors, ``None`` if they are fewer than four."""
+    """Return the t-SNE of at most :data:`MAX_SAMPLES` samples and the anchors; ``None`` for fewer than four points."""
     picked = np.arange(len(snapshot.z))
     if len(picked) > MAX_SAMPLES:
         picked = np.sort(np.random.default_rng(0).choice(picked, MAX_SAMPLES, replace=False))

@@ -40,8 +40,8 @@ def first_tables(runs: Sequence[RunResults], verdict: Verdict | None) -> list[Te
     metric = main_metric(runs)
     if metric is None:
         return []
-    by_domain = [run for run in runs if metric in _domains(run)]
-    domains = [_domain_table(by_domain, metric)] if by_domain else []
+    by_domain = [run for run in runs if metric in _get_domain_values(run)]
+    domains = [_build_domain_table(by_domain, metric)] if by_domain else []
     optional = [
         short_table(runs, compare_with_reference(runs, verdict), metric),
         class_table(runs),
@@ -81,30 +81,38 @@ def domain_tables(runs: Sequence[RunResults]) -> list[TextTable]:
     """
     finished = [run for run in runs if run.summary and run.summary.domains]
     metrics = dict.fromkeys(metric for run in finished if run.summary for metric in run.summary.domains)
-    return [_domain_table([run for run in finished if metric in _domains(run)], metric) for metric in metrics]
+    return [
+        _build_domain_table([run for run in finished if metric in _get_domain_values(run)], metric)
+        for metric in metrics
+    ]
 
 
-def _domains(run: RunResults) -> dict[str, dict[str, float]]:
+def _get_domain_values(run: RunResults) -> dict[str, dict[str, float]]:
     return run.summary.domains if run.summary else {}
 
 
-def _domain_table(runs: Sequence[RunResults], metric: str) -> TextTable:
-    names = dict.fromkeys(name for run in runs for name in _domains(run)[metric])
+def _build_domain_table(runs: Sequence[RunResults], metric: str) -> TextTable:
+    names = dict.fromkeys(name for run in runs for name in _get_domain_values(run)[metric])
     columns = [*(name for name in names if name not in OVER_DOMAINS), *OVER_DOMAINS]
     rows, marked = [], False
     sizes = _count_samples(runs)
     few = {name for name, (least, _) in sizes.items() if least < ENOUGH}
     for method in list_methods(runs):
         method_runs = [run for run in runs if run.method == method]
-        members = [_domains(run)[metric] for run in method_runs]
+        members = [_get_domain_values(run)[metric] for run in method_runs]
         values = [[member[name] for member in members if np.isfinite(member.get(name, np.nan))] for name in columns]
-        cells = [format_mean_std(of, lambda v: format_metric(metric, v), len(members)) for of in values]
+        cells = [
+            format_mean_std(seed_values, lambda v: format_metric(metric, v), len(members)) for seed_values in values
+        ]
         untrained = {name for run in method_runs if run.summary for name in run.summary.untrained_domains}
         marked |= bool(untrained.intersection(columns))
         rows.append(
             [display_name(method), *(f"{c} *" if n in untrained else c for n, c in zip(columns, cells, strict=True))]
         )
-    titles = [f"{name}{_size(*sizes[name])}{' †' * (name in few)}" if name in sizes else name for name in columns]
+    titles = [
+        f"{name}{_format_sample_range(*sizes[name])}{' †' * (name in few)}" if name in sizes else name
+        for name in columns
+    ]
     note = " ".join([_UNTRAINED] * marked + [_FEW] * bool(few))
     return TextTable(f"{axis_title(metric)} by domain", ["Method", *titles], rows, note)
 
@@ -118,7 +126,7 @@ def _count_samples(runs: Sequence[RunResults]) -> dict[str, tuple[int, int]]:
     return {name: (min(counts), max(counts)) for name, counts in samples.items()}
 
 
-def _size(least: int, most: int) -> str:
+def _format_sample_range(least: int, most: int) -> str:
     return f" (n = {least})" if least == most else f" (n = {least} to {most})"
 
 
@@ -149,12 +157,12 @@ def split_by_speed(clients: ClientValues) -> Halves | None:
     slower, faster = ordered[-size:], ordered[:size]
 
     def means(values: NDArray[np.float64]) -> tuple[float, float]:
-        return _mean(values[slower]), _mean(values[faster])
+        return _average_finite(values[slower]), _average_finite(values[faster])
 
     return Halves(means(clients.rounds), means(clients.reported))
 
 
-def _mean(values: NDArray[np.float64]) -> float:
+def _average_finite(values: NDArray[np.float64]) -> float:
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if len(finite) else float("nan")
 
@@ -199,11 +207,11 @@ def target_table(runs: Sequence[RunResults]) -> TextTable | None:
     each seed with which both reached the target. Without a clock, virtual time is the number of rounds, as the table
     states. ``None`` if no finished run has targets.
     """
-    targets = sorted({target.accuracy for run in runs for target in _targets(run)})
+    targets = sorted({target.accuracy for run in runs for target in _list_targets(run)})
     if not targets:
         return None
     methods = list_methods(runs)
-    times = {method: [_times(runs, method, target) for target in targets] for method in methods}
+    times = {method: [_list_times(runs, method, target) for target in targets] for method in methods}
     bases = _find_bases(methods)
     has_clock = any(run.has_clock for run in runs)
     title, ratio = ("Virtual time", "Speed-up") if has_clock else ("Rounds", "Speed-up in rounds")
@@ -211,10 +219,10 @@ def target_table(runs: Sequence[RunResults]) -> TextTable | None:
     header += [f"{ratio} at {format_percent(target)}" for target in targets] if bases else []
     rows = []
     for method in methods:
-        row = [display_name(method), *(_time_cell(times_) for times_ in times[method])]
+        row = [display_name(method), *(_format_times(times_) for times_ in times[method])]
         if method in bases:
             base = bases[method]
-            row += [_speed_up_cell(base, *pair) for pair in zip(times[base], times[method], strict=True)]
+            row += [_format_speed_up(base, *pair) for pair in zip(times[base], times[method], strict=True)]
         elif bases:
             row += [UNKNOWN] * len(targets)
         rows.append(row)
@@ -235,16 +243,16 @@ def _fits_unused(run: RunResults) -> bool:
     return bool(participation.get("fit_unused", policy is not None and policy.policy.fits_unused))
 
 
-def _targets(run: RunResults) -> list[Target]:
+def _list_targets(run: RunResults) -> list[Target]:
     return (run.summary.targets or []) if run.summary else []
 
 
-def _times(runs: Sequence[RunResults], method: str, accuracy: float) -> Times:
+def _list_times(runs: Sequence[RunResults], method: str, accuracy: float) -> Times:
     members = [run for run in runs if run.method == method]
-    return {run.seed: t.virtual_time for run in members for t in _targets(run) if t.accuracy == accuracy}
+    return {run.seed: t.virtual_time for run in members for t in _list_targets(run) if t.accuracy == accuracy}
 
 
-def _time_cell(times: Times) -> str:
+def _format_times(times: Times) -> str:
     """Return mean ± std over the seeds, and in how many of them the target was reached."""
     if not times:
         return UNKNOWN
@@ -255,7 +263,7 @@ def _time_cell(times: Times) -> str:
     return text if len(reached) == len(times) else f"reached by {len(reached)} of {len(times)} seeds: {text}"
 
 
-def _speed_up_cell(base: str, base_times: Times, times: Times) -> str:
+def _format_speed_up(base: str, base_times: Times, times: Times) -> str:
     common = sorted(base_times.keys() & times.keys())
     pairs = [(base_times[seed], times[seed]) for seed in common]
     # A measured trace may say that work takes no time at all; nothing can be divided by that.

@@ -27,9 +27,9 @@ TWO_SEEDS = (
     "least three seeds."
 )
 
-_STILL = 0.005  # half a point; of errors the same part of their value
-_LOSS = 0.05  # of the first round's
-_LOST, _LOST_OF_ERRORS = 0.03, 0.1  # three points; of errors a tenth of their value
+_STILL = 0.005  # half a point; for errors, the same share of their value
+_LOSS = 0.05  # share of the training loss of the first round
+_LOST, _LOST_OF_ERRORS = 0.03, 0.1  # three points; for errors, a tenth of their value
 _PAST_BEST = (
     "Tune lr and weight_decay, or keep each client's best round: evaluation.stop = 'validated' with "
     "data.validation_fraction."
@@ -70,11 +70,15 @@ def _describe_metric_gain(runs: Sequence[RunResults], metric: str) -> str:
     if not rises or min(rise for rise, _ in rises) <= 0:
         return ""
     rise, value = (float(np.mean(column)) for column in zip(*rises, strict=True))
-    return f"it still gained {format_amount(metric, rise)}" if rise > _relevant_change(_STILL, metric, value) else ""
+    return (
+        f"it still gained {format_amount(metric, rise)}"
+        if rise > _compute_relevant_change(_STILL, metric, value)
+        else ""
+    )
 
 
 def _describe_loss_decrease(runs: Sequence[RunResults], metric: str) -> str:
-    """Return a text on the training loss, which may fall before the metric improves: accuracy if a class is rare."""
+    """Return a text on the training loss, which may fall before the metric improves (accuracy if a class is rare)."""
     rises = [pair for run in runs if (pair := _compute_last_gain(run, metric)) is not None]
     losses = [means for run in runs if (means := _average_losses(run)) is not None]
     if not rises or len(losses) < len(runs):
@@ -83,7 +87,7 @@ def _describe_loss_decrease(runs: Sequence[RunResults], metric: str) -> str:
     rise, value = (float(np.mean(column)) for column in zip(*rises, strict=True))
     if (before <= last).any() or np.mean(before - last) <= _LOSS * abs(np.mean(first)):
         return ""
-    worse = rise < -_relevant_change(_STILL, metric, value)
+    worse = rise < -_compute_relevant_change(_STILL, metric, value)
     return "" if worse else f"its training loss still fell from {np.mean(before):.3g} to {np.mean(last):.3g}"
 
 
@@ -101,8 +105,8 @@ def _average_losses(run: RunResults) -> tuple[float, float, float] | None:
 
 
 def _compute_last_gain(run: RunResults, metric: str) -> tuple[float, float] | None:
-    """Return the gain of the mean in the last quarter of the rounds, and the mean before."""
-    curve = _mean_by_round(run, metric)
+    """Return the gain of the mean in the last quarter of the rounds, and the mean before it."""
+    curve = _list_means_by_round(run, metric)
     before = [number for number in curve if number <= 0.75 * max(curve)]
     if not before:
         return None
@@ -112,7 +116,7 @@ def _compute_last_gain(run: RunResults, metric: str) -> tuple[float, float] | No
 
 def _describe_decline(runs: Sequence[RunResults], metric: str) -> str:
     """Return a text on the best mean of a metric and the reported one, which need not be that of the last round."""
-    curves = [_mean_by_round(run, metric) for run in runs if run.summary and metric in run.summary.spreads]
+    curves = [_list_means_by_round(run, metric) for run in runs if run.summary and metric in run.summary.spreads]
     ends = [run.summary.spreads[metric].mean for run in runs if run.summary and metric in run.summary.spreads]
     shared = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
     if not shared:
@@ -128,12 +132,12 @@ def _describe_decline(runs: Sequence[RunResults], metric: str) -> str:
     return f"was better after round {best} ({was}) than it is at the end ({now})"
 
 
-def _mean_by_round(run: RunResults, metric: str) -> dict[int, float]:
+def _list_means_by_round(run: RunResults, metric: str) -> dict[int, float]:
     """Return the mean over the clients by evaluated round."""
     return {line.round: line.spreads[metric].mean for line in run.rounds if metric in line.spreads}
 
 
-def _relevant_change(share: float, metric: str, value: float) -> float:
+def _compute_relevant_change(share: float, metric: str, value: float) -> float:
     """Return the smallest relevant change of a metric, which is relative to the value for errors."""
     return share * (1.0 if metric_of(metric).higher_is_better else abs(value))
 
@@ -264,15 +268,15 @@ def describe_spent_privacy(runs: Sequence[RunResults]) -> list[str]:
     return [f"Privacy {unit}: the largest epsilon that a client has spent is {values}."] if most else []
 
 
-def describe_noise(values: ClientTable, known: Metric) -> list[str]:
+def describe_noise(values: ClientTable, metric_spec: Metric) -> list[str]:
     """Return a line on the noise in the mean of a method if clients add noise to their metrics."""
     if not values.noise:
         return []
     share, deviations = values.weights / values.weights.sum(), []
     for variances in values.noise.values():
         deviations.append(float(np.sqrt((share**2 * variances).sum(1)).mean()))
-    unit = f" {'points' if known.percent else known.unit}".rstrip()
-    most = f"{known.scale * max(deviations):.3g}{unit}"
+    unit = f" {'points' if metric_spec.percent else metric_spec.unit}".rstrip()
+    most = f"{metric_spec.scale * max(deviations):.3g}{unit}"
     return [
         f"Metrics left the clients with noise: in a method's mean its standard deviation is at most {most} with each "
         "seed. The intervals include this noise."

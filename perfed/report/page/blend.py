@@ -59,16 +59,18 @@ def _find_weights(report: ReportData) -> BlendWeights | None:
 
 def _draw_blend(report: ReportData, blend: BlendWeights) -> str:
     styles = assign_looks(blend.names) | {name: report.looks[name] for name in blend.names if name in report.looks}
-    used = [k for k, name in enumerate(blend.names) if max(blend.pooled[k], blend.by_site[:, k].max(initial=0)) > 0]
-    entries, top = _draw_legend([(blend.names[k], styles[blend.names[k]]) for k in used], blend.names)
-    chosen = np.unique(np.linspace(0, len(blend.sites) - 1, min(MOST_BARS, len(blend.sites))).round().astype(int))
-    rows = [("all sites", blend.pooled), *((blend.sites[i], blend.by_site[i]) for i in chosen)]
+    used_candidates = [
+        k for k, name in enumerate(blend.names) if max(blend.pooled[k], blend.by_site[:, k].max(initial=0)) > 0
+    ]
+    entries, top = _draw_legend([(blend.names[k], styles[blend.names[k]]) for k in used_candidates], blend.names)
+    site_indices = np.unique(np.linspace(0, len(blend.sites) - 1, min(MOST_BARS, len(blend.sites))).round().astype(int))
+    rows = [("all sites", blend.pooled), *((blend.sites[i], blend.by_site[i]) for i in site_indices)]
     parts, y = [entries], top + 8
     for number, (name, weights) in enumerate(rows):
         parts.append(_draw_bar(name, weights, y, blend.names, styles))
         y += ROW + (8 if number == 0 else 0)
     description = "; ".join(
-        f"{name}: " + ", ".join(f"{display_name(blend.names[k])} {w[k]:.2f}" for k in used if w[k] > 0)
+        f"{name}: " + ", ".join(f"{display_name(blend.names[k])} {w[k]:.2f}" for k in used_candidates if w[k] > 0)
         for name, w in rows
     )
     return svg.build_drawing("Weights of the blend at each site", description, *parts, height=y + 6)
@@ -76,16 +78,16 @@ def _draw_blend(report: ReportData, blend: BlendWeights) -> str:
 
 def _draw_bar(name: str, weights: NDArray[np.float64], y: float, names: Sequence[str], styles: dict[str, Look]) -> str:
     """Return a row: the name of the site, and a stacked bar of its weights."""
-    shown = name if len(name) <= 13 else f"{name[:12]}…"
-    parts = [svg.draw_text(LEFT - 6, y + 11, shown, text_anchor="end")]
+    label = name if len(name) <= 13 else f"{name[:12]}…"
+    parts = [svg.draw_text(LEFT - 6, y + 11, label, text_anchor="end")]
     wide, x = svg.WIDTH - LEFT - 8, LEFT
     for candidate, weight in zip(names, weights, strict=True):
         if weight > 0:
             length, pale = wide * float(weight), names.index(candidate) >= len(COLOURS)
-            drawn = svg.draw_bar(
+            segment = svg.draw_bar(
                 x, y, length, ROW - 4, styles[candidate].colour, f"{name}: {display_name(candidate)} {weight:.2f}"
             )
-            parts.append(svg.build_element("g", drawn, opacity=PALE) if pale else drawn)
+            parts.append(svg.build_element("g", segment, opacity=PALE) if pale else segment)
             x += length
     return "".join(parts)
 

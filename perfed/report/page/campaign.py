@@ -50,7 +50,7 @@ class Places(svg.Scale):
 
     marks: tuple[tuple[float, str], ...] = ()
 
-    def ticks(self, about: int = 5) -> list[tuple[float, str]]:
+    def ticks(self, count: int = 5) -> list[tuple[float, str]]:
         """Return the ticks whose texts do not overlap with the previous one."""
         ticks: list[tuple[float, str]] = []
         end = -np.inf
@@ -73,54 +73,54 @@ def write_campaign(parts: Sequence[Part], out: Path, *, key: str, title: str, wa
         waiting: the number of unfinished runs of each comparison.
     """
     kind = f"sweep over {key}" if key else "campaign"
-    finished = len(waiting) - sum(1 for left in waiting.values() if left)
+    finished = len(waiting) - sum(1 for unfinished in waiting.values() if unfinished)
     facts = f"{kind} · {finished} of {len(waiting)} comparisons finished"
-    found, drawn = grids(parts, key), _draw_figures(parts, key)
+    tables, figures = grids(parts, key), _draw_figures(parts, key)
     sections = [
         build_section(
-            "tables", "Means", *(build_table(grid.table, looks=assign_looks(methods_in(parts))) for grid in found)
+            "tables", "Means", *(build_table(grid.table, looks=assign_looks(methods_in(parts))) for grid in tables)
         ),
-        build_section("sweep", f"Effect of {key}", _select_figure("sweep", drawn, "sweep-"), build_note(READ_SWEEP))
+        build_section("sweep", f"Effect of {key}", _select_figure("sweep", figures, "sweep-"), build_note(READ_SWEEP))
         if key
         else "",
-        build_section("curves", "Learning curves", _select_figure("curves", drawn, "curves-")),
+        build_section("curves", "Learning curves", _select_figure("curves", figures, "curves-")),
         build_section("verdicts", "Comparisons", *(_list_sentences(part, waiting[part.name]) for part in parts)),
     ]
     return write_page(out, title, facts, sections)
 
 
-def _select_figure(name: str, drawn: Mapping[str, str], start: str) -> str:
+def _select_figure(name: str, figures: Mapping[str, str], start: str) -> str:
     """Return the figures whose names begin with ``start``, with a control that selects one."""
-    own = {stem.removeprefix(start): picture for stem, picture in drawn.items() if stem.startswith(start)}
-    texts = {stem: BUTTONS.get(stem) or display_name(stem) for stem in own}
+    pictures = {stem.removeprefix(start): picture for stem, picture in figures.items() if stem.startswith(start)}
+    texts = {stem: BUTTONS.get(stem) or display_name(stem) for stem in pictures}
     control = (build_radio if name == "sweep" else build_select)(name, "Of" if name == "sweep" else "Method", texts)
-    return build_switched_panels([control], {stem: wrap_figure(picture) for stem, picture in own.items()})
+    return build_switched_panels([control], {stem: wrap_figure(picture) for stem, picture in pictures.items()})
 
 
 def _list_sentences(part: Part, waiting: int) -> str:
     """Return the name of a comparison as a link to its report, and the sentences of its verdict."""
     link = f'<a href="{escape(part.page, quote=True)}">{escape(part.name)}</a>' if part.page else escape(part.name)
-    left = f" ({waiting} run{'s' * (waiting > 1)} not finished)" if waiting else ""
+    unfinished = f" ({waiting} run{'s' * (waiting > 1)} not finished)" if waiting else ""
     lines = "".join(f"<li>{escape(sentence)}</li>" for sentence in part.sentences)
-    return f"<h3>{link}{left}</h3>" + (f"<ul>{lines}</ul>" if lines else "")
+    return f"<h3>{link}{unfinished}</h3>" + (f"<ul>{lines}</ul>" if lines else "")
 
 
 def sweep_figures(parts: Sequence[Part], key: str) -> dict[str, str]:
     """Return standalone figures by name: each :class:`Series` of a sweep, and the curves of each method by value."""
-    return {name: make_standalone(drawn) for name, drawn in _draw_figures(parts, key).items()}
+    return {name: make_standalone(figure) for name, figure in _draw_figures(parts, key).items()}
 
 
 def _draw_figures(parts: Sequence[Part], key: str) -> dict[str, str]:
     if not key:
         return {}
-    found: dict[str, str] = {}
+    figures: dict[str, str] = {}
     for grid in grids(parts, key)[:1]:
         look = assign_looks(methods_in(parts))
-        found |= {f"sweep-{one.name}": _draw_series(one, grid, look) for one in series(grid)}
+        figures |= {f"sweep-{quantity.name}": _draw_series(quantity, grid, look) for quantity in series(grid)}
         for method in grid.ranked:
-            if drawn := _draw_method_curves(grid, method):
-                found[f"curves-{method_file_name(method)}"] = drawn
-    return found
+            if figure := _draw_method_curves(grid, method):
+                figures[f"curves-{method_file_name(method)}"] = figure
+    return figures
 
 
 def _place_values(texts: Sequence[str]) -> tuple[list[float], bool]:
@@ -129,10 +129,10 @@ def _place_values(texts: Sequence[str]) -> tuple[list[float], bool]:
     Values that are not all numbers are placed at 0, 1, 2, ...
     """
     try:
-        at = [float(text) for text in texts]
+        positions = [float(text) for text in texts]
     except ValueError:
-        at = [float(number) for number in range(len(texts))]
-    return at, min(at) > 0 and max(at) / min(at) >= DECADES
+        positions = [float(number) for number in range(len(texts))]
+    return positions, min(positions) > 0 and max(positions) / min(positions) >= DECADES
 
 
 def _draw_series(shown_series: Series, grid: Grid, look: Mapping[str, Look]) -> str:
@@ -141,23 +141,23 @@ def _draw_series(shown_series: Series, grid: Grid, look: Mapping[str, Look]) -> 
     gains = [gain for points in shown_series.points.values() for gain in points.values()]
     heights = [end for gain in gains for end in (gain.mean, gain.low, gain.high) if end is not None]
     log_y = "%" not in shown_series.unit and min(heights) > 0 and max(heights) / min(heights) >= DECADES
-    at, log = _place_values(grid.columns)
-    ends, titles = svg.compute_axis_range(at, log=log), (grid.key, shown_series.title)
+    positions, log = _place_values(grid.columns)
+    ends, titles = svg.compute_axis_range(positions, log=log), (grid.key, shown_series.title)
     limits = (0.0, 100.0) if "%" in shown_series.unit else (-np.inf, np.inf)
     frame = svg.create_axes(
         ends, svg.compute_axis_range(heights, log=log_y, limits=limits), titles, log=log, log_y=log_y, top=top + 22
     )
-    scale = Places(*ends, frame.x.start, frame.x.end, log, tuple(sorted(zip(at, grid.columns, strict=True))))
+    scale = Places(*ends, frame.x.start, frame.x.end, log, tuple(sorted(zip(positions, grid.columns, strict=True))))
     parts = [entries, str(replace(frame, x=scale, counted=True))]
     for number, (method, points) in enumerate(shown_series.points.items()):
-        aside = DODGE * (number - (len(shown_series.points) - 1) / 2)
-        placed = sorted((scale(at[i]) + aside, grid.columns[i], gain) for i, gain in points.items())
+        offset = DODGE * (number - (len(shown_series.points) - 1) / 2)
+        dots = sorted((scale(positions[i]) + offset, grid.columns[i], gain) for i, gain in points.items())
         colour = look[method].colour
-        for across, _, gain in placed:
+        for across, _, gain in dots:
             if gain.low is not None and gain.high is not None:
                 parts.append(svg.draw_interval(frame.y(gain.low), frame.y(gain.high), across, colour, upright=True))
-        parts.append(svg.draw_line([(across, frame.y(gain.mean)) for across, _, gain in placed], look[method]))
-        for across, value, gain in placed:
+        parts.append(svg.draw_line([(across, frame.y(gain.mean)) for across, _, gain in dots], look[method]))
+        for across, value, gain in dots:
             mean = f"{gain.mean:.4g}{shown_series.unit}{_format_interval(gain)}"
             tooltip = f"{display_name(method)}, {grid.key} = {value}: {mean}"
             parts.append(svg.draw_dot(across, frame.y(gain.mean), colour, tooltip))

@@ -79,18 +79,20 @@ class Curves:
     @cached_property
     def kinds(self) -> list[Kind]:
         """The available quantities: mean, 10 % worst clients, further metrics, and the share of clients used."""
-        runs, known = self.report.runs, self.report.metric_spec
-        title, unit = directed_title(self.metric), f" {known.unit}".rstrip()
+        runs, metric_spec = self.report.runs, self.report.metric_spec
+        title, unit = directed_title(self.metric), f" {metric_spec.unit}".rstrip()
         shares = used_curves(runs, self.metric)
-        every = [
+        kinds = [
             Kind("mean", f"{title}, mean over the clients", unit, metric_curves(runs, self.metric)),
-            Kind("tenth", f"{title}, 10 % worst clients", unit, metric_curves(runs, self.metric, known.tenth_worst)),
-            *map(self._further, list_further_metrics(runs, self.metric)),
+            Kind(
+                "tenth", f"{title}, 10 % worst clients", unit, metric_curves(runs, self.metric, metric_spec.tenth_worst)
+            ),
+            *map(self._build_further_kind, list_further_metrics(runs, self.metric)),
             Kind("used", "Clients used so far (%)", " %", shares),
         ]
-        return [kind for kind in every if kind.curves]
+        return [kind for kind in kinds if kind.curves]
 
-    def _further(self, name: str) -> Kind:
+    def _build_further_kind(self, name: str) -> Kind:
         unit = f" {metric_of(name).unit}".rstrip()
         curves = metric_curves(self.report.runs, name, main=self.metric)
         return Kind(name, f"{directed_title(name)}, mean over the clients", unit, curves)
@@ -98,63 +100,67 @@ class Curves:
     @cached_property
     def axes(self) -> dict[str, tuple[Axis, bool]]:
         """The horizontal axes and whether they are logarithmic, by button text; the first is the default."""
-        found: dict[str, tuple[Axis, bool]] = {}
+        axes: dict[str, tuple[Axis, bool]] = {}
         for axis in find_axes(self.report.runs, self.metric):
             ends = [curve.x[axis.button] for kind in self.kinds for curve in kind.curves]
-            there = np.concatenate([x[x > 0] for x in ends] or [np.ones(1)])
-            ratio = float(there.max() / there.min()) if len(there) else 1.0
+            positive = np.concatenate([x[x > 0] for x in ends] or [np.ones(1)])
+            ratio = float(positive.max() / positive.min()) if len(positive) else 1.0
             if axis is VIRTUAL_TIME and ratio >= DECADES:
-                found[f"{axis.button}, log"] = (axis, True)
-            found[axis.button] = (axis, False)
-        return found
+                axes[f"{axis.button}, log"] = (axis, True)
+            axes[axis.button] = (axis, False)
+        return axes
 
     @cached_property
     def ringed(self) -> set[str]:
         """The methods whose last round used all clients, unlike an earlier round."""
         first = {method: self.report.members(method)[0] for method in self.report.methods}
-        found = {method: run.participation for method, run in first.items()}
-        return {method for method, of in found.items() if of is not None and of.ends_with_all}
+        participations = {method: run.participation for method, run in first.items()}
+        return {
+            method
+            for method, participation in participations.items()
+            if participation is not None and participation.ends_with_all
+        }
 
     def drawn(self, kind: Kind, axis: Axis, log: bool) -> str:
         """Return a figure of ``kind`` against ``axis``."""
         looks = self.report.looks
         entries, top = svg.draw_legend([(display_name(curve.method), looks[curve.method]) for curve in kind.curves])
-        frame = self._frame(kind, axis, log, top + 22)
-        shown = [(curve, looks[curve.method]) for curve in kind.curves]
-        below, above = draw_curves(shown, axis, frame, kind.unit)
-        parts = [entries, *below, str(frame), *self._lines(kind, frame), *above]
+        frame = self._create_axes(kind, axis, log, top + 22)
+        styled_curves = [(curve, looks[curve.method]) for curve in kind.curves]
+        below, above = draw_curves(styled_curves, axis, frame, kind.unit)
+        parts = [entries, *below, str(frame), *self._draw_reference_lines(kind, frame), *above]
         for curve in kind.curves:
             if curve.method in self.ringed and kind.name != "used":
-                at = frame.x(float(curve.x[axis.button][-1])), frame.y(float(curve.values[:, -1].mean()))
+                x, y = frame.x(float(curve.x[axis.button][-1])), frame.y(float(curve.values[:, -1].mean()))
                 title = svg.build_tooltip(f"{display_name(curve.method)}: the last round, in which everybody took part")
                 ring = {"fill": "none", "stroke": looks[curve.method].colour, "stroke_width": 1.5}
-                parts.append(svg.build_element("circle", title, cx=at[0], cy=at[1], r=6.0, **ring))
+                parts.append(svg.build_element("circle", title, cx=x, cy=y, r=6.0, **ring))
         ends = [f"{display_name(c.method)} ends at {c.values[:, -1].mean():.4g}{kind.unit}" for c in kind.curves]
         return svg.build_drawing(f"{kind.title} against {axis.title.lower()}", "; ".join(ends), *parts)
 
-    def _frame(self, kind: Kind, axis: Axis, log: bool, top: float) -> svg.Axes:
+    def _create_axes(self, kind: Kind, axis: Axis, log: bool, top: float) -> svg.Axes:
         x = np.concatenate([curve.x[axis.button] for curve in kind.curves])
         y = np.concatenate([curve.values.ravel() for curve in kind.curves])
-        errors = (
+        log_y = (
             not self.report.metric_spec.percent and kind.name != "used" and y.min() > 0 and y.max() / y.min() >= DECADES
         )
         ends = (x[x > 0].min(), x.max()) if log else (0.0, float(x.max()) or 1.0)
         heights = (0.0, 100.0)
         if kind.name != "used":
             limits = metric_of(self.metric if kind.name in ("mean", "tenth") else kind.name).shown_span
-            heights = choose_value_range(kind.curves, log=bool(errors), limits=limits)
-        return svg.create_axes(ends, heights, (axis.title, kind.title), log=log, log_y=bool(errors), top=top)
+            heights = choose_value_range(kind.curves, log=bool(log_y), limits=limits)
+        return svg.create_axes(ends, heights, (axis.title, kind.title), log=log, log_y=bool(log_y), top=top)
 
-    def _lines(self, kind: Kind, frame: svg.Axes) -> list[str]:
+    def _draw_reference_lines(self, kind: Kind, frame: svg.Axes) -> list[str]:
         """Return lines for the targets and the accuracy of the oracle that are within the axes."""
         if kind.name != "mean":
             return []
-        asked = {t.accuracy for run in self.report.runs if run.summary for t in run.summary.targets or []}
-        found = {f"target {format_percent(target)}": 100 * target for target in sorted(asked)}
+        targets = {t.accuracy for run in self.report.runs if run.summary for t in run.summary.targets or []}
+        levels = {f"target {format_percent(target)}": 100 * target for target in sorted(targets)}
         if self.metric == "accuracy" and (best := oracle(self.report.runs)) is not None:
-            found["oracle"] = 100 * best
+            levels["oracle"] = 100 * best
         ends = (frame.x.start, frame.x.end)
-        inside = {name: value for name, value in found.items() if frame.y.low <= value <= frame.y.high}
+        inside = {name: value for name, value in levels.items() if frame.y.low <= value <= frame.y.high}
         return [svg.draw_rule(frame.y, value, ends, upright=False, label=name) for name, value in inside.items()]
 
 
@@ -166,13 +172,17 @@ def choose_value_range(
     The axis covers all values, or only those after the share :data:`EARLY` of the rounds if their range is much
     smaller.
     """
-    whole = svg.compute_axis_range(
+    full_range = svg.compute_axis_range(
         [v for curve in curves for v in curve.values.ravel().tolist()], log=log, limits=limits
     )
     begin = EARLY * max(float(curve.rounds[-1]) for curve in curves)
-    late = [v for curve in curves for v in curve.values[:, np.asarray(curve.rounds) > begin].ravel().tolist()]
-    narrow = svg.compute_axis_range(late, log=log, limits=limits) if late else whole
-    return narrow if not log and narrow[1] - narrow[0] < NARROW * (whole[1] - whole[0]) else whole
+    late_values = [v for curve in curves for v in curve.values[:, np.asarray(curve.rounds) > begin].ravel().tolist()]
+    late_range = svg.compute_axis_range(late_values, log=log, limits=limits) if late_values else full_range
+    return (
+        late_range
+        if not log and late_range[1] - late_range[0] < NARROW * (full_range[1] - full_range[0])
+        else full_range
+    )
 
 
 def draw_curves(
@@ -185,9 +195,9 @@ def draw_curves(
         inside = np.flatnonzero(np.isfinite(mean) & (x >= frame.x.low * (1 - 1e-9)) & ((x > 0) | (not frame.x.log)))
         if not len(inside):
             continue
-        shown = inside[spread_indices(len(inside), MOST_POINTS)]
+        points = inside[spread_indices(len(inside), MOST_POINTS)]
         middle, low, high = (
-            [(frame.x(float(x[i])), frame.y(float(values[i]))) for i in shown]
+            [(frame.x(float(x[i])), frame.y(float(values[i]))) for i in points]
             for values in (mean, curve.values.min(0), curve.values.max(0))
         )
         if len(curve.values) > 1:
@@ -195,8 +205,8 @@ def draw_curves(
             bands.append(svg.fill_area(band, look.colour))
             edges.append(svg.draw_outline(band, look.colour))
         marks = _draw_marks(curve, axis, frame, unit, inside[spread_indices(len(inside), MOST_HINTS)])
-        drawn = [svg.draw_line(part, look) for part in svg.clip_line(middle, frame.y)]
-        lines.append("".join(drawn) + svg.build_element("g", *marks, fill=look.colour))
+        segments = [svg.draw_line(part, look) for part in svg.clip_line(middle, frame.y)]
+        lines.append("".join(segments) + svg.build_element("g", *marks, fill=look.colour))
     return [*bands, *edges], lines
 
 
@@ -216,37 +226,37 @@ def _draw_marks(curve: Curve, axis: Axis, frame: svg.Axes, unit: str, places: ND
 
 def curves_section(report: ReportData) -> str:
     """Return the figures with a choice of the horizontal axis, or a sentence if no round was evaluated."""
-    shown = Curves(report, report.metric or "")
-    if not report.metric or not shown.kinds:
+    curves = Curves(report, report.metric or "")
+    if not report.metric or not curves.kinds:
         unfinished = any(run.summary is None for run in report.runs)
         return build_section(
             "curves", "Learning curves", build_note("No round has been evaluated yet." if unfinished else "")
         )
     panels = {
-        key: build_grid(*(wrap_figure(shown.drawn(kind, axis, log)) for kind in shown.kinds))
-        for key, (axis, log) in shown.axes.items()
+        key: build_grid(*(wrap_figure(curves.drawn(kind, axis, log)) for kind in curves.kinds))
+        for key, (axis, log) in curves.axes.items()
     }
-    curved = {curve.method for curve in shown.kinds[0].curves}
-    alone = [display_name(method) for method in report.methods if method not in curved]
+    curved = {curve.method for curve in curves.kinds[0].curves}
+    without_curve = [display_name(method) for method in report.methods if method not in curved]
     return build_section(
         "curves",
         "Learning curves",
         build_switched_panels([build_radio("axis", "Against", {key: key for key in panels})], panels),
         build_note(
             f"{READ_CURVES} Times and bytes are counted from the start and averaged over the seeds."
-            + (" A ring is a last round with everybody, unlike those before it." if shown.ringed else "")
-            + (f" Without rounds, so without a curve: {', '.join(alone)}." if alone else "")
+            + (" A ring is a last round with everybody, unlike those before it." if curves.ringed else "")
+            + (f" Without rounds, so without a curve: {', '.join(without_curve)}." if without_curve else "")
         ),
     )
 
 
 def curve_figures(report: ReportData) -> dict[str, str]:
     """Return the learning curves against the default axis, by name."""
-    shown = Curves(report, report.metric or "")
-    if not report.metric or not shown.kinds:
+    curves = Curves(report, report.metric or "")
+    if not report.metric or not curves.kinds:
         return {}
-    axis, log = next(iter(shown.axes.values()))
-    return {f"curves-{kind.name}": shown.drawn(kind, axis, log) for kind in shown.kinds}
+    axis, log = next(iter(curves.axes.values()))
+    return {f"curves-{kind.name}": curves.drawn(kind, axis, log) for kind in curves.kinds}
 
 
 MOST_EPOCHS = 400  # drawn of a client
@@ -259,32 +269,32 @@ Courses = Mapping[str, Sequence[tuple[int, Sequence[float]]]]
 
 def epochs_section(report: ReportData) -> str:
     """Return the losses over local epochs of each method's first seed; empty if no run kept them."""
-    drawn, lines = [], []
+    figures, notes = [], []
     for run in _list_loss_runs(report):
         try:
-            drawn.append(wrap_figure(_draw_losses(run.method, load_losses(_list_loss_files(run)))))
+            figures.append(wrap_figure(_draw_losses(run.method, load_losses(_list_loss_files(run)))))
         except PerfedError as error:
-            lines.append(build_note(f"Left out: {error}"))
+            notes.append(build_note(f"Left out: {error}"))
     return build_section(
-        "epochs", "Loss over local epochs", build_grid(*drawn), build_note(READ_LOSSES if drawn else ""), *lines
+        "epochs", "Loss over local epochs", build_grid(*figures), build_note(READ_LOSSES if figures else ""), *notes
     )
 
 
 def epoch_figures(report: ReportData) -> dict[str, str]:
     """Return a figure of the losses for each method, by name; damaged files are left out."""
-    found: dict[str, str] = {}
+    figures: dict[str, str] = {}
     for run in _list_loss_runs(report):
         with suppress(PerfedError):
-            found[f"losses-{method_file_name(run.method)}"] = _draw_losses(
+            figures[f"losses-{method_file_name(run.method)}"] = _draw_losses(
                 run.method, load_losses(_list_loss_files(run))
             )
-    return found
+    return figures
 
 
 def _list_loss_runs(report: ReportData) -> list[RunResults]:
     """Return the first run of each method that kept losses."""
-    every = ([run for run in report.members(method) if _list_loss_files(run)] for method in report.methods)
-    return [runs[0] for runs in every if runs]
+    runs_by_method = ([run for run in report.members(method) if _list_loss_files(run)] for method in report.methods)
+    return [runs[0] for runs in runs_by_method if runs]
 
 
 def _list_loss_files(run: RunResults) -> list[Path]:
@@ -296,26 +306,35 @@ def _draw_losses(method: str, courses: Courses) -> str:
     look = assign_looks(courses)
     entries, top = svg.draw_legend([(f"client {client}", look[client]) for client in courses], left=4)
     values = {client: np.concatenate([losses for _, losses in rounds]) for client, rounds in courses.items()}
-    every = np.concatenate([*values.values()])
-    log = bool(every.min() > 0 and every.max() / every.min() >= DECADES)
-    longest = max(len(own) for own in values.values())
+    all_losses = np.concatenate([*values.values()])
+    log = bool(all_losses.min() > 0 and all_losses.max() / all_losses.min() >= DECADES)
+    longest = max(len(client_losses) for client_losses in values.values())
     titles = ("Local epoch", f"{display_name(method)}: training loss")
     frame = svg.create_axes(
-        (1.0, float(max(longest, 2))), svg.compute_axis_range(every.tolist(), log=log), titles, log_y=log, top=top + 22
+        (1.0, float(max(longest, 2))),
+        svg.compute_axis_range(all_losses.tolist(), log=log),
+        titles,
+        log_y=log,
+        top=top + 22,
     )
     parts = [entries, str(replace(frame, counted=True))]
     for client, rounds in courses.items():
-        own = values[client]
-        places = [(frame.x(i + 1.0), frame.y(float(own[i]))) for i in spread_indices(len(own), MOST_EPOCHS).tolist()]
+        client_losses = values[client]
+        places = [
+            (frame.x(i + 1.0), frame.y(float(client_losses[i])))
+            for i in spread_indices(len(client_losses), MOST_EPOCHS).tolist()
+        ]
         parts.append(svg.draw_line(places, look[client]))
         marks, begin = [], 0
         for number, losses in rounds:
             title = f"client {client}, round {number}: {losses[0]:.4g} to {losses[-1]:.4g} in {len(losses)} epochs"
-            marks.append(svg.draw_dot(frame.x(begin + 1.0), frame.y(float(own[begin])), None, title, r=2.5))
+            marks.append(svg.draw_dot(frame.x(begin + 1.0), frame.y(float(client_losses[begin])), None, title, r=2.5))
             begin += len(losses)
         parts.append(svg.build_element("g", *marks, fill=look[client].colour))
-    told = "; ".join(f"client {client} ends at {own[-1]:.4g}" for client, own in values.items())
-    return svg.build_drawing(f"{titles[1]} over local epochs", told, *parts)
+    description = "; ".join(
+        f"client {client} ends at {client_losses[-1]:.4g}" for client, client_losses in values.items()
+    )
+    return svg.build_drawing(f"{titles[1]} over local epochs", description, *parts)
 
 
 READ_CALIBRATION = (
@@ -362,8 +381,8 @@ def _draw_calibration(report: ReportData, calibrations: Sequence[Calibration]) -
     frame = svg.create_axes(
         (0.0, 100.0), (0.0, 100.0), ("Predicted (%)", "Observed (%)"), top=top + 26, height=top + 366
     )
-    right = svg.draw_line([(frame.x(v), frame.y(v)) for v in (0.0, 100.0)], Look(css_colour("muted"), "5 3"))
-    parts = [entries, str(frame), right]
+    diagonal = svg.draw_line([(frame.x(v), frame.y(v)) for v in (0.0, 100.0)], Look(css_colour("muted"), "5 3"))
+    parts = [entries, str(frame), diagonal]
     for calibration in calibrations:
         look = report.looks[calibration.method]
         places = [
@@ -374,8 +393,8 @@ def _draw_calibration(report: ReportData, calibrations: Sequence[Calibration]) -
         for (x, y), p, q in zip(places, calibration.predicted, calibration.observed, strict=True):
             hint = f"{display_name(calibration.method)}: predicted {100 * p:.1f} %, observed {100 * q:.1f} %"
             parts.append(svg.draw_dot(x, y, look.colour, hint))
-    told = "; ".join(
+    description = "; ".join(
         f"{display_name(calibration.method)}: slope {calibration.slope:.2f}, intercept {calibration.intercept:+.2f}"
         for calibration in calibrations
     )
-    return svg.build_drawing("Predicted and observed frequencies", told, *parts, height=top + 366)
+    return svg.build_drawing("Predicted and observed frequencies", description, *parts, height=top + 366)

@@ -55,7 +55,7 @@ def federation_figures(report: ReportData) -> dict[str, str]:
         if any(client.columns for client in clients.values()):
             figures["columns"] = _draw_columns(clients)
     figures["before-after"] = _draw_before_after(report)
-    return {name: drawn for name, drawn in figures.items() if drawn}
+    return {name: figure for name, figure in figures.items() if figure}
 
 
 def _draw_rows(clients: Mapping[str, ClientData]) -> str:
@@ -81,13 +81,13 @@ def draw_stacked_bars(title: str, kinds: Sequence[str], totals: Mapping[str, Seq
         totals: the length of each part by client; of more than :data:`BARS` clients, evenly spread ones are drawn.
     """
     order = sorted(totals, key=lambda site: -sum(totals[site]))
-    shown = [order[i] for i in spread_indices(len(order), BARS)]
+    sites = [order[i] for i in spread_indices(len(order), BARS)]
     frame = svg.create_axes(
-        (0, len(shown)), svg.compute_axis_range([sum(totals[site]) for site in shown], zero=True), ("", title), top=48
+        (0, len(sites)), svg.compute_axis_range([sum(totals[site]) for site in sites], zero=True), ("", title), top=48
     )
     entries, _ = svg.draw_legend([(kind, Look(css_colour(f"c{i + 1}"), "")) for i, kind in enumerate(kinds)])
     parts, wide = [entries, frame.draw_vertical()], 0.8 * (frame.x(1) - frame.x(0))
-    for place, site in enumerate(shown):
+    for place, site in enumerate(sites):
         below = 0
         for i, count in enumerate(totals[site]):
             top, ground = frame.y(below + count), frame.y(below)
@@ -95,8 +95,8 @@ def draw_stacked_bars(title: str, kinds: Sequence[str], totals: Mapping[str, Seq
                 hint = f"client {site}: {count} {kinds[i]}"
                 parts.append(svg.draw_bar(frame.x(place + 0.1), top, wide, ground - top, css_colour(f"c{i + 1}"), hint))
             below += count
-    some = "" if len(shown) == len(order) else f", {len(shown)} of them shown"
-    words = f"{len(order)} clients, the largest first{some}"
+    selection = "" if len(sites) == len(order) else f", {len(sites)} of them shown"
+    words = f"{len(order)} clients, the largest first{selection}"
     parts.append(svg.draw_text(frame.x.end, frame.y.start + 20, words, text_anchor="end"))
     return svg.build_drawing(title, words, *parts)
 
@@ -151,12 +151,12 @@ LINE = 9.0  # between methods of a domain
 def domains_section(report: ReportData) -> str:
     """Return a dot plot of the main metric (or the first one measured by domain), and the tables of all metrics."""
     tables = domain_tables(report.runs)
-    drawn = "".join(domain_figures(report).values())
+    figure = "".join(domain_figures(report).values())
     return build_section(
         "domains",
         "Domains",
-        build_grid(wrap_figure(drawn)),
-        build_note(READ_DOMAINS if drawn else ""),
+        build_grid(wrap_figure(figure)),
+        build_note(READ_DOMAINS if figure else ""),
         *map(build_table, tables),
     )
 
@@ -168,19 +168,21 @@ def domain_figures(report: ReportData) -> dict[str, str]:
     if not metrics:
         return {}
     metric = str(report.metric) if report.metric in metrics else metrics[0]
-    found = {m: [r.domains[metric] for r in runs if r.method == m and metric in r.domains] for m in report.methods}
-    values = {m: of for m, of in found.items() if of}
+    by_method = {m: [r.domains[metric] for r in runs if r.method == m and metric in r.domains] for m in report.methods}
+    values = {method: by_seed for method, by_seed in by_method.items() if by_seed}
     sizes = {name: count for run in runs for name, count in run.domain_samples.items()}
-    names = dict.fromkeys(name for of in values.values() for one in of for name in one if name not in OVER_DOMAINS)
+    names = dict.fromkeys(
+        name for by_seed in values.values() for by_domain in by_seed for name in by_domain if name not in OVER_DOMAINS
+    )
     return {"domains": _draw_domains(report, metric, values, {n: sizes.get(n) for n in list(names)[:MOST_DOMAINS]})}
 
 
 def _draw_domains(
     report: ReportData, metric: str, values: dict[str, list[dict[str, float]]], sizes: dict[str, int | None]
 ) -> str:
-    known, looks = metric_of(metric), report.looks
+    metric_spec, looks = metric_of(metric), report.looks
     gaps = {
-        m: known.scale * float(np.mean([by_domain["max"] - by_domain["min"] for by_domain in by_seed]))
+        m: metric_spec.scale * float(np.mean([by_domain["max"] - by_domain["min"] for by_domain in by_seed]))
         for m, by_seed in values.items()
     }
     entries, top = svg.draw_legend([(f"{display_name(m)} (gap {gaps[m]:.3g})", looks[m]) for m in values])
@@ -188,30 +190,30 @@ def _draw_domains(
     row = LINE * len(values) + 12
     height = top + row * len(sizes) + 54
     all_values = [
-        known.scale * by_domain[n]
+        metric_spec.scale * by_domain[n]
         for by_seed in values.values()
         for by_domain in by_seed
         for n in sizes
         if n in by_domain
     ]
-    log = bool(not known.percent and min(all_values) > 0 and max(all_values) / min(all_values) >= 100)
+    log = bool(not metric_spec.percent and min(all_values) > 0 and max(all_values) / min(all_values) >= 100)
     left = min(190.0, 14 + max(svg.estimate_width(label) for label in labels.values()))
     x = svg.Scale(*svg.compute_axis_range(all_values, log=log), left, svg.WIDTH - 14, log)
     frame = svg.Axes(x, svg.Scale(0, 1, height - 44, top), axis_title(metric), "")
     parts = [entries, frame.draw_horizontal()]
     for place, (name, label) in enumerate(labels.items()):
-        at = top + 6 + row * place
-        ends = svg.format_path([(x.start, at + row - 6), (x.end, at + row - 6)])
+        row_top = top + 6 + row * place
+        ends = svg.format_path([(x.start, row_top + row - 6), (x.end, row_top + row - 6)])
         parts += [
             svg.build_element("path", d=ends, stroke=css_colour("line")),
-            svg.draw_text(4, at + row / 2, label[:26]),
+            svg.draw_text(4, row_top + row / 2, label[:26]),
         ]
         for line, (method, by_seed) in enumerate(values.items()):
             seed_values = [
-                known.scale * by_domain[name] for by_domain in by_seed if np.isfinite(by_domain.get(name, np.nan))
+                metric_spec.scale * by_domain[name] for by_domain in by_seed if np.isfinite(by_domain.get(name, np.nan))
             ]
             if seed_values:
-                height_ = at + 4 + LINE * (line + 0.5)
+                height_ = row_top + 4 + LINE * (line + 0.5)
                 lowest, mean, highest = min(seed_values), float(np.mean(seed_values)), max(seed_values)
                 hint = f"{display_name(method)}, {label}: {mean:.4g}, seeds {lowest:.4g} to {highest:.4g}"
                 colour = looks[method].colour

@@ -51,11 +51,11 @@ def build_clients_table(report: ReportData) -> str:
     federation = find_federation_data(report.runs)
     columns: list[Column] = [
         ("Client", str),
-        *(_data_columns(federation[1]) if federation else _sample_columns(report)),
+        *(_build_data_columns(federation[1]) if federation else _build_sample_columns(report)),
     ]
     place = {site: column for column, site in enumerate(sites)}
     for method, values in report.table.of_method.items():
-        columns.append((f"{display_name(method)}, {axis_title(metric)}", _metric_cells(metric, values, place)))
+        columns.append((f"{display_name(method)}, {axis_title(metric)}", _build_metric_cells(metric, values, place)))
     rows = [[cell(site) for _, cell in columns] for site in sites]
     head = f"<thead><tr>{''.join(build_column_head(text) for text, _ in columns)}</tr></thead>"
     first = f"{head}<tbody>{''.join(_build_row(row) for row in rows[:FIRST_ROWS])}</tbody>"
@@ -65,31 +65,31 @@ def build_clients_table(report: ReportData) -> str:
         '</label><span id="clients-found" class="note" role="status"></span>'
     )
     picks = f'<div class="picks script-only">{search}</div>'
-    every = f'<table id="clients-table">{f"{head}<tbody></tbody>" if many else first}</table>'
-    full_table = [picks, wrap_scrollable("All clients", every, "tall")]
+    full_table = f'<table id="clients-table">{f"{head}<tbody></tbody>" if many else first}</table>'
+    searchable_table = [picks, wrap_scrollable("All clients", full_table, "tall")]
     data_note = f" The data of the clients are those of seed {federation[0].seed}." if federation else ""
     searched_columns = len(columns) - len(report.table.of_method)
     parts = [
         "<h3>Clients</h3>" if report.reference else "",
-        *([wrap_scrollable("The first clients", f"<table>{first}</table>", "brief")] if many else full_table),
-        build_details(f"All {len(rows)} clients", *full_table, printed=True) if many else "",
+        *([wrap_scrollable("The first clients", f"<table>{first}</table>", "brief")] if many else searchable_table),
+        build_details(f"All {len(rows)} clients", *searchable_table, printed=True) if many else "",
         build_note(f"Means over the seeds.{data_note}"),
         embed_data("clients-data", {"rows": rows, "words": searched_columns}),
     ]
     return "".join(parts)
 
 
-def _metric_cells(metric: str, values: Any, place: Mapping[str, int]) -> Callable[[str], str | None]:
-    there = np.isfinite(values)
-    means = np.where(there, values, 0).sum(0) / np.maximum(there.sum(0), 1)
+def _build_metric_cells(metric: str, values: Any, place: Mapping[str, int]) -> Callable[[str], str | None]:
+    is_measured = np.isfinite(values)
+    means = np.where(is_measured, values, 0).sum(0) / np.maximum(is_measured.sum(0), 1)
 
     def cell(site: str) -> str | None:
-        return format_metric(metric, float(means[place[site]])) if there[:, place[site]].any() else None
+        return format_metric(metric, float(means[place[site]])) if is_measured[:, place[site]].any() else None
 
     return cell
 
 
-def _data_columns(federation: FederationData) -> list[Column]:
+def _build_data_columns(federation: FederationData) -> list[Column]:
     """Return columns on the clients' rows, classes, domains, columns and inputs, as far as they are informative."""
     clients = list(federation.clients.values())
 
@@ -116,13 +116,13 @@ def _data_columns(federation: FederationData) -> list[Column]:
 
 
 def _format_names(counts: Sequence[int], names: Sequence[str]) -> str:
-    there = [name for count, name in zip(counts, names, strict=False) if count]
-    if len(there) == len(names) and len(names) > MOST_NAMES:
+    present = [name for count, name in zip(counts, names, strict=False) if count]
+    if len(present) == len(names) and len(names) > MOST_NAMES:
         return f"all {len(names)}"
-    return shorten_list(there, MOST_NAMES)
+    return shorten_list(present, MOST_NAMES)
 
 
-def _sample_columns(report: ReportData) -> list[Column]:
+def _build_sample_columns(report: ReportData) -> list[Column]:
     """Return columns with the numbers of rows in ``clients.csv``, for runs without ``federation.json``."""
     columns: dict[str, dict[str, str]] = {}
     for run in report.runs:
@@ -134,8 +134,8 @@ def _sample_columns(report: ReportData) -> list[Column]:
 
 
 def _build_row(cells: Sequence[str | None]) -> str:
-    first, *others = (UNKNOWN if cell is None else escape(cell) for cell in cells)
-    return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
+    first, *values = (UNKNOWN if cell is None else escape(cell) for cell in cells)
+    return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in values)}</tr>'
 
 
 MANY = 150  # clients from which on single ones are not drawn
@@ -168,16 +168,16 @@ class Paired:
         """Return the differences of ``method`` for the clients that both methods have."""
         table, scale = report.table, report.metric_spec.scale
         gains = scale * table.gains(method, report.reference, report.metric_spec)
-        there = np.flatnonzero(np.isfinite(gains).any(0))
-        is_measured = np.isfinite(gains[:, there])
+        columns = np.flatnonzero(np.isfinite(gains).any(0))
+        is_measured = np.isfinite(gains[:, columns])
         value, base = (
-            np.where(is_measured, scale * table.of_method[name][:, there], 0).sum(0) / is_measured.sum(0)
+            np.where(is_measured, scale * table.of_method[name][:, columns], 0).sum(0) / is_measured.sum(0)
             for name in (method, report.reference)
         )
-        mean = np.where(is_measured, gains[:, there], 0).sum(0) / is_measured.sum(0)
-        low, high = np.nanmin(gains[:, there], axis=0), np.nanmax(gains[:, there], axis=0)
+        mean = np.where(is_measured, gains[:, columns], 0).sum(0) / is_measured.sum(0)
+        low, high = np.nanmin(gains[:, columns], axis=0), np.nanmax(gains[:, columns], axis=0)
         order = np.argsort(mean, kind="stable")
-        sites = [table.sites[there[i]] for i in order]
+        sites = [table.sites[columns[i]] for i in order]
         return cls(method, sites, mean[order], low[order], high[order], value[order], base[order])
 
 
@@ -186,9 +186,9 @@ def three_intervals(report: ReportData, methods: Sequence[str]) -> dict[str, dic
 
     The first interval is that of the verdict. All are corrected for the number of methods.
     """
-    table, known, weights = report.table, report.metric_spec, report.table.weights
-    counts = count_comparisons(report.reference, table, known)
-    gains = {method: table.gains(method, report.reference, known) for method in methods}
+    table, metric_spec, weights = report.table, report.metric_spec, report.table.weights
+    counts = count_comparisons(report.reference, table, metric_spec)
+    gains = {method: table.gains(method, report.reference, metric_spec) for method in methods}
     sites, seeds = {}, {}
     for method, cells in gains.items():
         is_measured = np.isfinite(cells)
@@ -196,13 +196,15 @@ def three_intervals(report: ReportData, methods: Sequence[str]) -> dict[str, dic
         sites[method] = np.where(is_measured.any(0), values.sum(0) / np.maximum(is_measured.sum(0), 1), np.nan)[None]
         seed_means = (values * weights).sum(1) / np.maximum(cell_weights.sum(1), 1e-300)
         seeds[method] = np.where(is_measured.any(1), seed_means, np.nan)[:, None]
-    over_both = {method: verdict.gain for method, verdict in compare_methods(report.reference, table, known).items()}
+    over_both = {
+        method: verdict.gain for method, verdict in compare_methods(report.reference, table, metric_spec).items()
+    }
     over_sites, over_seeds = estimate_gains(sites, weights, counts), estimate_gains(seeds, np.ones(1), counts)
     return {
         method: {
             "clients and seeds": over_both[method],
-            "clients only": over_sites[method].limit(known.widest),
-            "seeds only": over_seeds[method].limit(known.widest),
+            "clients only": over_sites[method].limit(metric_spec.widest),
+            "seeds only": over_seeds[method].limit(metric_spec.widest),
         }
         for method in methods
     }
@@ -223,26 +225,28 @@ _MANY = "Clients averaged over the seeds. Because there are many, a dot of the s
 
 def gains_section(report: ReportData) -> str:
     """Return the section: intervals of all methods, figures of a selectable method, and tables of the clients."""
-    others = _paired_methods(report)
-    panels = {method: build_grid(*(wrap_figure(drawn) for drawn in _draw_method(report, method))) for method in others}
-    best = max(others, key=lambda method: report.metric_spec.direction * report.table.mean(method), default=None)
-    ordered = {method: display_name(method) for method in sorted(others, key=lambda method: method != best)}
-    many = bool(others) and len(report.table.sites) > MANY
-    told = _MANY if many else _FEW if others else ""
+    methods = _list_paired_methods(report)
+    panels = {
+        method: build_grid(*(wrap_figure(figure) for figure in _draw_method(report, method))) for method in methods
+    }
+    best = max(methods, key=lambda method: report.metric_spec.direction * report.table.mean(method), default=None)
+    ordered = {method: display_name(method) for method in sorted(methods, key=lambda method: method != best)}
+    many = bool(methods) and len(report.table.sites) > MANY
+    explanation = _MANY if many else _FEW if methods else ""
     return build_section(
         "gains",
-        "Who gains, who loses" if others else "Clients",
-        build_grid(wrap_figure(_draw_intervals(report, others)), f"<div>{build_note(READ_INTERVALS)}</div>")
-        if others
+        "Who gains, who loses" if methods else "Clients",
+        build_grid(wrap_figure(_draw_intervals(report, methods)), f"<div>{build_note(READ_INTERVALS)}</div>")
+        if methods
         else "",
         build_switched_panels([build_select("method", "Clients of", ordered)], panels, best),
-        build_note(told),
-        _recommendations_table(report),
+        build_note(explanation),
+        _build_recommendations(report),
         build_clients_table(report),
     )
 
 
-def _recommendations_table(report: ReportData) -> str:
+def _build_recommendations(report: ReportData) -> str:
     """Return the table of recommendations for the sites, folded after the first rows; empty without a verdict."""
     verdict = report.verdict
     if verdict is None or not verdict.sites:
@@ -250,17 +254,17 @@ def _recommendations_table(report: ReportData) -> str:
     if len(verdict.sites) > MANY:
         return build_note(f"The recommendations for the {len(verdict.sites)} sites are in comparison.json.")
     sites = verdict.site_table
-    first, rest = (replace(sites, rows=rows) for rows in (sites.rows[:FIRST_ROWS], sites.rows[FIRST_ROWS:]))
-    summary = f"The other {len(rest.rows)} sites"
+    first, folded = (replace(sites, rows=rows) for rows in (sites.rows[:FIRST_ROWS], sites.rows[FIRST_ROWS:]))
+    summary = f"The other {len(folded.rows)} sites"
     return build_table(first) + (
-        build_details(summary, build_table(replace(rest, title="")), printed=True) if rest.rows else ""
+        build_details(summary, build_table(replace(folded, title="")), printed=True) if folded.rows else ""
     )
 
 
-def _paired_methods(report: ReportData) -> list[str]:
-    there = report.table.of_method
-    base = there.get(report.reference)
-    return [m for m in report.others if base is not None and np.isfinite(there[m] + base).any()]
+def _list_paired_methods(report: ReportData) -> list[str]:
+    values = report.table.of_method
+    base = values.get(report.reference)
+    return [m for m in report.others if base is not None and np.isfinite(values[m] + base).any()]
 
 
 def _get_unit(report: ReportData) -> str:
@@ -269,54 +273,62 @@ def _get_unit(report: ReportData) -> str:
 
 def _draw_intervals(report: ReportData, methods: Sequence[str]) -> str:
     """Return a figure with the three intervals of every method."""
-    found, base = three_intervals(report, methods), display_name(report.reference)
+    intervals, base = three_intervals(report, methods), display_name(report.reference)
     scale, most = report.metric_spec.scale, report.metric_spec.scale * report.metric_spec.widest
-    ends = [v for of in found.values() for g in of.values() for v in (g.low, g.mean, g.high) if v is not None]
+    ends = [
+        v
+        for method_gains in intervals.values()
+        for g in method_gains.values()
+        for v in (g.low, g.mean, g.high)
+        if v is not None
+    ]
     left = 14 + max(svg.estimate_width(display_name(method)) for method in methods)
     height = 84 + 40 * len(methods)
     axis_ends = svg.compute_axis_range([0.0, *(scale * v for v in ends)], limits=(-most, most))
     x = svg.Scale(*axis_ends, min(left, 200), svg.WIDTH - 14)
     frame = svg.Axes(x, svg.Scale(0, 1, height - 44.0, 26), f"Better than {base} by ({_get_unit(report)})", "")
     parts = [_draw_key(), frame.draw_horizontal(), svg.draw_rule(x, 0.0, (26.0, height - 44.0), upright=True)]
-    for row, (method, three) in enumerate(found.items()):
-        at = 44 + 40.0 * row
-        parts.append(svg.draw_text(4, at + 11, display_name(method)))
-        for line, (over, gain) in enumerate(three.items()):
-            parts.append(_draw_gain(report, f"{display_name(method)}, over {over}", gain, x, at + 8 * line))
-    told = "Of each method three intervals: over clients and seeds (with the dot), over clients only, over seeds only"
-    return svg.build_drawing(f"How much better than {base}", told, *parts, height=height)
+    for row, (method, method_gains) in enumerate(intervals.items()):
+        row_top = 44 + 40.0 * row
+        parts.append(svg.draw_text(4, row_top + 11, display_name(method)))
+        for line, (over, gain) in enumerate(method_gains.items()):
+            parts.append(_draw_gain(report, f"{display_name(method)}, over {over}", gain, x, row_top + 8 * line))
+    description = (
+        "Of each method three intervals: over clients and seeds (with the dot), over clients only, over seeds only"
+    )
+    return svg.build_drawing(f"How much better than {base}", description, *parts, height=height)
 
 
 def _draw_key() -> str:
     """Return the legend of the three kinds of intervals."""
-    parts, at = [], 4.0
+    parts, x = [], 4.0
     for text, width, dash in (
         ("clients and seeds", 3.5, None),
         ("clients only", 1.5, None),
         ("seeds only", 1.5, "5 3"),
     ):
-        ends = svg.format_path([(at, 10), (at + 22, 10)])
+        ends = svg.format_path([(x, 10), (x + 22, 10)])
         parts.append(
             svg.build_element("path", d=ends, stroke=css_colour("muted"), stroke_width=width, stroke_dasharray=dash)
         )
-        parts.append(svg.draw_text(at + 28, 14, text, fill=css_colour("muted")))
-        at += 46 + svg.estimate_width(text)
+        parts.append(svg.draw_text(x + 28, 14, text, fill=css_colour("muted")))
+        x += 46 + svg.estimate_width(text)
     return "".join(parts)
 
 
-def _draw_gain(report: ReportData, name: str, gain: Gain, x: svg.Scale, at: float) -> str:
-    both = name.endswith("clients and seeds")
+def _draw_gain(report: ReportData, name: str, gain: Gain, x: svg.Scale, y: float) -> str:
+    is_main = name.endswith("clients and seeds")
     colour = css_colour({1: "better", 0: "muted", -1: "worse"}[gain.sign])
     parts = [svg.build_tooltip(f"{name}: {_format_gain(report, gain)}")]
     if gain.low is not None and gain.high is not None:
-        ends = [(x(report.metric_spec.scale * end), at) for end in (gain.low, gain.high)]
+        ends = [(x(report.metric_spec.scale * end), y) for end in (gain.low, gain.high)]
         dash = "5 3" if name.endswith("seeds only") else ""
-        width = {"stroke_width": 3.5 if both else 1.5, "stroke_linecap": "round"}
+        width = {"stroke_width": 3.5 if is_main else 1.5, "stroke_linecap": "round"}
         parts.append(
             svg.build_element("path", d=svg.format_path(ends), stroke=colour, stroke_dasharray=dash or None, **width)
         )
-    if both:
-        parts.append(svg.draw_dot(x(report.metric_spec.scale * gain.mean), at, colour, r=5))
+    if is_main:
+        parts.append(svg.draw_dot(x(report.metric_spec.scale * gain.mean), y, colour, r=5))
     return svg.build_element("g", *parts)
 
 
@@ -362,7 +374,7 @@ def _draw_sorted(report: ReportData, paired: Paired) -> str:
                 svg.draw_interval(frame.y(paired.low[i]), frame.y(paired.high[i]), middle, seed_line, upright=True)
             )
     parts.append(svg.draw_line([(frame.x.start, zero), (frame.x.end, zero)], _GROUND))
-    worse, equal, better = (int(found.sum()) for found in (paired.mean < 0, paired.mean == 0, paired.mean > 0))
+    worse, equal, better = (int(mask.sum()) for mask in (paired.mean < 0, paired.mean == 0, paired.mean > 0))
     words = f"{len(paired.mean)} clients, sorted: {worse} worse, {equal} equal, {better} better"
     parts.append(svg.draw_text(frame.x.end, frame.y.start + 20, words, text_anchor="end"))
     return svg.build_drawing(title, words, *parts)
@@ -408,7 +420,7 @@ def _draw_binned(frame: svg.Axes, paired: Paired) -> list[str]:
 
 def gain_figures(report: ReportData) -> dict[str, str]:
     """Return figures by name: the intervals, and the sorted clients and the scatter of each method."""
-    methods = _paired_methods(report)
+    methods = _list_paired_methods(report)
     figures = {"gains": _draw_intervals(report, methods)} if methods else {}
     for method in methods:
         name = method_file_name(method)

@@ -69,16 +69,16 @@ $figures
 """)
 
 
-def build_gallery(drawn: Mapping[str, str], files: Sequence[Path], command: str) -> str:
+def build_gallery(figures: Mapping[str, str], files: Sequence[Path], command: str) -> str:
     """Return a page that shows the figures; it only refers to the files in its folder.
 
     Args:
-        drawn: the figures as SVG text, by the stem of their file names.
+        figures: the figures as SVG text, by the stem of their file names.
         files: the files that were written.
         command: the command that wrote them.
     """
     parts = [
-        _build_figure(stem, svg, [file.name for file in files if file.stem == stem]) for stem, svg in drawn.items()
+        _build_figure(stem, svg, [file.name for file in files if file.stem == stem]) for stem, svg in figures.items()
     ]
     return _PAGE.substitute(variables=build_colour_variables(), command=escape(command), figures="\n".join(parts))
 

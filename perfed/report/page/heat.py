@@ -56,9 +56,9 @@ def draw_image(address: str, box: Box) -> str:
     )
 
 
-def _draw_rectangle(box: Box, inside: str = "", **more: object) -> str:
+def _draw_rectangle(box: Box, inside: str = "", **attributes: object) -> str:
     left, top, width, height = box
-    return svg.build_element("rect", inside, x=left, y=top, width=width, height=height, **more)
+    return svg.build_element("rect", inside, x=left, y=top, width=width, height=height, **attributes)
 
 
 def draw_colour_scale(x: float, y: float, most: float, height: float = 110.0) -> list[str]:
@@ -72,7 +72,7 @@ def draw_colour_scale(x: float, y: float, most: float, height: float = 110.0) ->
 
 
 def draw_row_names(names: Sequence[str], box: Box, letters: int = 8) -> list[str]:
-    """Return the names beside the rows of a box, as many as there is room for."""
+    """Return evenly spread names beside the rows of a box, as many as fit."""
     left, top, _, height = box
     step = height / len(names)
     return [
@@ -88,7 +88,7 @@ def draw_row_names(names: Sequence[str], box: Box, letters: int = 8) -> list[str
 
 
 def draw_column_names(names: Sequence[str], box: Box, letters: int = 12) -> list[str]:
-    """Return the names above the columns of a box, as many as there is room for."""
+    """Return evenly spread names above the columns of a box, as many as fit."""
     left, top, width, _ = box
     step = width / len(names)
     longest = max(svg.estimate_width(shorten_name(name, letters)) for name in names) + 8
@@ -112,18 +112,18 @@ def shorten_name(name: str, letters: int) -> str:
 def draw_heat_map(title: str, rows: Sequence[str], columns: Sequence[str], counts: NDArray[Any]) -> str:
     """Return a drawing of ``counts`` ``(rows, columns)`` of clients by class or domain."""
     height = float(min(440, max(120, 15 * len(rows))))
-    box, shown = (66.0, 46.0, 340.0, height), average_blocks(counts)
-    most = float(shown.max()) or 1.0
+    box, cells = (66.0, 46.0, 340.0, height), average_blocks(counts)
+    most = float(cells.max()) or 1.0
 
     def hint(place: int) -> str:
-        row = place * len(rows) // len(shown)
+        row = place * len(rows) // len(cells)
         nonzero = np.flatnonzero(counts[row])
         entries = shorten_list([f"{columns[j]}: {counts[row, j]:g}" for j in nonzero.tolist()], 12)
         return f"client {rows[row]}: {entries or 'no rows'}"
 
     parts = [
         svg.draw_text(4, 14, title, font_weight="bold"),
-        *draw_cells(shown, box, most, hint),
+        *draw_cells(cells, box, most, hint),
         *draw_colour_scale(424, 46, most),
     ]
     description = f"{len(rows)} clients by {len(columns)} columns, at most {counts.max():g}"

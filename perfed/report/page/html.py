@@ -98,9 +98,9 @@ def build_table(text_table: TextTable, *, sortable: bool = False, looks: Mapping
     """
     head = "".join(build_column_head(cell, sortable=sortable) for cell in text_table.header)
     lines, looks_by_title = [], {display_name(name): look for name, look in (looks or {}).items()}
-    for first, *others in text_table.rows:
-        others = [f"<td>{escape(cell)}</td>" for cell in others]
-        lines.append(f'<tr><th scope="row">{label_method(first, looks_by_title)}</th>{"".join(others)}</tr>')
+    for first, *values in text_table.rows:
+        values = [f"<td>{escape(cell)}</td>" for cell in values]
+        lines.append(f'<tr><th scope="row">{label_method(first, looks_by_title)}</th>{"".join(values)}</tr>')
     body = "\n".join(lines)
     caption = f"<caption>{escape(text_table.title)}</caption>" if text_table.title else ""
     kind = _class_attribute("sortable" if sortable else "")
@@ -155,11 +155,11 @@ def build_slider(name: str, label: str, values: Sequence[object]) -> str:
     )
 
 
-def build_switched_panels(controls: Sequence[str], panels: Mapping[str, str], shown: str | None = None) -> str:
+def build_switched_panels(controls: Sequence[str], panels: Mapping[str, str], visible_key: str | None = None) -> str:
     """Return panels of which one is visible: the one whose key equals the values of the controls, joined by ``|``."""
-    first = next(iter(panels), None) if shown is None else shown
+    visible_key = next(iter(panels), None) if visible_key is None else visible_key
     divisions = [
-        f'<div data-key="{escape(key, quote=True)}"{"" if key == first else " hidden"}>{panel}</div>'
+        f'<div data-key="{escape(key, quote=True)}"{"" if key == visible_key else " hidden"}>{panel}</div>'
         for key, panel in panels.items()
     ]
     inside = f'<div class="picks">{"".join(controls)}</div>' if any(controls) else ""

@@ -27,9 +27,9 @@ Paint = dict[str, tuple[str, float]]
 """The inherited colour and opacity of ``fill`` and ``stroke``."""
 
 
-def make_standalone(drawn: str) -> str:
+def make_standalone(drawing: str) -> str:
     """Return a drawing of :mod:`perfed.report.page.svg` as the text of a standalone SVG file."""
-    root = ElementTree.fromstring(use_light_colours(drawn))
+    root = ElementTree.fromstring(use_light_colours(drawing))
     root.attrib |= {"font-family": FONT, "font-size": str(FONT_SIZE)}
     ground = ElementTree.Element(f"{{{SPACE}}}rect", {"width": "100%", "height": "100%", "fill": LIGHT["paper"]})
     root.insert(2, ground)  # behind its title and description

@@ -51,15 +51,15 @@ def embedding_section(report: ReportData) -> str:
     firsts = _select_first_runs(report, lambda run: bool(run.list_arrays("snapshots")))
     if not firsts:
         return ""
-    panels, lines, anchored = {}, [], {}
+    panels, notes, anchored = {}, [], {}
     for method, run in firsts.items():
         try:
-            drawn = list(_draw_embeddings(run))
+            pictures = list(_draw_embeddings(run))
         except PerfedError as error:
-            lines.append(build_note(f"Left out: {error}"))
+            notes.append(build_note(f"Left out: {error}"))
             continue
-        anchored[method] = any(len(found.anchors) for found, _ in drawn)
-        panels[method] = build_grid(*(wrap_figure(picture) for _, picture in drawn), small=True)
+        anchored[method] = any(len(samples.anchors) for samples, _ in pictures)
+        panels[method] = build_grid(*(wrap_figure(picture) for _, picture in pictures), small=True)
     ordered = sorted(panels, key=lambda method: not anchored[method])
     splits = " or ".join(sorted({_SPLITS[firsts[method].snapshot_split] for method in panels}))
     description = f"t-SNE of at most {MAX_SAMPLES} {splits} samples of the first seed: {READ_EMBEDDING}"
@@ -72,7 +72,7 @@ def embedding_section(report: ReportData) -> str:
             next(iter(ordered), None),
         ),
         build_note(description if panels else ""),
-        *lines,
+        *notes,
     )
 
 

@@ -32,7 +32,7 @@ def reproduce_section(report: ReportData, command: str = "") -> str:
         build_table(differing) if differing.rows else "",
         _list_notes(report),
         *(_show_settings(report, method) for method in report.methods),
-        build_note(f"Page written with Python {platform.python_version()}, perfed {_installed_version('perfed')}."),
+        build_note(f"Page written with Python {platform.python_version()}, perfed {_get_installed_version('perfed')}."),
     )
 
 
@@ -68,7 +68,7 @@ def _tabulate_differences(report: ReportData) -> TextTable:
     for method, run in firsts.items():
         settings = {k: v for k, v in run.config.items() if k not in LEFT_OUT}
         method_settings = run.summary.settings if run.summary else {}
-        for key, value in {**_flatten(settings), **_flatten(method_settings)}.items():
+        for key, value in {**_flatten_settings(settings), **_flatten_settings(method_settings)}.items():
             values_by_key.setdefault(key, {})[method] = value
     rows = [
         [key, *(values.get(method, UNKNOWN) for method in firsts)]
@@ -78,7 +78,7 @@ def _tabulate_differences(report: ReportData) -> TextTable:
     return TextTable("", ["Setting", *map(display_name, firsts)], rows)
 
 
-def _flatten(settings: Mapping[str, Any]) -> dict[str, str]:
+def _flatten_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the values of nested settings as text, by their dotted keys."""
     return {".".join(k): v if isinstance(v, str) else json.dumps(v) for k, v in flatten_keys(settings).items()}
 
@@ -94,23 +94,25 @@ def _list_notes(report: ReportData) -> str:
 
 def _show_settings(report: ReportData, method: str) -> str:
     members = report.members(method)
-    parts = [f"<p>config.toml, seed {members[0].seed}</p>", _preformat(members[0].config_text)]
-    used = next((run.summary.settings for run in members if run.summary and run.summary.settings), None)
-    parts += ["<p>All settings of the method</p>", _preformat(json.dumps(used, indent=2))] if used else []
+    parts = [f"<p>config.toml, seed {members[0].seed}</p>", _wrap_preformatted(members[0].config_text)]
+    settings = next((run.summary.settings for run in members if run.summary and run.summary.settings), None)
+    parts += (
+        ["<p>All settings of the method</p>", _wrap_preformatted(json.dumps(settings, indent=2))] if settings else []
+    )
     plans: dict[str, list[str]] = {}
     for run in members:
         if run.summary and run.summary.plan:
             plans.setdefault(json.dumps(run.summary.plan, indent=2), []).append(str(run.seed))
     for plan, seeds in plans.items():
-        parts += [f"<p>Execution plan, seed {', '.join(seeds)}</p>", _preformat(plan)]
+        parts += [f"<p>Execution plan, seed {', '.join(seeds)}</p>", _wrap_preformatted(plan)]
     return build_details(f"{display_name(method)}: settings{' and execution plan' if plans else ''}", *parts)
 
 
-def _preformat(text: str) -> str:
+def _wrap_preformatted(text: str) -> str:
     return f"<pre>{escape(text)}</pre>"
 
 
-def _installed_version(name: str) -> str:
+def _get_installed_version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:

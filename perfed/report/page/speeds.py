@@ -34,13 +34,13 @@ def speeds_section(report: ReportData) -> str:
     """Return the section; empty without targets, speeds and partial participation."""
     times, speeds = target_table(report.runs), speed_table(report.runs, report.metric)
     figures = speed_figures(report)
-    used = {name.removeprefix("used-"): drawn for name, drawn in figures.items() if name.startswith("used-")}
-    others = [wrap_figure(drawn) for name, drawn in figures.items() if not name.startswith("used-")]
-    what = "Virtual time at the end" if any(run.has_clock for run in report.runs) else "Number"
+    used_clients = {name.removeprefix("used-"): figure for name, figure in figures.items() if name.startswith("used-")}
+    other_figures = [wrap_figure(figure) for name, figure in figures.items() if not name.startswith("used-")]
+    quantity = "Virtual time at the end" if any(run.has_clock for run in report.runs) else "Number"
     notes = []
     if times:
         notes.append(
-            f"{what} of the first evaluated round whose mean accuracy was at least the target, mean ± std over the "
+            f"{quantity} of the first evaluated round whose mean accuracy was at least the target, mean ± std over the "
             "seeds that reached it. Speed-up: the base method's time divided by the method's own, per seed."
         )
     if speeds:
@@ -48,18 +48,18 @@ def speeds_section(report: ReportData) -> str:
             "Slower and faster halves: by the mean virtual seconds of a client's replies. Clients without a reply, and "
             "the middle one of an odd number of clients, belong to neither half."
         )
-    if used:
+    if used_clients:
         notes.append(READ_USED)
-    panels = {name: wrap_figure(drawn) for name, drawn in used.items()}
+    panels = {name: wrap_figure(figure) for name, figure in used_clients.items()}
     heading = "Speeds" if speeds else "Time to accuracy" if times else "Clients used in each round"
     return build_section(
         "speeds",
         heading,
         build_table(times) if times else "",
-        build_grid(*others),
+        build_grid(*other_figures),
         build_table(speeds) if speeds else "",
         build_switched_panels(
-            [build_select("used", "Clients used in each round", {name: display_name(name) for name in used})],
+            [build_select("used", "Clients used in each round", {name: display_name(name) for name in used_clients})],
             panels,
         ),
         *map(build_note, notes),
@@ -74,16 +74,16 @@ def speed_figures(report: ReportData) -> dict[str, str]:
         participation = run.participation
         if participation is not None and participation.partial and run.clients is not None:
             figures[f"used-{method_file_name(method)}"] = _draw_used_clients(run, run.clients, participation)
-    return {name: drawn for name, drawn in figures.items() if drawn}
+    return {name: figure for name, figure in figures.items() if figure}
 
 
 def _draw_targets(report: ReportData) -> str:
     """Return a figure with the time to each target by method; empty if no target was reached."""
     reached: dict[tuple[float, str], list[float]] = {}
     for run in report.runs:
-        for one in (run.summary.targets or []) if run.summary else []:
-            if one.virtual_time:
-                reached.setdefault((one.accuracy, run.method), []).append(one.virtual_time)
+        for target_time in (run.summary.targets or []) if run.summary else []:
+            if target_time.virtual_time:
+                reached.setdefault((target_time.accuracy, run.method), []).append(target_time.virtual_time)
     if not reached:
         return ""
     methods = [m for m in report.methods if any(name == m for _, name in reached)]
@@ -91,22 +91,22 @@ def _draw_targets(report: ReportData) -> str:
     targets = sorted({target for target, _ in reached}, reverse=True)
     row = LINE * len(methods) + 10
     height = top + row * len(targets) + 50
-    every = [time for times in reached.values() for time in times]
-    x = svg.Scale(*svg.compute_axis_range(every, log=True), 60, svg.WIDTH - 14, log=True)
+    all_times = [time for times in reached.values() for time in times]
+    x = svg.Scale(*svg.compute_axis_range(all_times, log=True), 60, svg.WIDTH - 14, log=True)
     clocked = any(run.has_clock for run in report.runs)
     frame = svg.Axes(x, svg.Scale(0, 1, height - 44, top), "Virtual time (s)" if clocked else "Round", "")
     parts = [entries, frame.draw_horizontal()]
     for place, target in enumerate(targets):
-        at = top + row * place
-        ground = svg.format_path([(60, at + row), (x.end, at + row)])
+        row_top = top + row * place
+        ground = svg.format_path([(60, row_top + row), (x.end, row_top + row)])
         parts += [
-            svg.draw_text(4, at + row / 2 + 4, format_percent(target)),
+            svg.draw_text(4, row_top + row / 2 + 4, format_percent(target)),
             svg.build_element("path", d=ground, stroke=css_colour("line")),
         ]
         for line, method in enumerate(methods):
             times = reached.get((target, method), [])
             if times:
-                height_, colour = at + 5 + LINE * (line + 0.5), report.looks[method].colour
+                height_, colour = row_top + 5 + LINE * (line + 0.5), report.looks[method].colour
                 hint = (
                     f"{display_name(method)} to {format_percent(target)}: {np.mean(times):.4g}, "
                     f"seeds {min(times):.4g} to {max(times):.4g}"
@@ -132,12 +132,12 @@ def _draw_speeds(report: ReportData) -> str:
     points_by_method = {method: points for method, points in points_by_method.items() if points}
     if not points_by_method:
         return ""
-    every = [point for points in points_by_method.values() for point in points]
+    all_points = [point for points in points_by_method.values() for point in points]
     entries, top = svg.draw_legend([(display_name(method), report.looks[method]) for method in points_by_method])
     limits = report.metric_spec.shown_span
     ends = (
-        svg.compute_axis_range([p[0] for p in every], log=True),
-        svg.compute_axis_range([p[1] for p in every], limits=limits),
+        svg.compute_axis_range([p[0] for p in all_points], log=True),
+        svg.compute_axis_range([p[1] for p in all_points], limits=limits),
     )
     frame = svg.create_axes(
         *ends, ("Mean virtual seconds of a client's replies", axis_title(str(report.metric))), log=True, top=top + 22
@@ -152,7 +152,7 @@ def _draw_speeds(report: ReportData) -> str:
         for place, (seconds, value, name) in zip(places, shown_points, strict=True):
             hint = f"{display_name(method)}, client {name}: {value:.4g}, {seconds:.3g} s"
             parts.append(svg.draw_dot(*place, colour, hint, r=3))
-    return svg.build_drawing("Clients by their speed", f"{len(every)} clients of all methods and seeds", *parts)
+    return svg.build_drawing("Clients by their speed", f"{len(all_points)} clients of all methods and seeds", *parts)
 
 
 def _draw_used_clients(run: RunResults, clients: ClientValues, participation: Participation) -> str:
@@ -161,10 +161,10 @@ def _draw_used_clients(run: RunResults, clients: ClientValues, participation: Pa
     left, top, width, height = 44.0, 40.0, svg.WIDTH - 58, 200.0
     x = svg.Scale(participation.rounds[0] - 0.5, participation.rounds[-1] + 0.5, left, left + width)
     frame = svg.Axes(x, svg.Scale(0, 1, top + height, top), "Round", "", counted=True)
-    timed, shown = clients.has_speeds, average_blocks(participation.used[:, order].T.astype(float))
+    timed, shares = clients.has_speeds, average_blocks(participation.used[:, order].T.astype(float))
     parts = [
         svg.draw_text(4, 14, f"{display_name(run.method)}: used in which rounds", font_weight="bold"),
-        *draw_cells(shown, (left, top, width, height), float(shown.max()) or 1.0),
+        *draw_cells(shares, (left, top, width, height), float(shares.max()) or 1.0),
         svg.draw_text(4, top + 12, "fast" if timed else "first", fill=css_colour("muted")),
         svg.draw_text(4, top + height - 4, "slow" if timed else "last", fill=css_colour("muted")),
         frame.draw_horizontal(),

@@ -40,7 +40,7 @@ def build_element(name: str, *content: str, **attributes: object) -> str:
         '<text x="1.2" text-anchor="end">a &lt; b</text>'
     """
     attribute_text = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(_coordinate(value), quote=True)}"'
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_format_attribute(value), quote=True)}"'
         for key, value in attributes.items()
         if value is not None
     )
@@ -48,7 +48,7 @@ def build_element(name: str, *content: str, **attributes: object) -> str:
     return f"<{name}{attribute_text}>{inside}</{name}>" if inside else f"<{name}{attribute_text}/>"
 
 
-def _coordinate(value: object) -> str:
+def _format_attribute(value: object) -> str:
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
 
 
@@ -97,14 +97,14 @@ class Scale:
             share = (value - self.low) / ((self.high - self.low) or 1.0)
         return self.start + share * (self.end - self.start)
 
-    def ticks(self, about: int = 5) -> list[tuple[float, str]]:
-        """Return about ``about`` round values within the scale, with their texts.
+    def ticks(self, count: int = 5) -> list[tuple[float, str]]:
+        """Return about ``count`` round values within the scale, with their texts.
 
         On a logarithmic scale these are powers of ten, and their multiples by 2 and 5 if the scale is short.
         """
         if self.log:
-            return _place_log_ticks(self.low, self.high, about)
-        step = round_up_step((self.high - self.low) / about)
+            return _place_log_ticks(self.low, self.high, count)
+        step = round_up_step((self.high - self.low) / count)
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         decimals = max(0, -math.floor(math.log10(step) + 1e-9))
@@ -122,12 +122,12 @@ def _group_digits(value: float, decimals: int) -> str:
     return f"{value + 0.0:,.{decimals}f}".replace(",", " ").replace("-", "−")
 
 
-def _place_log_ticks(low: float, high: float, about: int) -> list[tuple[float, str]]:
+def _place_log_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     powers = range(first, last + 1)
     factors = (1, 2, 5) if high / low <= 200 else (1,)
-    every = math.ceil(len(powers) / (about + 3))
-    values = [factor * 10.0**power for power in powers if power % every == 0 for factor in factors]
+    step = math.ceil(len(powers) / (count + 3))
+    values = [factor * 10.0**power for power in powers if power % step == 0 for factor in factors]
     inside = [value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
     return [(value, format_compact(value)) for value in inside]
 
@@ -191,31 +191,39 @@ class Axes:
         """Return the horizontal axis with ticks, numbers and the title below them."""
         base = self.y.start
         places = [(self.x(value), text) for value, text in self.x.ticks()]
-        parts = [draw_text(at, base + 17, text, text_anchor="middle", fill=css_colour("muted")) for at, text in places]
-        marks = "".join(f"M{_coordinate(at)} {_coordinate(base)}v4" for at, _ in places)
+        parts = [
+            draw_text(position, base + 17, text, text_anchor="middle", fill=css_colour("muted"))
+            for position, text in places
+        ]
+        marks = "".join(f"M{_format_attribute(position)} {_format_attribute(base)}v4" for position, _ in places)
         title = draw_text(self.x.end, base + 34, self.x_title, text_anchor="end")
         ground = build_element(
             "path",
-            d=f"M{_coordinate(self.x.start)} {_coordinate(base)}H{_coordinate(self.x.end)}{marks}",
+            d=f"M{_format_attribute(self.x.start)} {_format_attribute(base)}H{_format_attribute(self.x.end)}{marks}",
             **_AXIS,
         )
         broken = (
             ""
             if self.counted
-            else _draw_zigzag(self.x, f"M{_coordinate(self.x.start + 10)} {_coordinate(base)}{_ZIGZAG[0]}")
+            else _draw_zigzag(self.x, f"M{_format_attribute(self.x.start + 10)} {_format_attribute(base)}{_ZIGZAG[0]}")
         )
         return "".join([ground, *parts, title, broken])
 
     def draw_vertical(self) -> str:
         """Return the grid lines, the numbers of the vertical axis, and its title above them."""
         places = [(self.y(value), text) for value, text in self.y.ticks()]
-        lines = "".join(f"M{_coordinate(self.x.start)} {_coordinate(at)}H{_coordinate(self.x.end)}" for at, _ in places)
+        lines = "".join(
+            f"M{_format_attribute(self.x.start)} {_format_attribute(position)}H{_format_attribute(self.x.end)}"
+            for position, _ in places
+        )
         numbers = [
-            draw_text(self.x.start - 6, at + 4, text, text_anchor="end", fill=css_colour("muted"))
-            for at, text in places
+            draw_text(self.x.start - 6, position + 4, text, text_anchor="end", fill=css_colour("muted"))
+            for position, text in places
         ]
         title = draw_text(4, self.y.end - 10, self.y_title)
-        broken = _draw_zigzag(self.y, f"M{_coordinate(self.x.start)} {_coordinate(self.y.start)}{_ZIGZAG[1]}")
+        broken = _draw_zigzag(
+            self.y, f"M{_format_attribute(self.x.start)} {_format_attribute(self.y.start)}{_ZIGZAG[1]}"
+        )
         return "".join([build_element("path", d=lines, **_GRID), *numbers, title, broken])
 
     def __str__(self) -> str:
@@ -262,7 +270,7 @@ def create_axes(
 
 def format_path(points: Points) -> str:
     """Return the attribute ``d`` of a path through the points."""
-    return "M" + "L".join(f"{_coordinate(float(x))} {_coordinate(float(y))}" for x, y in points)
+    return "M" + "L".join(f"{_format_attribute(float(x))} {_format_attribute(float(y))}" for x, y in points)
 
 
 def clip_line(points: Sequence[tuple[float, float]], scale: Scale) -> list[list[tuple[float, float]]]:
@@ -311,21 +319,21 @@ def draw_dot(x: float, y: float, colour: str | None, title: str = "", r: float =
 
 def draw_dots(points: Points, colour: str, r: float = 2.5, **attributes: object) -> str:
     """Return many dots as one element."""
-    places = "".join(f"M{_coordinate(float(x))} {_coordinate(float(y))}h0" for x, y in points)
+    places = "".join(f"M{_format_attribute(float(x))} {_format_attribute(float(y))}h0" for x, y in points)
     return build_element(
         "path", d=places, stroke=colour, stroke_width=2 * r, stroke_linecap="round", fill="none", **attributes
     )
 
 
-def draw_interval(low: float, high: float, at: float, colour: str, *, upright: bool = False) -> str:
-    """Return a line from ``low`` to ``high`` at the height ``at`` with marks at its ends.
+def draw_interval(low: float, high: float, position: float, colour: str, *, upright: bool = False) -> str:
+    """Return a line from ``low`` to ``high`` at the height ``position`` with marks at its ends.
 
-    If ``upright``, the line is vertical at the horizontal position ``at``, and has no marks.
+    If ``upright``, the line is vertical at the horizontal ``position``, and has no marks.
     """
     if upright:
-        d = f"M{_coordinate(at)} {_coordinate(low)}V{_coordinate(high)}"
+        d = f"M{_format_attribute(position)} {_format_attribute(low)}V{_format_attribute(high)}"
     else:
-        d = f"M{_coordinate(low)} {_coordinate(at - 3)}v6m0 -3H{_coordinate(high)}m0 -3v6"
+        d = f"M{_format_attribute(low)} {_format_attribute(position - 3)}v6m0 -3H{_format_attribute(high)}m0 -3v6"
     return build_element("path", d=d, stroke=colour, stroke_width=1.5, fill="none")
 
 
@@ -337,10 +345,10 @@ def draw_bar(x: float, y: float, width: float, height: float, colour: str, title
 
 def draw_rule(scale: Scale, value: float, ends: tuple[float, float], *, upright: bool, label: str = "") -> str:
     """Return a dashed line at ``value`` of ``scale``, between the positions ``ends``, with a label at its end."""
-    at, (first, last) = scale(value), ends
-    d = format_path([(at, first), (at, last)] if upright else [(first, at), (last, at)])
+    position, (first, last) = scale(value), ends
+    d = format_path([(position, first), (position, last)] if upright else [(first, position), (last, position)])
     mark = build_element("path", d=d, stroke=css_colour("muted"), stroke_dasharray="4 4", fill="none")
-    place = {"x": last if not upright else at + 4, "y": at - 4 if not upright else last + 10}
+    place = {"x": last if not upright else position + 4, "y": position - 4 if not upright else last + 10}
     anchor = None if upright else "end"
     return mark + (
         draw_text(place["x"], place["y"], label, text_anchor=anchor, fill=css_colour("muted")) if label else ""

@@ -30,7 +30,7 @@ def verdict_section(report: ReportData) -> str:
         "verdict",
         "Verdict",
         build_paragraph(write_headline(verdict), "headline"),
-        _verdict_cards(report, verdict, best) if best else "",
+        _build_verdict_cards(report, verdict, best) if best else "",
         *map(build_paragraph, sentences),
         f'<ul class="warn">{warning_items}</ul>' if warning_items else "",
         _build_glossary(),
@@ -45,8 +45,8 @@ def write_headline(verdict: Verdict) -> str:
         return f"No method is significantly better than {base}."
     if len(ahead) > MOST_NAMED:
         return f"{display_name(best.method)} is the best of {len(ahead)} methods that are better than {base}."
-    others = [display_name(v.method) for v in ahead if v is not best]
-    also = f", and so {'is' if len(others) == 1 else 'are'} {join_names(others)}" if others else ""
+    other_names = [display_name(v.method) for v in ahead if v is not best]
+    also = f", and so {'is' if len(other_names) == 1 else 'are'} {join_names(other_names)}" if other_names else ""
     return f"{display_name(best.method)} is better than {base}{also}."
 
 
@@ -55,7 +55,7 @@ def _build_card(head: str, strong: str, *paragraphs: str) -> str:
     return f'<div class="card"><h3>{escape(head)}</h3><strong>{strong}</strong>{inside}</div>'
 
 
-def _verdict_cards(report: ReportData, verdict: Verdict, best: MethodVerdict) -> str:
+def _build_verdict_cards(report: ReportData, verdict: Verdict, best: MethodVerdict) -> str:
     """Return three cards: the best method, the significance of its gain, and the clients that are worse off."""
     gain, metric, base = best.gain, verdict.metric, display_name(verdict.reference)
     best_name = label_method(best.method, report.looks)
@@ -81,8 +81,8 @@ def _describe_second(verdict: Verdict, best: MethodVerdict) -> str:
     That method is ahead if its gain is larger, but not significant. It is empty if no other method is ahead of the
     reference.
     """
-    others = [v for v in verdict.methods if v is not best and v.runs and not v.method.startswith(POOLED)]
-    second = max(others, key=lambda v: v.gain.mean, default=best)
+    candidates = [v for v in verdict.methods if v is not best and v.runs and not v.method.startswith(POOLED)]
+    second = max(candidates, key=lambda v: v.gain.mean, default=best)
     if second is best or second.gain.mean <= 0:
         return ""
     lead = best.gain.mean - second.gain.mean

@@ -86,7 +86,7 @@ def figures(runs: Sequence[RunResults]) -> dict[str, str]:
         picture_figures,
         federation_figures,
     )
-    return {name: make_standalone(drawn) for draw in draw_functions for name, drawn in draw(report).items()}
+    return {name: make_standalone(figure) for draw in draw_functions for name, figure in draw(report).items()}
 
 
 def _describe_omissions(report: ReportData, lines: Sequence[str]) -> str:
