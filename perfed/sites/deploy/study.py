@@ -127,7 +127,7 @@ def describe_metadata(study: Experiment) -> list[str]:
 
 
 def list_column_settings(study: Experiment) -> list[str]:
-    """Return the settings of tables and columns that the study sets, as lines ``key = value``; unset ones are omitted."""
+    """Return the settings of tables and columns that the study sets, as lines ``key = value``."""
     data = study.data.options
     return [
         f"{key} = {data[key]!r}"
