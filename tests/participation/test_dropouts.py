@@ -17,6 +17,7 @@ from perfed.participation.settings import Participation
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
 from perfed.testing.runs import build_network
+from perfed.training.plan import Plan
 
 
 def dropout(**settings) -> dict:
@@ -179,6 +180,7 @@ def test_a_run_is_resumed_to_the_same_bits_and_only_with_the_same_trace(tmp_path
             rounds=4,
             participation=policy,
             clock=FIXED,
+            plan=Plan("stacked", threads=1),
             directory=directory,
         )
 

@@ -192,7 +192,7 @@ def test_an_exception_from_progress_leaves_a_checkpoint(whole, tmp_path, error):
 def test_what_was_done_of_a_round_is_dropped(whole, tmp_path, monkeypatch, error, place):
     """Interrupted when the round's transaction has already changed the state; in memory it goes on as well."""
     owner, name = {
-        "evaluate": (Evaluator, "measure"),
+        "evaluate": (Evaluator, "evaluate_round"),
         "append_round": (RunDirectory, "append_round"),
         "finish": (FLICClass, "finish"),
     }[place]

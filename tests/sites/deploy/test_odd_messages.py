@@ -146,7 +146,7 @@ def test_whatever_a_site_tells_the_server_begins_or_names_the_site(tables):
     def begun(transport: Any) -> None:
         opening = Opening(transport, list(COLUMNS), read_study(text, "the study"), text, "run", tables / "run", 60.0)
         (tables / "agreed.json").unlink(missing_ok=True)
-        opening.clients(tables / "agreed.json")
+        opening.collect_clients(tables / "agreed.json")
 
     with closing(Stations(tables)) as stations:
         begun(stations)

@@ -48,7 +48,7 @@ def test_what_a_site_writes(tables, monkeypatch):
         for message in heard.messages:
             at.answer(message)
 
-    monkeypatch.setattr("perfed.sites.flower.node.attend", attended)
+    monkeypatch.setattr("perfed.sites.flower.node.serve_messages", attended)
     options = ("--data", tables / "north.csv", "--server", "127.0.0.1:9", "--name", "north", "--consent", "yes")
     options += ("--study", tables / "study.toml")
     done = perfed("site", *options, "--dir", tables / "site")

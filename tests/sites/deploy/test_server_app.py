@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_said_in_one_line(tables, capsys, monkeypatch):
     with pytest.raises(PerfedError, match="holds a run of another study"):
         submit(tables, study(tables, seed=1))
     table.iloc[::-1].to_csv(tables / "west.csv", index=False)
-    with pytest.raises(PerfedError, match="site 'west': its data are not those"):
+    with pytest.raises(PerfedError, match="site 'west': its data have changed since the run"):
         submit(tables, text)
 
 

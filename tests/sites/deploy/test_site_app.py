@@ -75,7 +75,7 @@ def test_a_site_records_the_threads_that_its_trials_choose(tables, monkeypatch):
         plan["paths"] = {kind: {"chunk": 1, "threads": 3} for kind in plan["paths"]}
         recorded.write_text(json.dumps(plan))
         part = SiteRun.read_current(folder, site, tables / f"{site}.csv")
-        assert {path.threads for path in part.plan_in(folder).paths.values()} == {3}
+        assert {path.threads for path in part.load_plan(folder).paths.values()} == {3}
         recorded.write_text("{")
         with pytest.raises(PerfedError, match=r"plan.json"):
-            part.plan_in(folder)
+            part.load_plan(folder)
