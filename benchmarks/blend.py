@@ -174,8 +174,7 @@ def side(own: Numbers, other: Numbers, sites: int, generator: np.random.Generato
 
 def said_of(run: Path) -> Said:
     """By site targets and outputs of a run's test rows."""
-    kept = predictions.read_predictions(run)[-1]
-    return {site: (kept.targets[own], kept.outputs[own]) for site, _, own in kept.sites()}
+    return predictions.read_predictions(run)[-1].by_site()
 
 
 def measured(cell: Cell, comparison: Comparison, seed: int) -> dict[str, Any]:

@@ -86,8 +86,8 @@ def measure(folder: Path, exchanges: int) -> list[float]:
         running.callback(superlink(folder, address).stop)
         running.callback(superexec(folder, address).stop)
         for site in SITES:
-            at = MessageHandler(site, str(folder / site), reverse, lambda app: None, print)
-            thread = threading.Thread(target=serve_messages, args=(ServerAddress(address), at, stop))
+            handler = MessageHandler(site, str(folder / site), reverse, lambda app: None, print)
+            thread = threading.Thread(target=serve_messages, args=(ServerAddress(address), handler, stop))
             thread.start()
             running.callback(thread.join)
         running.callback(stop.set)

@@ -111,8 +111,7 @@ def federated(name: str, strength: float, cell: str, split: int, judged: str | i
             directory=RunDirectory.create(Path(folder) / "run"),
         )
         run.execute()
-        kept = predictions.read_predictions(Path(folder) / "run")[-1]
-    return {site: (kept.targets[own], kept.outputs[own]) for site, _, own in kept.sites()}
+        return predictions.read_predictions(Path(folder) / "run")[-1].by_site()
 
 
 def row(name: str, strength: float, cell: str, split: int, judged: str | int) -> Said:

@@ -18,8 +18,8 @@ def before() -> str:
     """What a site tells before round 1, field by field."""
     rows = [
         f"| `{message.__name__}.{name}` | {how} |"
-        for message, said in DISCLOSED_BEFORE_ROUND_1.items()
-        for name, how in said.items()
+        for message, fields in DISCLOSED_BEFORE_ROUND_1.items()
+        for name, how in fields.items()
     ]
     return "\n".join(["| what a site tells | under `[privacy]` |", "|---|---|", *rows])
 

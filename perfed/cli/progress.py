@@ -19,7 +19,7 @@ from rich.text import Text
 from perfed.cli.console import console, say, say_whole
 from perfed.cli.table import shorten_name
 from perfed.experiment.factory import DATA, MODELS, ROUNDS, ProgressEvent, execute
-from perfed.run.any_run import AnyRun
+from perfed.experiment.rows import AnyRun
 
 EVERY = 30.0
 """Seconds between two lines if the output is not a terminal."""

@@ -27,7 +27,7 @@ from perfed.data.reading import read_json
 from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.config import Experiment, readable
 from perfed.experiment.estimators import is_baseline, is_pooled, new_model
-from perfed.experiment.rows import Judged, RunWithoutRounds
+from perfed.experiment.rows import AnyRun, Judged, RunWithoutRounds
 from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.start import open_method_run
 from perfed.maths.blending import (
@@ -43,7 +43,6 @@ from perfed.maths.blending import (
 )
 from perfed.plugins import BLEND, SKLEARN
 from perfed.run import predictions
-from perfed.run.any_run import AnyRun
 from perfed.run.callbacks.progress import Progress
 from perfed.system import versions, write_atomic
 
@@ -356,8 +355,7 @@ def _read_outputs(places: Sequence[Path]) -> dict[str, tuple[NDArray[Any], list[
         saved = predictions.read_predictions(place)
         if not saved:
             raise PerfedError(f"{place}: kept no predictions, which a blend is made of")
-        for site, _, rows in saved[-1].sites():
-            y, outputs = saved[-1].targets[rows], saved[-1].outputs[rows]
+        for site, (y, outputs) in saved[-1].by_site().items():
             if number == 0:
                 by_client[site] = y, [outputs]
             elif site in by_client and by_client[site][0].shape == y.shape and np.allclose(by_client[site][0], y):

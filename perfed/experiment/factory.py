@@ -16,10 +16,10 @@ from perfed.experiment.blend import FILE, BlendRun, open_blend
 from perfed.experiment.comparison import USUAL, Comparison, ComparisonSpec, Resources, federated
 from perfed.experiment.config import Experiment, validate
 from perfed.experiment.estimators import is_baseline
+from perfed.experiment.rows import AnyRun
 from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.start import open_method_run, resume, start
 from perfed.plugins import BLEND, refuse_modules, report_user_errors
-from perfed.run.any_run import AnyRun
 from perfed.run.directory import RunDirectory
 
 Key = tuple[str, str, int]

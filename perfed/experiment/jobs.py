@@ -19,9 +19,9 @@ from perfed.engine.ray.jobs import RayTasks
 from perfed.engine.ray.keeping import keep_workers
 from perfed.errors import PerfedError
 from perfed.experiment.factory import DATA, Key, ProgressEvent, RunFactory
+from perfed.experiment.rows import AnyRun
 from perfed.experiment.worker import GRACE, Source, pack_factory, serve
 from perfed.experiment.worker import execute_task as ray_task
-from perfed.run.any_run import AnyRun
 from perfed.system import delay_sigint
 
 START_METHOD = "spawn"

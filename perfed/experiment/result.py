@@ -15,13 +15,13 @@ from perfed.experiment.config import to_canonical_names
 from perfed.experiment.factory import open_run
 from perfed.experiment.jobs import Execute, Jobs, execute_in_turn
 from perfed.experiment.planned import check_methods
+from perfed.experiment.rows import AnyRun
 from perfed.experiment.search import Search, read_chosen
 from perfed.experiment.study import Study, read_comparison
 from perfed.experiment.worker import Source
 from perfed.methods.titles import match_display_name
 from perfed.report import write_report
 from perfed.report.comparison import compare_with_reference
-from perfed.run.any_run import AnyRun
 from perfed.run.directory import RunDirectory
 from perfed.tables.problems import pandas
 

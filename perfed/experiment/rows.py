@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,22 +12,29 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from perfed.client_model.site_model import SiteModel
 from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
 from perfed.engine.evaluate import Metrics, Outputs, client_table, compute_domain_metrics, sample_counts, summarise
 from perfed.engine.metrics import METRICS, find_metric, metrics_of
 from perfed.experiment.config import Experiment
 from perfed.run import predictions
+from perfed.run.callbacks.progress import Progress
 from perfed.run.callbacks.results import describe_holdings
 from perfed.run.directory import RunDirectory
+from perfed.run.run import Run
 from perfed.run.summary import build_outline
 from perfed.training.plan import Plan
 
 
-class RunWithoutRounds:
-    """Base class of the runs of scikit-learn models and of blends, which have no rounds.
+class RunWithoutRounds(ABC):
+    """Base class of the runs of scikit-learn models and of blends, with the interface of :class:`~perfed.run.run.Run`.
 
-    A subclass adds ``execute``, ``site`` and ``join``, and so is an :class:`~perfed.run.any_run.AnyRun`.
+    Attributes:
+        name: the name of the baseline or blend.
+        experiment: the experiment.
+        federation: the clients.
+        path: the directory of the results; ``None`` writes nothing.
     """
 
     rounds: ClassVar[int] = 0
@@ -34,7 +42,10 @@ class RunWithoutRounds:
     resumed: ClassVar[None] = None
     notes: ClassVar[tuple[str, ...]] = ()
 
+    name: str
     experiment: Experiment
+    federation: Federation
+    path: Path | None
 
     @property
     def seed(self) -> int:
@@ -45,6 +56,27 @@ class RunWithoutRounds:
     def plan(self) -> Plan:
         """The plan of the experiment, of which only the number of threads matters here."""
         return self.experiment.plan.build()
+
+    @abstractmethod
+    def execute(self, progress: Progress | None = None) -> dict[str, Any]:
+        """Fit the models or weights, write the results, and return the summary.
+
+        Args:
+            progress: called with the number of clients that are done, the number of all clients, and the mean accuracy
+                if it is known.
+        """
+
+    @abstractmethod
+    def site(self, client: str, trust: bool = False) -> SiteModel:
+        """Return the model of a client, or of a site that has joined; ``trust``: whether its files may run code."""
+
+    @abstractmethod
+    def join(self, client: Client, rounds: int | None = None) -> SiteModel:
+        """Return the model of a new client, after ``rounds`` of training (default: as many as the run has done)."""
+
+
+AnyRun = Run | RunWithoutRounds
+"""A run of a method, of scikit-learn models or of a blend: it is executed, and then has a model for each client."""
 
 
 @dataclass

@@ -89,6 +89,10 @@ class Predictions:
         for site, mark, start, end in zip(self.ids, self.marks.tolist(), ends - self.counts, ends, strict=True):
             yield site, mark, slice(int(start), int(end))
 
+    def by_site(self) -> dict[str, tuple[NDArray[Any], NDArray[np.float64]]]:
+        """Return the targets and outputs of each client by its id."""
+        return {site: (self.targets[rows], self.outputs[rows]) for site, _, rows in self.sites()}
+
 
 def read_predictions(run: Path, evaluations: int = 1) -> list[Predictions]:
     """Return the predictions of a run's last evaluations, whose mean its metrics are; an empty list if it kept none.

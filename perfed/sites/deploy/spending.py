@@ -60,8 +60,8 @@ class LedgerLine:
 
     Attributes:
         run: id of the run.
-        noise_of: name of the secret of the run's noise, which is bound to the study, the agreement and the rows.
-            Releases with different secrets add up, even if the run has the same id.
+        noise_of: name of the secret of the run's noise, which is bound to the site, the study, the agreement and
+            the rows. Releases with different secrets add up, even if the run has the same id.
         study: name of the study.
         unit, delta, noise: unit and delta of the study's table ``[privacy]``, and the noise multiplier derived from it.
         ahead, rounds: releases outside rounds, and releases by the number of the round, as planned by the study. Only
@@ -170,7 +170,7 @@ class SiteBudget:
         run: folder with the site's files of the run; its name is the run's id.
         study: name of the study.
         plan: privacy plan of the study.
-        binding: 32 bytes that identify the study, the agreement and the site's rows.
+        binding: 32 bytes that identify the site, the study, the agreement and the rows.
         most: epsilon that the site's policy allows for all runs; ``None`` for no limit.
         delta: delta at which this epsilon is computed; ``None`` for that of the study.
     """
