@@ -185,7 +185,7 @@ class Processes:
         self._members: dict[int, tuple[BaseProcess, Connection]] = {}
 
     def assign(self, worker: int, key: Key) -> None:
-        """Implement :meth:`WorkerPool.assign`."""
+        """Send a run to a process; see :meth:`WorkerPool.assign`."""
         with suppress(ConnectionError):  # the process has died, which receive_messages reports
             if worker not in self._members:
                 self._members[worker] = self._start_process(worker)
@@ -202,7 +202,7 @@ class Processes:
         return process, ours
 
     def receive_messages(self) -> list[tuple[int, str, Any]]:
-        """Implement :meth:`WorkerPool.receive_messages`."""
+        """Return the messages of the processes; see :meth:`WorkerPool.receive_messages`."""
         messages: list[tuple[int, str, Any]] = []
         for worker, (process, connection) in list(self._members.items()):
             lost = not process.is_alive()  # checked before polling, so that the last messages of a process are read
@@ -219,7 +219,7 @@ class Processes:
         return messages
 
     def stop(self) -> None:
-        """Implement :meth:`WorkerPool.stop`."""
+        """End all processes; see :meth:`WorkerPool.stop`."""
         members, deadline = list(self._members.values()), time.monotonic() + GRACE
         try:
             for process, _ in members:

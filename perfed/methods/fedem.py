@@ -71,7 +71,7 @@ class FedEM(Method):
         server.components = clients.mean(reply.components, reply.num_samples, current=server.components)
 
     def download(self, server: ServerState) -> dict[str, Any]:
-        """Return all components."""
+        """Return the shared parameters of all components."""
         return {"components": server.components}
 
     # Clients -----------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class Participation(BaseModel):
 
     @property
     def entry(self) -> PolicyEntry:
-        """The registered policy."""
+        """The registry entry of the policy."""
         return policy_entry(self.policy)
 
     @property

@@ -23,6 +23,6 @@ class ProgressReporter(Callback):
             self.tell(0, run.rounds, None)
 
     def after_round(self, run: Running, record: dict[str, Any]) -> bool:
-        """Report the round."""
+        """Report the number of finished rounds and the mean accuracy."""
         self.tell(record["round"], run.rounds, record.get("accuracy", {}).get("mean"))
         return False

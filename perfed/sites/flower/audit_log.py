@@ -44,7 +44,7 @@ class OutgoingLog:
     Example:
         >>> import torch
         >>> from tempfile import TemporaryDirectory
-        >>> from perfed.sites.flower.hash_chain import read
+        >>> from perfed.sites.flower.hash_chain import read_log
         >>> from perfed.sites.flower.message import pack
         >>> message = pack({"run": "flic-1", "round": 2, "program": "train"}, {"bias": torch.zeros(3)})
         >>> with TemporaryDirectory() as folder, OutgoingLog(Path(folder, "outgoing.jsonl")) as log:
