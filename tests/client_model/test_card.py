@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
-from test_site_model import finished, table_site
+from site_models import finished, table_site
 
 from perfed import Federation, start, validate
 from perfed.client_model.card import card

@@ -7,8 +7,8 @@ from functools import cache
 import numpy as np
 import pytest
 from engines import blobs, network
+from site_models import done, frames
 from sklearn.linear_model import LinearRegression, LogisticRegression
-from test_site_model import done, frames
 
 from perfed import Federation, load_site
 from perfed.client_model.mixture import mix_models

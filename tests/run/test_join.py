@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from engines import blobs, every_tensor, make, network
-from test_site_model import done, frames
+from site_models import done, frames
 
 import perfed
 from perfed.data.federation import Federation
